@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 
 from benchmarks.timing import machine, spread
-from orchestrator.app import planning, submitting
-from orchestrator.contract.events import AgentRegistered, LeaderStarted, StepReached
-from orchestrator.supervise.log import Journal
-from orchestrator.supervise.loop import Supervisor
+from orchestrator.app.planning import plans
+from orchestrator.app.submission import submit_job
+from orchestrator.contract.messages.events import AgentRegistered, LeaderStarted, StepReached
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
 
 SPEC = Path("examples/quickstart.yaml")
@@ -46,14 +47,14 @@ EIGHT_HOSTS = ("--set=cluster.gpus_per_host=2", "--set=train.global_batch_size=6
 
 def write_job(root: Path) -> None:
     """A job in its run directory as `status` finds it: submitted, started, at a step."""
-    planned = planning.plan_spec(SPEC, (), {})
+    planned = plans.plan_spec(SPEC, (), {})
     clock = SystemClock()
-    submission = submitting.Submission(planned=planned, run_root=root)
+    submission = submit_job.Submission(planned=planned, run_root=root)
     run_dir = submission.run_dir
     run_dir.logs.mkdir(parents=True)
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
-        supervisor.feed(submitting.submitted_event(submission, supervisor.run, clock.now()))
+        supervisor.feed(submit_job.submitted_event(submission, supervisor.run, clock.now()))
         supervisor.feed(LeaderStarted(at=clock.now(), host="host-0", pid=1))
         for host in planned.plan.hosts:
             supervisor.feed(

@@ -16,14 +16,14 @@ from accelerate.utils import DistributedType
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.config import complete
-from trainer.emit import Reporter
 from trainer.main import assemble
-from trainer.outside import Outside
-from trainer.ranks import arrange, process_group
-from trainer.signals import StopRequest
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import arrange, process_group
+from trainer.rank.runtime import Outside
+from trainer.rank.signals import StopRequest
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",

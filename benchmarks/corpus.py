@@ -27,8 +27,8 @@ from typing import Any, Literal
 import yaml
 
 from orchestrator.app.classification import Classification, classify_log
-from orchestrator.app.diagnosing import diagnose_folder
-from orchestrator.diagnosis.facts import Diagnosis
+from orchestrator.app.diagnose_job import diagnose_folder
+from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.errors import NdctlError
 
 CORPUS = Path(__file__).parent.parent / "corpus"

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import machine
-from orchestrator.diagnosis.analyse import analyse
-from orchestrator.diagnosis.facts import Diagnosis, Scene
-from orchestrator.diagnosis.folder import read_folder
+from orchestrator.diagnosis.dumps.load_evidence import read_folder
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
 from tests.diagnosis.standstill import (
     FAULTS,
     JUDGED,

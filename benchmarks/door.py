@@ -20,13 +20,13 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.timing import machine
-from orchestrator.agent.connections import report_in
-from orchestrator.agent.entering import nonce_in, proof_headers
-from orchestrator.agent.reception import Reception
+from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged
-from orchestrator.contract.protocol import AGENT_PATH, Claim, Pulse, Register
+from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.open_files import allow_files
+from orchestrator.leader.agent_sessions import report_in
+from orchestrator.leader.leader_server import Reception
+from orchestrator.posix.fd_limit import allow_files
 
 AGENTS = 2_048
 HELPERS = 4

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.timing import machine
-from orchestrator.app.forecasting import Asked, forecast_spec
-from orchestrator.forecast.many import expect
+from orchestrator.app.planning.forecasts import Asked, forecast_spec
+from orchestrator.forecast.monte_carlo import expect
 from orchestrator.forecast.rates import DAY_S, Detected, rates_of
 from orchestrator.forecast.setting import Setting
 from orchestrator.forecast.settings import hazards_of

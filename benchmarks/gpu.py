@@ -27,10 +27,10 @@ import torch
 
 from benchmarks.jobs import metrics_of
 from benchmarks.timing import machine
-from orchestrator.cluster.inventory import Host, Inventory
 from orchestrator.contract.codec import decode, encode
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.planner import plan

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks.timing import machine
-from orchestrator.agent.remembering import CALM, EVERY_LINES
-from orchestrator.contract.events import (
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.messages.events import (
     AgentLost,
     AgentRegistered,
     CheckpointSaved,
@@ -30,16 +31,15 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.contract.launch import Allocation
-from orchestrator.contract.rundir import RunDir
-from orchestrator.supervise import snapshot
-from orchestrator.supervise.log import Entry, Journal, Place, to_line
-from orchestrator.supervise.loop import NOTHING, Folded, Supervisor, is_told
-from orchestrator.supervise.state import IDLE, OUTSIDE, Run
-from orchestrator.supervise.step import step
-from orchestrator.supervise.watch import RECORD_EVERY_S
+from orchestrator.detect.heartbeat_monitor import RECORD_EVERY_S
+from orchestrator.job.state import IDLE, OUTSIDE, Run
+from orchestrator.job.step import step
+from orchestrator.journal import snapshot
+from orchestrator.journal.journal import Entry, Journal, Place, to_line
+from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_told
+from orchestrator.leader.snapshot_writer import CALM, EVERY_LINES
 from orchestrator.system import SystemClock
-from tests.supervise.supervise_stage import START, exited, host, raised, submitted
+from tests.job.supervise_stage import START, exited, host, raised, submitted
 
 ATTEMPTS = 419
 """What 16,384 GPUs did in 54 days (Llama 3)."""

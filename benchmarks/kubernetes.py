@@ -22,18 +22,18 @@ from typing import TypeVar
 
 from benchmarks.timing import machine, ratio, spread
 from orchestrator.app.remote import REFRESH_S
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.find_mirrors import seek_mirror
 from orchestrator.backends.kubernetes.inventory import read_cluster
-from orchestrator.backends.kubernetes.mirror import contents
+from orchestrator.backends.kubernetes.mirror.find_mirrors import seek_mirror
+from orchestrator.backends.kubernetes.mirror.mirror import contents
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
-from orchestrator.contract.handover import Handover, handover_from
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover, handover_from
+from orchestrator.job.hosts.scheduler_notices import NOTICES_S
+from orchestrator.journal.run_dir_init import begin
 from orchestrator.plan.placement.place import place
-from orchestrator.supervise.notices import NOTICES_S
-from orchestrator.supervise.opening import begin
 from orchestrator.system import SystemClock
 from tests.kubernetes.nodes import Shape
 from tests.kubernetes.pretended import ANNOTATION

@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.timing import machine
-from orchestrator.agent.deciding import Deciding
-from orchestrator.agent.lookout import Lookout
-from orchestrator.contract.actions import Action, GatherEvidence, StartAttempt
-from orchestrator.contract.events import Event, HostStopped, Tick
-from orchestrator.contract.fence import Fence, check_leader, write_fence
-from orchestrator.contract.protocol import Digest, RankDigest, StepTimes
-from orchestrator.supervise.log import Journal
-from orchestrator.supervise.loop import Supervisor
+from orchestrator.contract.files.fence import Fence, check_leader, write_fence
+from orchestrator.contract.messages.actions import Action, GatherEvidence, StartAttempt
+from orchestrator.contract.messages.agent_protocol import Digest, RankDigest, StepTimes
+from orchestrator.contract.messages.events import Event, HostStopped, Tick
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.leader.event_queue import Deciding
+from orchestrator.leader.monitor import Lookout
 from orchestrator.system import SystemClock
-from tests.supervise.supervise_stage import Job, exited, host
+from tests.job.supervise_stage import Job, exited, host
 
 RANKS = 16_384
 EACH = 8

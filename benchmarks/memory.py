@@ -17,12 +17,12 @@ from typing import Any
 from benchmarks.timing import machine
 from benchmarks.traced import Traced, traced
 from orchestrator.contract.codec import decode
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import Memory
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.training import TrainingConfig
-from orchestrator.plan.memory.peak import memory_of
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.plan.memory.peak_memory import memory_of
 from orchestrator.plan.memory.states import States, states_of, units_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup, setup_of

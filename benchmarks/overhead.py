@@ -100,7 +100,7 @@ def stopwatch_us() -> float:
     """Of a step whose update, forward and backward each leave and enter a collective."""
     import torch
 
-    from trainer.timing import stopwatch
+    from trainer.measure.timing import stopwatch
 
     watch = stopwatch(torch.device("cpu"))
     begun = time.perf_counter()
@@ -116,8 +116,8 @@ def heartbeat_us() -> float:
     """To an agent that listens."""
     import socket
 
-    from orchestrator.contract.env import RankEnv
-    from trainer.emit import Reporter
+    from orchestrator.contract.files.env import RankEnv
+    from trainer.rank.emit import Reporter
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/ranks.sock"

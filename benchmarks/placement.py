@@ -11,9 +11,9 @@ import sys
 import time
 
 from benchmarks.timing import machine
-from orchestrator.cluster.generate import regular, worn
-from orchestrator.cluster.inventory import tree_of
 from orchestrator.contract.mesh import Mesh
+from orchestrator.inventory.generate import regular, worn
+from orchestrator.inventory.hosts import tree_of
 from orchestrator.plan.placement.arrange import arrange
 from tests.plan.placement.placement_trees import large_case, traffic
 from tests.plan.placement.test_arrange import bound_of

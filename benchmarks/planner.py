@@ -51,10 +51,10 @@ def measured(model: str, hosts: int) -> dict[str, Any]:
 
 
 def measure(model: str, hosts: int) -> None:
-    from orchestrator.cluster.file import load_inventory
     from orchestrator.contract.codec import decode
-    from orchestrator.contract.presets import PRESETS
-    from orchestrator.contract.spec import JobSpec
+    from orchestrator.contract.spec.job_spec import JobSpec
+    from orchestrator.contract.spec.model_presets import PRESETS
+    from orchestrator.inventory.file import load_inventory
     from orchestrator.plan.planner import plan
 
     batch = max(hosts, MODELS[model]["batch"])

@@ -21,8 +21,8 @@ from multiprocessing.connection import Connection
 from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.timing import machine
-from orchestrator.open_files import allow_files
-from trainer.signs import Signs, pause, prepare, watch
+from orchestrator.posix.fd_limit import allow_files
+from trainer.rank.heartbeat_store import Signs, pause, prepare, watch
 
 PROCESSES = 4
 DEAD = 3

@@ -42,8 +42,8 @@ from benchmarks.slurm_jobs import (
 from benchmarks.timing import machine, ratio, spread
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import NODES, TOPOLOGY, read_cluster
-from orchestrator.cluster.slurm.gpus import gpu_table
-from orchestrator.cluster.slurm.inventory import Use
+from orchestrator.inventory.slurm.gpus import gpu_table
+from orchestrator.inventory.slurm.inventory import Use
 from orchestrator.system import SystemClock, run_command
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 

@@ -26,21 +26,21 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.training import TrainingConfig
-from trainer.building import adapt, choose_passes, outline, parallelise
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.data.batches import MicroBatch
 from trainer.gradients import local_gradients, scale, squared_norm
 from trainer.main import loss_of, named_to_update, optimizer_of
+from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
 from trainer.model.fresh import allocate
 from trainer.model.regions import local_part
 from trainer.parallel import zero1
+from trainer.parallel.building import adapt, choose_passes, outline, parallelise
 from trainer.parallel.context import local_positions
+from trainer.parallel.passes import Passes
 from trainer.parallel.tied import TiedWeight, find_tied
-from trainer.passes import Passes
-from trainer.ranks import Ranks, arrange
-from trainer.timing import Stopwatch
+from trainer.rank.ranks import Ranks, arrange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""Makes `orchestrator/diagnosis/xids.yaml` of NVIDIA's catalog, as gpud generates it from there:
-`python -m benchmarks.xids catalog_generated.go > orchestrator/diagnosis/xids.yaml`."""
+"""Makes `diagnosis/logs/xids.yaml` from NVIDIA's catalog, as gpud generates it:
+`python -m benchmarks.xids catalog_generated.go > orchestrator/diagnosis/logs/xids.yaml`."""
 
 import re
 import sys

@@ -16,20 +16,20 @@
     └── TrainingError    the trainer refuses its configuration; trying again would not help
 
 A message holds the offending value and the limit; `fix` says what to type or to change.
-The codes are listed in `contract/exits.py`, the one place that documents them.
+The codes are listed in `contract/files/exit_codes.py`, the one place that documents them.
 """
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from orchestrator.contract import exits
 from orchestrator.contract.codec import Problem
+from orchestrator.contract.files import exit_codes
 
 
 class NdctlError(Exception):
     """What happened, and in `fix` what to do about it."""
 
-    exit_code: ClassVar[int] = exits.FAILED
+    exit_code: ClassVar[int] = exit_codes.FAILED
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class NdctlError(Exception):
 
 
 class SpecError(NdctlError):
-    exit_code = exits.BAD_SPEC
+    exit_code = exit_codes.BAD_SPEC
 
     def __init__(
         self, message: str, *, fix: str = "", placed: Sequence[tuple[str, Problem]] = ()
@@ -52,11 +52,11 @@ class SpecError(NdctlError):
 
 
 class PlanError(NdctlError):
-    exit_code = exits.NO_PLAN
+    exit_code = exit_codes.NO_PLAN
 
 
 class JobError(NdctlError):
-    exit_code = exits.BAD_JOB_STATE
+    exit_code = exit_codes.BAD_JOB_STATE
 
 
 class InUse(JobError):
@@ -64,7 +64,7 @@ class InUse(JobError):
 
 
 class BackendError(NdctlError):
-    exit_code = exits.BACKEND
+    exit_code = exit_codes.BACKEND
 
 
 class Unanswered(BackendError):
@@ -96,4 +96,4 @@ class CannotLead(BackendError):
 
 
 class TrainingError(NdctlError):
-    exit_code = exits.REFUSED
+    exit_code = exit_codes.REFUSED

@@ -16,7 +16,7 @@ import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.contract.protocol import Claim
+from orchestrator.contract.messages.agent_protocol import Claim
 
 YEARS = 50
 """For which the certificate is valid; clients pin it and look at no date."""

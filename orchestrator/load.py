@@ -12,11 +12,18 @@ from typing import Any
 import yaml
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.spec import JobSpec
-from orchestrator.diagnosis.patterns import problem_of
-from orchestrator.document import Document, Dumper, decode_document, parse, read_text, spec_error
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.diagnosis.logs.patterns import problem_of
 from orchestrator.errors import NdctlError, SpecError
+from orchestrator.yaml_document import (
+    Document,
+    Dumper,
+    decode_document,
+    parse,
+    read_text,
+    spec_error,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

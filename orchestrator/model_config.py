@@ -6,9 +6,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.presets import PRESETS
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import SpecError
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")

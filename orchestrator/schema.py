@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union
 
 from orchestrator.contract.codec import MISSING, encode, fields_of
-from orchestrator.contract.data import ValidationSpec
-from orchestrator.contract.kubernetes import EnvFrom, ValueFrom
-from orchestrator.contract.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.data_spec import ValidationSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.kubernetes_spec import EnvFrom, ValueFrom
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Limit, Matches, OneOf
+from orchestrator.contract.spec.model_spec import ModelSpec
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Any, dict[str, Any]] = {

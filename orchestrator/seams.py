@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
-from orchestrator.contract.actions import Ending
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.messages.actions import Ending
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.contract.env import without_habits
+from orchestrator.contract.files.env import without_habits
 from orchestrator.contract.visible import VisibleStream
 from orchestrator.seams import Completed
 

@@ -1,5 +1,5 @@
 # Sourced by prolog.sh, epilog.sh and healthcheck.sh: is this node fit to run ranks?
-# The limits are those of orchestrator/preflight (a test compares them). A site may set, in
+# The limits are those of orchestrator/health (a test compares them). A site may set, in
 # /etc/ndctl-host-checks.conf: NDCTL_GPUS (how many there must be), NDCTL_SCRATCH (default /tmp).
 # NDCTL_ROOT is for tests: where /proc, /dev and /tmp lie.
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.app import planning, submitting
-from orchestrator.contract.drills import Drill, parse_drill
-from orchestrator.contract.events import Event, LeaderStarted
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.app.planning import plans
+from orchestrator.app.submission import submit_job
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import Event, LeaderStarted
+from orchestrator.contract.spec.drills import Drill, parse_drill
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
+from orchestrator.journal.journal import Journal, read
+from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import Sighting
-from orchestrator.supervise.log import Journal, read
-from orchestrator.supervise.loop import Supervisor
 from tests.agent.world import TurnedClock
 
 SPEC = Path(__file__).parent / "e2e" / "job.yaml"
@@ -80,13 +81,13 @@ class NoCluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
     """In the place of every backend."""
     cluster = NoCluster()
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: cluster)
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: cluster)
     return cluster
 
 
-def submission(run_root: Path, *overrides: str, **more: Any) -> submitting.Submission:
-    planned = planning.plan_spec(SPEC, overrides, {})
-    return submitting.Submission(planned=planned, run_root=run_root, **more)
+def submission(run_root: Path, *overrides: str, **more: Any) -> submit_job.Submission:
+    planned = plans.plan_spec(SPEC, overrides, {})
+    return submit_job.Submission(planned=planned, run_root=run_root, **more)
 
 
 def drill(text: str) -> Drill:

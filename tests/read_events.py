@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.contract.events import (
+from orchestrator.contract.messages.events import (
     CheckpointFailed,
     EvidenceGathered,
     HostStopped,
     RankExited,
 )
-from orchestrator.contract.failures import FailureRule
-from orchestrator.diagnosis.readings import (
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.logs.readings import (
     End,
     read_exit,
     read_kernel,

@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator import cli as command_line
 from orchestrator.cli import cli
-from orchestrator.contract import exits
-from orchestrator.contract.events import AgentRegistered, CancelRequested, StepReached
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.events import AgentRegistered, CancelRequested, StepReached
 from orchestrator.errors import NdctlError
 from tests.agent.world import WAIT_S, TurnedClock
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, lead
@@ -57,10 +57,10 @@ def ndctl_json(*words: str) -> object:
 @pytest.fixture
 def job(cluster: NoCluster, run_root: Path) -> Path:
     """A job that was submitted, got its agents and a step, and lost its leader."""
-    from orchestrator.app import submitting
+    from orchestrator.app.submission import submit_job
     from tests.jobs_on_disk import submission
 
-    run_dir = submitting.submit(submission(run_root), {}, TurnedClock()).run_dir
+    run_dir = submit_job.submit(submission(run_root), {}, TurnedClock()).run_dir
     agents = [
         AgentRegistered(
             at=AT, host=f"host-{i}", address="127.0.0.1", devices=2, pid=i, incarnation=str(i)
@@ -90,7 +90,7 @@ def test_a_valid_spec_is_said_to_be_valid() -> None:
 def test_everything_wrong_with_a_spec_is_said_at_once() -> None:
     wrong = ("--set", "train.steps=0", "--set", "cluster.hosts=none", "--set", "nmae=x")
     done = ndctl("validate", str(SPEC), *wrong)
-    assert done.exit_code == exits.BAD_SPEC
+    assert done.exit_code == exit_codes.BAD_SPEC
     for path in ("train.steps", "cluster.hosts", "nmae"):
         assert path in done.stderr
     assert done.stdout == ""
@@ -98,13 +98,13 @@ def test_everything_wrong_with_a_spec_is_said_at_once() -> None:
 
 def test_a_spec_that_is_not_there_is_named() -> None:
     done = ndctl("plan", "no-such.yaml")
-    assert done.exit_code == exits.BAD_SPEC
+    assert done.exit_code == exit_codes.BAD_SPEC
     assert "error: no-such.yaml: no such file" in done.stderr
 
 
 def test_a_plan_that_cannot_be_is_refused_with_its_own_code() -> None:
     done = ndctl("plan", str(SPEC), "--set", "parallel.tp=8")
-    assert done.exit_code == exits.NO_PLAN
+    assert done.exit_code == exit_codes.NO_PLAN
     assert "fix:" in done.stderr
 
 
@@ -165,7 +165,7 @@ def test_what_is_printed_of_a_job_of_another_run_root_works_when_it_is_typed(
 
 def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:
     done = ndctl("submit", str(SPEC))
-    assert done.exit_code == exits.BAD_JOB_STATE
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "was cut off" in done.stderr
     assert "--resume" in done.stderr
     assert "--new" in done.stderr
@@ -200,7 +200,7 @@ def test_a_file_of_hosts_says_nothing_of_this_machine(cluster: NoCluster) -> Non
 
 def test_resume_and_new_exclude_each_other(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC), "--resume", "--new")
-    assert done.exit_code == exits.USAGE
+    assert done.exit_code == exit_codes.USAGE
     assert "exclude each other" in done.stderr
     assert cluster.submitted == []
 
@@ -212,7 +212,7 @@ def test_a_drill_of_another_form_is_a_usage_error_that_shows_the_form(
     cluster: NoCluster, fault: str
 ) -> None:
     done = ndctl("submit", str(SPEC), "--drill", fault)
-    assert done.exit_code == exits.USAGE
+    assert done.exit_code == exit_codes.USAGE
     assert "FAULT:rank=R@step=S" in " ".join(done.stderr.split())
     assert cluster.submitted == []
 
@@ -220,7 +220,7 @@ def test_a_drill_of_another_form_is_a_usage_error_that_shows_the_form(
 def test_a_backend_that_fails_has_its_own_code(cluster: NoCluster) -> None:
     cluster.broken = True
     done = ndctl("submit", str(SPEC))
-    assert (done.exit_code, done.stderr) == (exits.BACKEND, "error: no cluster today\n")
+    assert (done.exit_code, done.stderr) == (exit_codes.BACKEND, "error: no cluster today\n")
 
 
 def test_a_dry_run_starts_nothing(cluster: NoCluster, run_root: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_dry_run_asks_the_scheduler_and_fails_where_that_refuses(
     assert (done.exit_code, "# it would start: at noon" in done.output) == (0, True)
     cluster.obstacle = "partition: must be one of train"
     done = ndctl("submit", *words)
-    assert done.exit_code == exits.BACKEND
+    assert done.exit_code == exit_codes.BACKEND
     assert "2 agents would be started" in done.stdout
     assert "error: partition: must be one of train" in done.stderr
     assert cluster.submitted == []
@@ -251,7 +251,7 @@ def test_a_dry_run_of_the_client_asks_nobody(cluster: NoCluster) -> None:
     done = ndctl("submit", "--dry-run=client", str(SPEC))
     assert done.exit_code == 0
     assert done.stdout.endswith("2 agents would be started\n")
-    assert ndctl("submit", str(SPEC), "--dry-run=all").exit_code == exits.USAGE
+    assert ndctl("submit", str(SPEC), "--dry-run=all").exit_code == exit_codes.USAGE
     assert cluster.submitted == []
 
 
@@ -265,8 +265,10 @@ def test_what_may_make_a_job_wait_is_a_warning_at_submission(cluster: NoCluster)
 def test_the_code_of_a_followed_job_is_the_code_of_its_end(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.dashboard.session.follow_job", lambda *_: exits.CANCELLED)
-    assert ndctl("submit", str(SPEC), "--follow").exit_code == exits.CANCELLED
+    monkeypatch.setattr(
+        "orchestrator.dashboard.follow.follow_loop.follow_job", lambda *_: exit_codes.CANCELLED
+    )
+    assert ndctl("submit", str(SPEC), "--follow").exit_code == exit_codes.CANCELLED
 
 
 def test_interrupting_follow_says_how_to_see_the_job_again(
@@ -275,9 +277,9 @@ def test_interrupting_follow_says_how_to_see_the_job_again(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("orchestrator.dashboard.session.follow_job", interrupted)
+    monkeypatch.setattr("orchestrator.dashboard.follow.follow_loop.follow_job", interrupted)
     done = ndctl("submit", str(SPEC), "--follow")
-    assert done.exit_code == exits.INTERRUPTED
+    assert done.exit_code == exit_codes.INTERRUPTED
     assert "e2e runs on; see it with `ndctl dashboard e2e`" in done.stderr
 
 
@@ -309,7 +311,7 @@ def test_the_option_wins_over_the_environment(
 ) -> None:
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(run_root / "elsewhere"))
     done = ndctl("status", JOB)
-    assert done.exit_code == exits.BAD_JOB_STATE
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "there are: none" in done.stderr
     assert ndctl("status", JOB, "--run-root", str(run_root)).exit_code == 0
 
@@ -317,7 +319,7 @@ def test_the_option_wins_over_the_environment(
 @pytest.mark.parametrize("verb", ["status", "describe", "logs", "events", "dashboard", "cancel"])
 def test_an_unknown_job_is_an_error_with_its_own_code(verb: str, job: Path) -> None:
     done = ndctl(verb, "e3e")
-    assert done.exit_code == exits.BAD_JOB_STATE, done.output
+    assert done.exit_code == exit_codes.BAD_JOB_STATE, done.output
     assert "no job 'e3e'" in done.stderr
     assert "there are: e2e" in done.stderr
 
@@ -327,7 +329,7 @@ def test_a_job_whose_submission_was_cut_off_is_no_traceback(verb: str, run_root:
     (run_root / JOB).mkdir()
     (run_root / JOB / "journal.jsonl").touch()
     done = ndctl(verb, JOB)
-    assert done.exit_code == exits.BAD_JOB_STATE
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "never submitted to its end" in done.stderr
 
 
@@ -351,7 +353,7 @@ def test_logs_come_with_host_and_rank(job: Path) -> None:
     assert "[host-0 rank 0] a line" in ndctl("logs", JOB, "--rank", "0", "--attempt", "1").output
     assert len(ndctl("logs", JOB, "--tail", "1").output.splitlines()) == 1
     done = ndctl("logs", JOB, "--rank", "9")
-    assert done.exit_code == exits.BAD_JOB_STATE
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "attempts with logs: 1" in done.stderr
 
 
@@ -368,7 +370,7 @@ def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoClu
     assert "while it had no leader; Slurm job 12 had ended already" in done.output
     assert "e2e: CANCELLED" in done.output
     again = ndctl("cancel", JOB, "--no-wait")
-    assert again.exit_code == exits.BAD_JOB_STATE
+    assert again.exit_code == exit_codes.BAD_JOB_STATE
     assert "already ended: CANCELLED" in again.stderr
 
 
@@ -378,10 +380,10 @@ def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoClu
 def test_doctor_says_with_its_code_whether_a_job_could_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from orchestrator.contract.findings import Finding
+    from orchestrator.contract.check_results import Finding
 
     findings = [Finding(what="disk", verdict="ok", found="enough")]
-    monkeypatch.setattr("orchestrator.doctor.machine.examine", lambda *_: tuple(findings))
+    monkeypatch.setattr("orchestrator.health.machine.examine", lambda *_: tuple(findings))
     done = ndctl("doctor", str(SPEC))
     there = "   ok  inputs         what the spec names is there\n"
     assert (done.exit_code, done.output) == (0, f"   ok  disk           enough\n{there}")
@@ -396,7 +398,7 @@ def test_doctor_says_with_its_code_whether_a_job_could_run(
 
 def test_a_word_that_is_no_verb_is_a_usage_error() -> None:
     done = ndctl("sumbit")
-    assert done.exit_code == exits.USAGE
+    assert done.exit_code == exit_codes.USAGE
     assert "No such command 'sumbit'" in done.stderr
 
 
@@ -408,7 +410,7 @@ def test_exit_codes_are_in_the_help() -> None:
 def test_every_error_of_ndctl_has_a_documented_code() -> None:
     kinds: list[type[NdctlError]] = [NdctlError, *NdctlError.__subclasses__()]
     for kind in kinds:
-        assert kind.exit_code in {code for name, code in vars(exits).items() if name.isupper()}
+        assert kind.exit_code in {code for name, code in vars(exit_codes).items() if name.isupper()}
 
 
 def test_job_names_are_completed_in_the_run_root(
@@ -473,7 +475,7 @@ def test_help_imports_next_to_nothing() -> None:
     assert ours <= {
         *(name for name in ours if name.startswith("orchestrator.cli")),
         "orchestrator.errors",
-        *("orchestrator.contract", "orchestrator.contract.exits"),
+        *("orchestrator.contract", "orchestrator.contract.files.exit_codes"),
         "orchestrator.contract.visible",
     }
 
@@ -509,7 +511,7 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yaml"
     path.write_text("{profile: h100, hosts: 4, devices_per_host: 2}")
     done = ndctl("inventory", "--inventory", str(path))
-    assert done.exit_code == exits.BAD_SPEC
+    assert done.exit_code == exit_codes.BAD_SPEC
     assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr
 
 
@@ -560,12 +562,12 @@ def another_user(folder: Path) -> Iterator[None]:
 def test_a_run_directory_is_its_owners_alone(
     cluster: NoCluster, run_root: Path, umask: int
 ) -> None:
-    from orchestrator.app import submitting
+    from orchestrator.app.submission import submit_job
     from tests.jobs_on_disk import submission
 
     before = os.umask(umask)
     try:
-        run_dir = submitting.submit(submission(run_root), {}, TurnedClock()).run_dir
+        run_dir = submit_job.submit(submission(run_root), {}, TurnedClock()).run_dir
     finally:
         os.umask(before)
     assert stat.S_IMODE(run_dir.path.stat().st_mode) == 0o700
@@ -573,11 +575,11 @@ def test_a_run_directory_is_its_owners_alone(
         above.chmod(above.stat().st_mode | 0o755)
     verbs = ("status", "logs", "describe", "events", "diagnose", "dashboard", "cancel")
     for verb in verbs:  # the other user may not read our interpreter's modules either
-        assert ndctl(verb, "nothing").exit_code == exits.BAD_JOB_STATE
+        assert ndctl(verb, "nothing").exit_code == exit_codes.BAD_JOB_STATE
     with another_user(run_dir.path):
         for verb in verbs:
             done = ndctl(verb, JOB)
-            assert done.exit_code == exits.BAD_JOB_STATE, (verb, done.output)
+            assert done.exit_code == exit_codes.BAD_JOB_STATE, (verb, done.output)
             assert f"{run_dir.path} may not be read: it is the run directory of user" in done.stderr
         assert ndctl("list").exit_code == 0
     for path in (run_dir.path, *run_dir.path.rglob("*")):  # as its owner may

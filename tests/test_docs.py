@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.backends.kubernetes.render.pods import DOWNWARD
 from orchestrator.cli import cli
-from orchestrator.contract import env, exits
-from orchestrator.contract.rundir import RunDir
-from orchestrator.supervise.state import State
+from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.job.state import State
 from tests import planning_docs
 from tests.backends.slurm.slurm_launch import plain
 
@@ -30,7 +30,7 @@ EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.st
 
 def test_every_exit_code_is_documented() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE)}
-    assert documented == {code for name, code in vars(exits).items() if name.isupper()}
+    assert documented == {code for name, code in vars(exit_codes).items() if name.isupper()}
 
 
 def test_every_state_is_documented() -> None:
@@ -83,20 +83,21 @@ def test_files_that_the_help_names_exist() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_plan(example: Path) -> None:
-    from orchestrator.app import planning
+    from orchestrator.app.planning import plans
 
     on = H100 if example.stem.startswith(("llama3", "slurm", "kubernetes")) else None
-    planned = planning.plan_spec(example, (), {}, on)
+    planned = plans.plan_spec(example, (), {}, on)
     cluster = planned.spec.cluster
     assert planned.plan.world_size == cluster.hosts * cluster.gpus_per_host
 
 
 @pytest.mark.parametrize("name", ["slurm", "slurm-spare"])
 def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> None:
-    from orchestrator.app import planning, submitting
+    from orchestrator.app.planning import plans
+    from orchestrator.app.submission import submit_job
 
-    planned = planning.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
-    script = submitting.render(submitting.Submission(planned=planned, run_root=Path("/runs")), {})
+    planned = plans.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
+    script = submit_job.render(submit_job.Submission(planned=planned, run_root=Path("/runs")), {})
     golden = ROOT / "tests" / "backends" / "slurm" / "golden" / f"example-{name}.sh"
     assert plain(script, Path.cwd()) == golden.read_text()
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.cluster.file import load_inventory
-from orchestrator.contract.datagrams import RankEnded, Saved, from_bytes, to_bytes
+from orchestrator.contract.messages.rank_messages import RankEnded, Saved, from_bytes, to_bytes
 from orchestrator.errors import NdctlError, SpecError
+from orchestrator.host_strikes import lines_in
+from orchestrator.inventory.file import load_inventory
+from orchestrator.journal import journal
 from orchestrator.load import load_spec
-from orchestrator.strikes import lines_in
-from orchestrator.supervise import log as journal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

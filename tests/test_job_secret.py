@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.protocol import Claim
+from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.job_secret import (
     NoSecret,
     draw,

@@ -14,11 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid
-from orchestrator.contract.data import DataSpec
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.parallel import ParallelSpec
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import (
+from orchestrator.contract.spec.data_spec import DataSpec
+from orchestrator.contract.spec.job_spec import (
     KUBERNETES_NAME,
     NAME,
     CheckpointSpec,
@@ -27,7 +24,10 @@ from orchestrator.contract.spec import (
     ResilienceSpec,
     kubernetes_name,
 )
-from orchestrator.contract.train import OptimizerSpec, ScheduleSpec, TrainSpec
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.parallel_spec import ParallelSpec
+from orchestrator.contract.spec.train_spec import OptimizerSpec, ScheduleSpec, TrainSpec
 from orchestrator.errors import SpecError
 from orchestrator.load import dump_spec, load_spec, read_spec
 from orchestrator.model_config import hub_cache, read_model_config
@@ -564,7 +564,7 @@ def test_loading_and_planning_import_nothing_heavy() -> None:
         import sys
         from pathlib import Path
         import orchestrator.load, orchestrator.model_config
-        from orchestrator.cluster.local import local_inventory
+        from orchestrator.inventory.local import local_inventory
         from orchestrator.plan import planner, training
         from orchestrator.plan.show import explain
         spec = orchestrator.load.read_spec(Path({str(EXAMPLES / "quickstart.yaml")!r}))

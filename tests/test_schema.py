@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, decode, encode
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.load import dump_spec, read_spec
 from orchestrator.schema import json_schema
 

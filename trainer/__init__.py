@@ -1,0 +1,1 @@
+"""The bundled trainer: one rank of an n-dimensional parallel training job, on torch."""

@@ -3,9 +3,9 @@
 import os
 import sys
 
-from orchestrator.contract.env import RankEnv
-from trainer.environment import torch_defaults
+from orchestrator.contract.files.env import RankEnv
 from trainer.process import start
+from trainer.rank.environment import torch_defaults
 
 if __name__ == "__main__":
     env = RankEnv.from_mapping(os.environ)  # noqa: TID251 (this is the entry point)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Invalid, decode
-from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
 from orchestrator.errors import TrainingError
-from trainer.report import check_writers
+from trainer.measure.report import check_writers
 
 
 def load_config(path: Path) -> TrainingConfig:

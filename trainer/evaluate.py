@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.data.batches import Batches
-from trainer.emit import Reporter
-from trainer.passes import Passes
+from trainer.parallel.passes import Passes
+from trainer.rank.emit import Reporter
 
 LOG = logging.getLogger("trainer")
 

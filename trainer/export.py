@@ -22,22 +22,22 @@ from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from orchestrator.contract import exits
-from orchestrator.contract.checkpoints import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.checkpoint_names import (
     damage,
     defect_of,
     final_name,
     newest_complete,
     read_marker,
 )
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader
 from trainer.checkpoint.state import MODEL, Origin
-from trainer.durable import sync
 from trainer.listing import listed
 from trainer.model.adapters import export_adapters
 from trainer.model.weights import INDEX, SINGLE, shapes_of
+from trainer.rank.durable import sync
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
     except TrainingError as exc:
         print(f"error: {exc}", file=sys.stderr)  # noqa: T201
         return exc.exit_code
-    return exits.OK
+    return exit_codes.OK
 
 
 def _parser() -> argparse.ArgumentParser:

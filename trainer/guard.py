@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from orchestrator.contract.train import SpikeSpec
+from orchestrator.contract.spec.train_spec import SpikeSpec
 
 DEVIATION = 1.4826
 """Standard deviations of a normal distribution in one median absolute deviation."""

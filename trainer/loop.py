@@ -6,17 +6,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from orchestrator.contract import exits
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
-from trainer.drills import Victim, drills_due, suffer
 from trainer.evaluate import Evaluator
 from trainer.guard import Skips, Spikes, too_high, too_many
-from trainer.metrics import StepMetrics
+from trainer.measure.metrics import StepMetrics
+from trainer.measure.profiling import Profiling
+from trainer.measure.report import Report
+from trainer.measure.timing import Part
 from trainer.optimizer import lr_at
-from trainer.outside import Outside
-from trainer.profiling import Profiling
-from trainer.ranks import (
+from trainer.rank.drills import Victim, drills_due, suffer
+from trainer.rank.ranks import (
     Ranks,
     meet,
     memory_bytes,
@@ -24,9 +25,8 @@ from trainer.ranks import (
     shorten_timeouts,
     train_timeout,
 )
-from trainer.report import Report
+from trainer.rank.runtime import Outside
 from trainer.step import Stepper, Totals
-from trainer.timing import Part
 
 LOG = logging.getLogger("trainer")
 
@@ -68,7 +68,7 @@ def train(job: Training, done: int) -> int:
         meet()  # who goes at once breaks the connections that others are still making to it
         if job.ranks.env.rank == 0:
             LOG.info("nothing left to do: %d of %d steps are done", done, last)
-    code = exits.OK
+    code = exit_codes.OK
     victim = Victim(job.stepper.parameters, job.stepper.batches.stall)
     for step in range(done + 1, last + 1):
         for drill in drills_due(job.outside.drills, job.ranks.env, step):
@@ -88,7 +88,7 @@ def train(job: Training, done: int) -> int:
         _write(job, _evaluate_if_due(job, metrics, totals.stop))
         _save_if_due(job, step, totals.stop)
         if totals.stop and step < last:
-            code = exits.CHECKPOINTED
+            code = exit_codes.CHECKPOINTED
             break
     if job.profiling is not None:
         job.profiling.finish()

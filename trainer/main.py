@@ -7,39 +7,39 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.training import TrainingConfig
-from trainer.building import build_model, choose_passes
 from trainer.checkpoint.resume import find_checkpoint, resume
 from trainer.checkpoint.save import Checkpoints
 from trainer.checkpoint.state import Origin, Stream, TrainingState, trained_parameters
 from trainer.data.batches import Batches
 from trainer.data.ledger import SampleLedger, Start
 from trainer.data.loader import Loader
-from trainer.data.opening import open_sequences
+from trainer.data.open_data import open_sequences
 from trainer.evaluate import Evaluator
-from trainer.fence import Admit, admit_of
-from trainer.flops import flops_per_token, job_peak
 from trainer.loop import Training, train
 from trainer.loss import TokenLoss
+from trainer.measure.flops import flops_per_token, job_peak
+from trainer.measure.profiling import Profiling
+from trainer.measure.report import open_report
+from trainer.measure.timing import Stopwatch, stopwatch
 from trainer.model.adapters import base_of
 from trainer.model.build import check_model, read_model_config
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import scale_after_steps
 from trainer.optimizer import build_optimizer
-from trainer.outside import Outside
+from trainer.parallel.building import build_model, choose_passes
 from trainer.parallel.compile import compiling_is_told
 from trainer.parallel.context import local_positions
 from trainer.parallel.data import gather_after_step, parameters_to_update
+from trainer.parallel.passes import Passes
 from trainer.parallel.tied import find_tied
-from trainer.passes import Passes
-from trainer.profiling import Profiling
-from trainer.ranks import Ranks, arrange, process_group
-from trainer.report import open_report
+from trainer.rank.fence import Admit, admit_of
+from trainer.rank.ranks import Ranks, arrange, process_group
+from trainer.rank.runtime import Outside
 from trainer.step import Stepper
-from trainer.timing import Stopwatch, stopwatch
 
 
 def main(config: TrainingConfig, outside: Outside) -> int:

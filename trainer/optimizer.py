@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.contract.train import OptimizerSpec, ScheduleSpec, TrainSpec
+from orchestrator.contract.spec.train_spec import OptimizerSpec, ScheduleSpec, TrainSpec
 
 
 def lr_at(step: int, train: TrainSpec) -> float:

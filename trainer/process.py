@@ -9,17 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.contract import exits
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.env import RankEnv
 from orchestrator.errors import TrainingError
 from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
-from trainer.drills import read_drills
-from trainer.emit import Reporter
-from trainer.flight import dump_at_end, dump_on_signal
 from trainer.guard import Unstable
-from trainer.outside import Outside
-from trainer.signals import StopRequest, show_stacks_on_signal
+from trainer.rank.drills import read_drills
+from trainer.rank.emit import Reporter
+from trainer.rank.flight import dump_at_end, dump_on_signal
+from trainer.rank.runtime import Outside
+from trainer.rank.signals import StopRequest, show_stacks_on_signal
 
 LOG = logging.getLogger("trainer")
 
@@ -32,7 +32,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
     set_up_logging()
     if len(arguments) != 1:
         LOG.error("usage: python -m trainer CONFIG (one JSON or YAML file)")
-        return exits.USAGE
+        return exit_codes.USAGE
     reporter = Reporter(env)
     reporter.beat("init")
     try:
@@ -44,12 +44,12 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
     except Unstable as exc:
         reporter.raised(exc)
         LOG.error("error: %s", exc)  # where in the code it was noticed says nothing
-        return exits.UNSTABLE
+        return exit_codes.UNSTABLE
     except Exception as exc:
         reporter.raised(exc)
         dump_at_end(env)
         LOG.exception("rank %d failed at step %d", env.rank, reporter.step + 1)
-        return exits.FAILED
+        return exit_codes.FAILED
 
 
 def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:

@@ -12,11 +12,11 @@ from trainer.data.ledger import SampleLedger, Sums
 from trainer.data.loader import Loader
 from trainer.gradients import clip_factor, local_gradients, not_finite, scale, squared_norm
 from trainer.loss import LossSums
+from trainer.measure.timing import Stopwatch
 from trainer.optimizer import set_lr
-from trainer.passes import Passes
-from trainer.ranks import Ranks
-from trainer.signals import StopRequest
-from trainer.timing import Stopwatch
+from trainer.parallel.passes import Passes
+from trainer.rank.ranks import Ranks
+from trainer.rank.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,18 +20,17 @@ from typing import Any, assert_never
 
 import aiohttp
 
+from orchestrator.agent.allreduce_check import check_fabric
 from orchestrator.agent.attempts import Attempts
-from orchestrator.agent.entering import nonce_in, proof_headers
-from orchestrator.agent.fabric import check_fabric
-from orchestrator.agent.probes import Probe, no_probe
-from orchestrator.agent.sockets import free_port, listen
-from orchestrator.agent.standby import Standby
-from orchestrator.agent.torchrun import HostPlace, with_defaults
-from orchestrator.agent.whereabouts import Term, leader_of
-from orchestrator.contract import exits
+from orchestrator.agent.handshake import nonce_in, proof_headers
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.torchrun import HostPlace, with_defaults
+from orchestrator.agent.rank_socket import free_port, listen
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.protocol import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.leader_file import Term, leader_of
+from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     ORDER_BYTES,
     PULSE_S,
@@ -51,10 +50,11 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.contract.read_json import read_json
+from orchestrator.health.clocks_and_names import NAME_S, looked_up
+from orchestrator.health.host_probes import Probe, no_probe
 from orchestrator.job_secret import JobSecret
-from orchestrator.preflight.together import NAME_S, looked_up
+from orchestrator.journal.journal import has_writer
 from orchestrator.seams import Clock
-from orchestrator.supervise.log import has_writer
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class AgentConfig:
     """How long it waits in place for another leader once its own is gone, its ranks stopped."""
     outlives_leader: bool = False
     """It stays when its leader is gone, its ranks stopped: another agent of the run, or this very
-    one, leads from then on (`taking_over.py`)."""
+    one, leads from then on (`failover/takeover.py`)."""
     leader_at: str = ""
     """HOST:PORT where a leader may be that `leader.json` does not tell of, or of which it tells
     too late; one of another launch turns this agent away."""
@@ -178,7 +178,7 @@ class Agent:
                 await self.attempts.end(LEAVE_GRACE_S)
                 break
             await asyncio.sleep(RETRY_S)
-        self.leave(exits.LEADER_LOST)
+        self.leave(exit_codes.LEADER_LOST)
 
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
@@ -188,7 +188,7 @@ class Agent:
                 leader = leader_of(self.config.place.run_dir, self.config.term)
                 if leader.get("over"):
                     log.info("the leader has gone: the job is over")
-                    self.exit_code = exits.OK
+                    self.exit_code = exit_codes.OK
                     break
                 await self._look_up(leader)
                 for place in self._places(leader):
@@ -230,7 +230,7 @@ class Agent:
             self.alone.set()
         elif alone_s >= self.config.patience_s:
             log.error("no word from the leader for %.1f s: leaving", self.silent_for())
-            self.exit_code = exits.LEADER_LOST
+            self.exit_code = exit_codes.LEADER_LOST
 
     async def _leader_has_ended(self) -> bool:
         """Whether its process is surely gone, so that nobody need wait for it: its port is closed,
@@ -308,7 +308,7 @@ class Agent:
         log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
         self.refusals += 1
         if self.refusals >= REFUSALS and not self.config.patience_s:
-            self.exit_code = exits.NOT_ADMITTED
+            self.exit_code = exit_codes.NOT_ADMITTED
 
     def _register(self) -> Register:
         place = self.config.place
@@ -407,7 +407,7 @@ class Agent:
                 self._spawn(self.attempts.gather(order))
             case Leave():
                 log.info("leaving: %s", order.reason)
-                self.exit_code = exits.REQUEUED if order.again else exits.OK
+                self.exit_code = exit_codes.REQUEUED if order.again else exit_codes.OK
             case _:
                 assert_never(order)
 
@@ -422,7 +422,7 @@ class Agent:
         self.tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.critical("this agent has a defect: leaving", exc_info=task.exception())
-            self.leave(exits.FAILED)
+            self.leave(exit_codes.FAILED)
 
     def _report(self, report: Report) -> None:
         self.outbox.append(report)

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.agent.bounded import within
-from orchestrator.agent.cgroups import Count, Counted, Kills, oom_kills, throttlings
-from orchestrator.agent.evidence import (
+from orchestrator.agent.evidence.rank_evidence import (
     STACK_LINES,
     gather_stacks,
     holders,
@@ -22,10 +20,13 @@ from orchestrator.agent.evidence import (
     send_signal,
     waited_for_cpu,
 )
-from orchestrator.agent.pace import Pace, still_in
-from orchestrator.agent.standby import Running, Standby
-from orchestrator.agent.torchrun import HostPlace, environment, render
-from orchestrator.contract.datagrams import (
+from orchestrator.agent.evidence.rank_progress import Pace, still_in
+from orchestrator.agent.processes.cgroups import Count, Counted, Kills, oom_kills, throttlings
+from orchestrator.agent.processes.fork_server_client import Running, Standby
+from orchestrator.agent.processes.torchrun import HostPlace, environment, render
+from orchestrator.contract.messages.agent_protocol import Exited, RankDigest, Start, Stopped
+from orchestrator.contract.messages.events import RankError, RankEvidence
+from orchestrator.contract.messages.rank_messages import (
     Above,
     Beat,
     Datagram,
@@ -33,13 +34,12 @@ from orchestrator.contract.datagrams import (
     RankEnded,
     RankStarted,
 )
-from orchestrator.contract.events import RankError, RankEvidence
-from orchestrator.contract.failures import FailureRule
-from orchestrator.contract.phases import Phase
-from orchestrator.contract.protocol import Exited, RankDigest, Start, Stopped
-from orchestrator.diagnosis.readings import read_launcher
-from orchestrator.diagnosis.stacks import shortened
-from orchestrator.locks import is_free
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.logs.readings import read_launcher
+from orchestrator.diagnosis.stacks.python_stacks import shortened
+from orchestrator.posix.locks import is_free
+from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt, with_reading
-from orchestrator.agent.bounded import within
-from orchestrator.agent.gathering import (
+from orchestrator.agent.evidence.evidence_collector import (
     gather,
     gather_last,
     keep,
@@ -19,18 +18,8 @@ from orchestrator.agent.gathering import (
     read_stopped,
     with_last_lines,
 )
-from orchestrator.agent.probes import Probe
-from orchestrator.agent.standby import Standby
-from orchestrator.contract.datagrams import (
-    Beat,
-    Datagram,
-    DrillFired,
-    IntervalChanged,
-    Resumed,
-    Saved,
-    SaveFailed,
-)
-from orchestrator.contract.protocol import (
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
     Exited,
@@ -41,7 +30,18 @@ from orchestrator.contract.protocol import (
     Stopped,
     Told,
 )
-from orchestrator.diagnosis.readings import read_words
+from orchestrator.contract.messages.rank_messages import (
+    Beat,
+    Datagram,
+    DrillFired,
+    IntervalChanged,
+    Resumed,
+    Saved,
+    SaveFailed,
+)
+from orchestrator.diagnosis.logs.readings import read_words
+from orchestrator.health.host_probes import Probe
+from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)

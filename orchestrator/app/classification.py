@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from orchestrator.contract.codec import encode
-from orchestrator.contract.events import EvidenceGathered, RankExited
-from orchestrator.contract.failures import FailureRule, Remedy, Scope
-from orchestrator.dashboard.words import one_line
+from orchestrator.contract.messages.events import EvidenceGathered, RankExited
+from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
+from orchestrator.dashboard.format import one_line
 from orchestrator.diagnosis.classes import with_class
-from orchestrator.diagnosis.kernel_stacks import with_places
-from orchestrator.diagnosis.patterns import MOST_BYTES
-from orchestrator.diagnosis.readings import End, read_exit, read_kernel
-from orchestrator.supervise.diagnose import diagnose
-from orchestrator.supervise.policy import usual_remedy
-from orchestrator.supervise.state import Findings
+from orchestrator.diagnosis.logs.patterns import MOST_BYTES
+from orchestrator.diagnosis.logs.readings import End, read_exit, read_kernel
+from orchestrator.diagnosis.stacks.kernel_stacks import with_places
+from orchestrator.job.failures.diagnose import diagnose
+from orchestrator.job.policy import usual_remedy
+from orchestrator.job.state import Findings
 
 HOST = "host"
 KERNEL_BYTES = 4 << 20

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.app.remote import Found
-from orchestrator.contract import env
 from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.files import env
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.whole import write_whole
-from orchestrator.dashboard.commands import Commands
-from orchestrator.jobs import run_root_of
+from orchestrator.dashboard.command_hints import Commands
+from orchestrator.job_paths import run_root_of
 
 if TYPE_CHECKING:
     from orchestrator.load import Written
@@ -64,7 +64,7 @@ def commands_for(found: Found, environ: Mapping[str, str]) -> Commands:
     """Those about a job whose run directory, or the copy of it, was found."""
     if found.copy is None:
         return commands_of(found.run_dir, environ)
-    from orchestrator.backends.kubernetes.places import options_of, run_root_above
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import options_of, run_root_above
 
     run_root = run_root_above(found.run_dir.path)
     place = options_of(run_root, found.run_dir.path)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from orchestrator.app.schedulers import backend_of
 from orchestrator.errors import BackendError
-from orchestrator.jobs import run_root_of
+from orchestrator.job.state import OUTSIDE, Run
+from orchestrator.job_paths import run_root_of
 from orchestrator.seams import Backend, Clock, RemoteBackend, Sighting
-from orchestrator.supervise.state import OUTSIDE, Run
 
 if TYPE_CHECKING:
-    from orchestrator.strikes import Record
+    from orchestrator.host_strikes import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,21 +33,21 @@ def excluded_hosts(
     run_root: Path, backend: Backend, environ: Mapping[str, str], clock: Clock
 ) -> tuple[ExcludedHost, ...]:
     """By the strikes and pins of the run root for the backend's cluster."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
     if isinstance(backend, RemoteBackend):
         return ()  # the run root, where they are counted, is for the pods to see: the leader asks
-    if not _may_exist(run_root / strikes.FOLDER):
+    if not _may_exist(run_root / host_strikes.FOLDER):
         return ()  # without asking the scheduler its name
     cluster = backend.cluster()
-    path = strikes.path_of(run_root, cluster)
+    path = host_strikes.path_of(run_root, cluster)
     return tuple(
         ExcludedHost(
             name=record.host,
-            why=strikes.describe(record).removeprefix("excluded "),
+            why=host_strikes.describe(record).removeprefix("excluded "),
             undo=_undo(record, cluster, run_root, environ),
         )
-        for record in strikes.excluded_records(path, clock.now())
+        for record in host_strikes.excluded_records(path, clock.now())
     )
 
 
@@ -91,14 +91,14 @@ def _why_by_the_job(run: Run, host: str) -> str:
 
 def _undo(record: "Record", cluster: str, run_root: Path, environ: Mapping[str, str]) -> str:
     """For that cluster alone: a run root may serve several, whose hosts have the same names."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
     here = run_root_of(None, environ).absolute() == run_root.absolute()
     root = () if here else ("--run-root", str(run_root.absolute()))
     if record.pin is not None:
         return shlex.join(["ndctl", "hosts", *root, "unpin", record.host])
-    files = (run_root / strikes.FOLDER).glob("*.jsonl")
-    others = [path for path in files if path.stem not in (cluster, strikes.LOCAL)]
+    files = (run_root / host_strikes.FOLDER).glob("*.jsonl")
+    others = [path for path in files if path.stem not in (cluster, host_strikes.LOCAL)]
     which = ("--cluster", cluster) if others else ()
     return shlex.join(["ndctl", "hosts", *root, "clear", record.host, *which])
 

@@ -6,33 +6,33 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from orchestrator.app.cancelling import user
+from orchestrator.app.cancel_job import user
 from orchestrator.app.schedulers import backend_of
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
 
 if TYPE_CHECKING:
-    from orchestrator.strikes import Line, Record
+    from orchestrator.host_strikes import Line, Record
 
 
 def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
     """Say that a host is in order again, to jobs that replaced it for what is no strike as well,
     where `cluster` is named. Raises JobError when nothing is held against it."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
     now = clock.now()
-    records = strikes.records(run_root, now)
+    records = host_strikes.records(run_root, now)
     found = _where(run_root, host, cluster, records, "strikes")
-    if not found and cluster in {*records} - {strikes.LOCAL}:
+    if not found and cluster in {*records} - {host_strikes.LOCAL}:
         found = [str(cluster)]
     if not found:
         raise JobError(
-            f"nothing is held against {host} in {(run_root / strikes.FOLDER).absolute()}",
+            f"nothing is held against {host} in {(run_root / host_strikes.FOLDER).absolute()}",
             fix="`ndctl hosts` lists the hosts with strikes; is --run-root the right one? A job may"
             " have replaced it for what is no strike: --cluster NAME clears it for that, too",
         )
     for name in found:
-        cleared = strikes.Cleared(at=now, host=host, by=user())
+        cleared = host_strikes.Cleared(at=now, host=host, by=user())
         _record(run_root, name, cleared)
     where = ", ".join(found)
     return (
@@ -43,19 +43,19 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
 
 def cluster_to_pin(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
     """`cluster`, or the only one that is known. Raises JobError where there is no telling."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
-    if cluster == strikes.LOCAL:
+    if cluster == host_strikes.LOCAL:
         raise JobError(
             f"{host} cannot be pinned: the hosts of local jobs are only names",
             fix="--cluster NAME names a Slurm or Kubernetes cluster; `ndctl hosts` lists some",
         )
-    records = strikes.records(run_root, clock.now())
-    known = [name for name in records if name != strikes.LOCAL]
+    records = host_strikes.records(run_root, clock.now())
+    known = [name for name in records if name != host_strikes.LOCAL]
     if cluster is None and len(known) != 1:
         there = f"there are {', '.join(known)}" if known else "there is none yet"
         raise JobError(
-            f"{host} of which cluster? In {(run_root / strikes.FOLDER).absolute()} {there}",
+            f"{host} of which cluster? In {(run_root / host_strikes.FOLDER).absolute()} {there}",
             fix="--cluster NAME; of Slurm it is the ClusterName (`scontrol show config`)",
         )
     return cluster or known[0]
@@ -70,9 +70,9 @@ def pin_host(
     clock: Clock,
 ) -> str:
     """Say that a host is never, or always, to be used."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
-    pinned = strikes.Pinned(at=clock.now(), host=host, use=use, by=user(), reason=reason)
+    pinned = host_strikes.Pinned(at=clock.now(), host=host, use=use, by=user(), reason=reason)
     _record(run_root, cluster, pinned)
     said = f"{host} of {cluster} is {use} used from the next start on"
     return f"{said}, until `ndctl hosts unpin {host}`"
@@ -91,26 +91,26 @@ def doubt(host: str, cluster: str, environ: Mapping[str, str], clock: Clock) -> 
 
 def unpin_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
     """Let its strikes decide again. Raises JobError when it is not pinned."""
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
     now = clock.now()
-    found = _where(run_root, host, cluster, strikes.records(run_root, now), "pin")
+    found = _where(run_root, host, cluster, host_strikes.records(run_root, now), "pin")
     if not found:
         raise JobError(
-            f"{host} is not pinned in {(run_root / strikes.FOLDER).absolute()}",
+            f"{host} is not pinned in {(run_root / host_strikes.FOLDER).absolute()}",
             fix="`ndctl hosts` lists the hosts that are; is --run-root the right one?",
         )
     for name in found:
-        unpinned = strikes.Unpinned(at=now, host=host, by=user())
+        unpinned = host_strikes.Unpinned(at=now, host=host, by=user())
         _record(run_root, name, unpinned)
     return f"{host} is not pinned any more in {', '.join(found)}"
 
 
 def _record(run_root: Path, cluster: str, line: "Line") -> None:
-    from orchestrator import strikes
+    from orchestrator import host_strikes
 
-    with strikes.said_to_a_person():
-        strikes.record(strikes.path_of(run_root, cluster), line)
+    with host_strikes.said_to_a_person():
+        host_strikes.record(host_strikes.path_of(run_root, cluster), line)
 
 
 def _where(

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import encode, nearest
-from orchestrator.contract.failures import FailureRule, Remedy
-from orchestrator.contract.policy import PolicyRule
-from orchestrator.contract.spec import ResilienceSpec
+from orchestrator.contract.spec.failures import FailureRule, Remedy
+from orchestrator.contract.spec.job_spec import ResilienceSpec
+from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.classes import default_rules as default_classes
 from orchestrator.errors import SpecError
+from orchestrator.job import policy
 from orchestrator.load import read_spec
-from orchestrator.supervise import policy
 
 XID = re.compile(r"(?:xid)?[-_ ]?(\d+)", re.IGNORECASE)
 

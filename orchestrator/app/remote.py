@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from orchestrator.contract.actions import StartAttempt
-from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.rundir import RunDir
-from orchestrator.dashboard.holding import Ask
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.actions import StartAttempt
+from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.dashboard.scheduler_status import Ask
 from orchestrator.errors import BackendError, JobError, Unreachable
-from orchestrator.jobs import find_job, has_run, jobs
+from orchestrator.job.state import Run
+from orchestrator.job.step import fold
+from orchestrator.job_paths import find_job, has_run, jobs
+from orchestrator.journal.journal import read
+from orchestrator.journal.run_dir_init import ARCHIVE
+from orchestrator.journal.snapshot import known
 from orchestrator.seams import Clock, Copy
-from orchestrator.supervise.log import read
-from orchestrator.supervise.opening import ARCHIVE
-from orchestrator.supervise.snapshot import known
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
 
 REFRESH_S = 2.0
 STOPPING_S = 0.5
@@ -65,17 +65,17 @@ def find(
 
     Raises JobError when there is no such job, or several.
     """
-    from orchestrator.backends.kubernetes.places import known_mirrors
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
     if place is not None:
-        from orchestrator.backends.kubernetes.find_mirrors import seek_mirror
+        from orchestrator.backends.kubernetes.mirror.find_mirrors import seek_mirror
 
         return _of(seek_mirror(run_root, name, place.context, place.namespace, environ, clock))
     if has_run(run_root, name):
         return Found(find_job(run_root, name))
     known = known_mirrors(run_root, name)
     if len(known) == 1:
-        from orchestrator.backends.kubernetes.find_mirrors import open_mirror
+        from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror
 
         return _of(open_mirror(known[0], environ, clock))
     if known:
@@ -99,10 +99,10 @@ def every(
     run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
     """All jobs of the run root and those seen from here; with a `place`, those there."""
-    from orchestrator.backends.kubernetes.places import known_mirrors
+    from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
     if place is not None:
-        from orchestrator.backends.kubernetes.find_mirrors import mirrors_at
+        from orchestrator.backends.kubernetes.mirror.find_mirrors import mirrors_at
 
         found = mirrors_at(run_root, place.context, place.namespace, environ, clock)
         return [_of(one) for one in found]
@@ -110,7 +110,7 @@ def every(
     known = known_mirrors(run_root)
     if not known:
         return here
-    from orchestrator.backends.kubernetes.find_mirrors import open_mirror
+    from orchestrator.backends.kubernetes.mirror.find_mirrors import open_mirror
 
     return here + [_of(open_mirror(path, environ, clock)) for path in known]
 

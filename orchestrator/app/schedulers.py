@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.job.hosts.host_pool import is_short
+from orchestrator.job.state import Run
 from orchestrator.seams import Backend, Clock, Sighting
-from orchestrator.supervise.roster import is_short
-from orchestrator.supervise.state import Run
 
 
 def backend_of(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
-    from orchestrator.backends import backend_named
+    from orchestrator.backends.by_name import backend_named
     from orchestrator.system import run_command
 
     return backend_named(name, environ, clock, run_command)

@@ -6,8 +6,8 @@ from dataclasses import replace
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import name_of, sightings
 from orchestrator.errors import BackendError, Unreachable
+from orchestrator.job.state import Run
 from orchestrator.seams import Clock, Sighting
-from orchestrator.supervise.state import Run
 
 
 def sight(

@@ -1,38 +1,4 @@
-"""How a launch becomes agents on hosts; one module for each kind of cluster.
+"""How a launch becomes agents on hosts: a room for each kind of cluster.
 
-Imports nothing by itself: the first process of a pod comes through here (`kubernetes/task.py`).
+Nothing is imported here: the first process of a pod comes through (`entry/pod_start.py`).
 """
-
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from orchestrator.seams import Backend, Clock, Shell
-
-HERE = "slurm-here"
-"""Of a job in an allocation of Slurm that was there before it."""
-
-
-def backend_named(
-    name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
-) -> "Backend":
-    """Raises BackendError for a name that has no backend."""
-    if name == "local":
-        from orchestrator.backends.local import LocalBackend
-
-        return LocalBackend(environ, clock)
-    if name == "slurm":
-        from orchestrator.backends.slurm.backend import SlurmBackend
-
-        return SlurmBackend(environ, clock, shell)
-    if name == HERE:
-        from orchestrator.backends.slurm.here import HereBackend
-
-        return HereBackend(environ, clock, shell)
-    if name == "kubernetes":
-        from orchestrator.backends.kubernetes.backend import KubernetesBackend
-
-        return KubernetesBackend(environ, clock)
-    from orchestrator.errors import BackendError
-
-    raise BackendError(f"backend {name!r} is not known", fix="use local, slurm or kubernetes")

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 from orchestrator.errors import BackendError
-from orchestrator.locks import is_free, is_held_alone
+from orchestrator.posix.locks import is_free, is_held_alone
 from orchestrator.seams import Clock
 
 LEAVE_S = 15.0

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.backends.host_processes import LEAVE_S, await_free, end_holder
-from orchestrator.cluster.local import visible_gpus
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.rundir import RunDir
-from orchestrator.entry import command
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
+from orchestrator.host_strikes import LOCAL
+from orchestrator.inventory.local import visible_gpus
+from orchestrator.run_module import command
 from orchestrator.seams import Clock, HostNotice, OwnRun, Sighting
-from orchestrator.strikes import LOCAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
 def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> AgentProcess:
     run_dir = RunDir(Path(launch.run_dir))
     argv = (
-        *command(sys.executable, "orchestrator.agent"),
+        *command(sys.executable, "orchestrator.backends.entry.agent"),
         f"--run-dir={launch.run_dir}",
         f"--host={host}",
         "--address=127.0.0.1",

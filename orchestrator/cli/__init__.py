@@ -71,8 +71,8 @@ def main() -> None:
     try:
         cli(prog_name="ndctl")
     except Exception as exc:
-        from orchestrator.denied import denied
         from orchestrator.errors import NdctlError
+        from orchestrator.posix.denied import denied
 
         if isinstance(exc, PermissionError) and exc.filename is not None:
             exc = denied(exc)

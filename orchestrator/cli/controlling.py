@@ -33,7 +33,7 @@ def controller(
     Jobs run without it. manifests/controller/ has it as a Deployment. Several may run: one acts.
     """
 
-    from orchestrator.backends.kubernetes.api import Api
+    from orchestrator.backends.kubernetes.api.client import Api
     from orchestrator.backends.kubernetes.controller.decide import Scope
     from orchestrator.backends.kubernetes.controller.loop import serve
     from orchestrator.system import SystemClock, log_to_stderr

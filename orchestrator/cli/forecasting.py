@@ -74,7 +74,7 @@ def forecast(  # noqa: PLR0913 - click hands over one argument for each option
     """Show how much of its time a job will train, where the rest goes, and what would be best."""
     from pathlib import Path
 
-    from orchestrator.app.forecasting import Asked, forecast_spec
+    from orchestrator.app.planning.forecasts import Asked, forecast_spec
     from orchestrator.forecast.show import describe_forecast, forecast_json
 
     asked = Asked(

@@ -31,7 +31,12 @@ def agent(
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     from pathlib import Path
 
-    from orchestrator.app.inside import Wanted, agent_command, end_step, let_the_first_speak
+    from orchestrator.app.submission.inside import (
+        Wanted,
+        agent_command,
+        end_step,
+        let_the_first_speak,
+    )
     from orchestrator.errors import NdctlError
     from orchestrator.system import SystemClock, log_to_stderr, run_command
 

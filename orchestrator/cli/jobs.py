@@ -22,9 +22,9 @@ from orchestrator.cli.options import (
 
 if TYPE_CHECKING:
     from orchestrator.app.remote import Found, Place
-    from orchestrator.dashboard.holding import Ask
-    from orchestrator.dashboard.logs import LogLine
-    from orchestrator.dashboard.moment import Snapshot
+    from orchestrator.dashboard.follow.logs import LogLine
+    from orchestrator.dashboard.scheduler_status import Ask
+    from orchestrator.dashboard.snapshot import Snapshot
 
 
 MOST_MISSING = 4
@@ -47,7 +47,7 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
         return [one for _, one in snapshots]
     from orchestrator.app.excluded_hosts import excluded_while_queued
     from orchestrator.app.sighting import sight
-    from orchestrator.dashboard.holding import is_quiet
+    from orchestrator.dashboard.scheduler_status import is_quiet
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
@@ -80,9 +80,9 @@ def list_jobs(
     """Show every job of the run root, and those of clusters that were seen from here; or those
     whose names match."""
     from orchestrator.app import remote
-    from orchestrator.dashboard.moment import read_snapshot
+    from orchestrator.dashboard.snapshot import read_snapshot
     from orchestrator.dashboard.status import list_rows, list_text, stale_reasons
-    from orchestrator.jobs import run_root_of
+    from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
@@ -125,7 +125,7 @@ def status(
 
 
 def _is_one(jobs: tuple[str, ...]) -> bool:
-    from orchestrator.jobs import is_pattern
+    from orchestrator.job_paths import is_pattern
 
     return len(jobs) == 1 and not is_pattern(jobs[0])
 
@@ -137,7 +137,7 @@ def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapsho
 def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
     """Of each; of jobs that a pattern found without those that were never submitted to the end."""
     from orchestrator.app.commands import commands_for
-    from orchestrator.dashboard.moment import read_snapshot
+    from orchestrator.dashboard.snapshot import read_snapshot
     from orchestrator.errors import JobError
     from orchestrator.system import SystemClock
 
@@ -162,7 +162,7 @@ def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
 @json_option
 def describe(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Show all that is known of a job: plan, hosts, each incident with its evidence."""
-    from orchestrator.contract.checkpoints import newest_complete
+    from orchestrator.contract.files.checkpoint_names import newest_complete
     from orchestrator.dashboard.describe import describe_text
     from orchestrator.dashboard.status import status_json
 
@@ -185,14 +185,14 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
     """Find who holds a job up, from dumps of flight recorders and stacks, of any job."""
     from pathlib import Path
 
-    from orchestrator.app.diagnosing import (
+    from orchestrator.app.diagnose_job import (
         diagnose_folder,
         diagnose_job,
         diagnosis_json,
         job_json,
         job_text,
     )
-    from orchestrator.diagnosis.words import diagnosis_text
+    from orchestrator.diagnosis.hang.report import diagnosis_text
     from orchestrator.system import SystemClock
 
     if Path(target).exists() and not Path(target, "journal.jsonl").exists():
@@ -229,7 +229,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
-    from orchestrator.dashboard.session import EndWatch, agent_lines, log_lines
+    from orchestrator.dashboard.follow.follow_loop import EndWatch, agent_lines, log_lines
     from orchestrator.system import SystemClock
 
     if agents and (follow or rank is not None or attempt is not None):
@@ -255,7 +255,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 
 
 def _say_line(line: "LogLine") -> None:
-    from orchestrator.dashboard.logs import colour_of
+    from orchestrator.dashboard.follow.logs import colour_of
 
     colour = colour_of(line.file)
     say(f" {line.text}", label=f"[{line.file.label}]", fg=colour, dim=colour is None)
@@ -269,8 +269,8 @@ def _say_line(line: "LogLine") -> None:
 def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Print what happened, and what was decided, in order of time; with --json the journal as it
     stands."""
-    from orchestrator.dashboard.narrate import event_line, in_order_of_time
-    from orchestrator.supervise.log import read, to_json
+    from orchestrator.dashboard.event_text import event_line, in_order_of_time
+    from orchestrator.journal.journal import read, to_json
 
     entries = read(find(job, run_root, place).run_dir.journal)
     if as_json:  # the order in which it was decided on, by which a journal can be replayed
@@ -290,7 +290,7 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
     from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
     from orchestrator.dashboard.console import VisibleConsole
-    from orchestrator.dashboard.live import run_dashboard, terminal_keys
+    from orchestrator.dashboard.screen.live import run_dashboard, terminal_keys
     from orchestrator.system import SystemClock
 
     clock, console = SystemClock(), VisibleConsole()
@@ -318,8 +318,8 @@ def cancel(
     jobs: tuple[str, ...], run_root: str | None, place: "Place | None", no_wait: bool
 ) -> None:
     """End jobs: their ranks write a checkpoint and leave."""
-    from orchestrator.app import cancelling
-    from orchestrator.app.cancelling_many import cancel_all
+    from orchestrator.app import cancel_job
+    from orchestrator.app.cancel_jobs import cancel_all
     from orchestrator.app.remote import kept_fresh
     from orchestrator.system import SystemClock
 
@@ -332,7 +332,7 @@ def cancel(
             raise outcome.error
         return
     (one,) = found
-    say(cancelling.cancel(one.run_dir, os.environ, clock, one))
+    say(cancel_job.cancel(one.run_dir, os.environ, clock, one))
     if not no_wait:
         with kept_fresh(one):
-            say(cancelling.wait_until_ended(one.run_dir, os.environ, clock, one))
+            say(cancel_job.wait_until_ended(one.run_dir, os.environ, clock, one))

@@ -23,13 +23,13 @@ from orchestrator.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.app.planned_hosts import Purpose
-    from orchestrator.app.planning import Planned
-    from orchestrator.app.submitting import Submission, Submitted
-    from orchestrator.app.sweeping import Element
+    from orchestrator.app.planning.planned_hosts import Purpose
+    from orchestrator.app.planning.plans import Planned
+    from orchestrator.app.submission.submit_job import Submission, Submitted
+    from orchestrator.app.submission.sweep_jobs import Element
     from orchestrator.cli.options import Looks
-    from orchestrator.contract.drills import Drill
-    from orchestrator.dashboard.commands import Commands
+    from orchestrator.contract.spec.drills import Drill
+    from orchestrator.dashboard.command_hints import Commands
 
 
 def _launchable(
@@ -54,7 +54,7 @@ def _drills(
     if not texts:
         return ()
     from orchestrator.contract.codec import Invalid
-    from orchestrator.contract.drills import parse_drill
+    from orchestrator.contract.spec.drills import parse_drill
 
     try:
         return tuple(parse_drill(text, number) for number, text in enumerate(texts, 1))
@@ -134,8 +134,8 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     drills: "tuple[Drill, ...]",
 ) -> None:
     """Start a job, under supervision, and return; or follow it to its end."""
-    from orchestrator.app import submitting
-    from orchestrator.jobs import run_root_of
+    from orchestrator.app.submission import submit_job
+    from orchestrator.job_paths import run_root_of
 
     if resume and new:
         raise click.UsageError("--resume and --new exclude each other")
@@ -166,7 +166,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     settings = (*overrides, *on_backend)
     looks = looks_for(resume=resume)
     planned = _launchable(spec, settings, inventory, run_root, purpose, looks=looks)
-    submission = submitting.Submission(
+    submission = submit_job.Submission(
         planned=planned,
         run_root=run_root_of(run_root, os.environ, planned.spec.run_root),
         drills=drills,
@@ -180,11 +180,11 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
 
 
 def _submit_one(submission: "Submission", *, follow: bool) -> None:
-    from orchestrator.app import submitting
+    from orchestrator.app.submission import submit_job
     from orchestrator.system import SystemClock
 
     planned = submission.planned
-    submitted = submitting.submit(submission, os.environ, SystemClock())
+    submitted = submit_job.submit(submission, os.environ, SystemClock())
     _tell(planned, submitted)
     say(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
@@ -196,10 +196,10 @@ def _submit_one(submission: "Submission", *, follow: bool) -> None:
 
 def _try_out(submission: "Submission", *, asks: bool) -> None:
     """Print what would be started, and what stands in its way. Raises what the scheduler says."""
-    from orchestrator.app import submitting
+    from orchestrator.app.submission import submit_job
     from orchestrator.system import SystemClock
 
-    tried = submitting.dry_run(submission, os.environ, SystemClock(), asks=asks)
+    tried = submit_job.dry_run(submission, os.environ, SystemClock(), asks=asks)
     say(tried.text)
     if tried.refused is not None:
         raise tried.refused
@@ -225,8 +225,8 @@ def _submit_here(
     """The exit code of a job that runs in this allocation."""
     from pathlib import Path
 
-    from orchestrator.app.here import run_here, submit_here
-    from orchestrator.app.inside import Wanted
+    from orchestrator.app.submission.here import run_here, submit_here
+    from orchestrator.app.submission.inside import Wanted
     from orchestrator.system import SystemClock, run_command
 
     clock = SystemClock()
@@ -248,27 +248,29 @@ def _submit_sweep(
     from pathlib import Path
     from shlex import quote
 
-    from orchestrator.app import sweeping
+    from orchestrator.app.submission import sweep_jobs
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
     hosts = None if inventory is None else Path(inventory)
-    sweep = sweeping.Sweep(spec=Path(spec), overrides=overrides, keys=keys, inventory=hosts, **more)
-    elements = sweeping.elements_of(sweep, os.environ, clock)
+    sweep = sweep_jobs.Sweep(
+        spec=Path(spec), overrides=overrides, keys=keys, inventory=hosts, **more
+    )
+    elements = sweep_jobs.elements_of(sweep, os.environ, clock)
     warn_of_secrets(elements[0].submission.planned.spec)
     if dry_run:
         say("\n".join(_element_text(element) for element in elements))
         return
-    for element, submitted in sweeping.submit_all(sweep, elements, os.environ, clock):
+    for element, submitted in sweep_jobs.submit_all(sweep, elements, os.environ, clock):
         for one in submitted.warnings:
             warn(f"{element.name}: {one}")
         say(f"submitted {element.name} ({' '.join(element.values)}): {submitted.run_dir.path}")
-    pattern = quote(sweeping.pattern_of([element.name for element in elements]))
+    pattern = quote(sweep_jobs.pattern_of([element.name for element in elements]))
     say(f"see them with `ndctl list {pattern}`, end them with `ndctl cancel {pattern}`")
 
 
 def _element_text(element: "Element") -> str:
-    from orchestrator.contract.findings import words_of_finding
+    from orchestrator.contract.check_results import words_of_finding
 
     plan = element.submission.planned.plan
     lines = [f"{element.name}: {' '.join(element.values)}; {plan.world_size} ranks, {plan.mesh}"]
@@ -298,18 +300,18 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print exactly what `submit` starts: the manifests, the batch script, or each agent's
     command."""
-    from orchestrator.app import submitting
-    from orchestrator.jobs import run_root_of
+    from orchestrator.app.submission import submit_job
+    from orchestrator.job_paths import run_root_of
 
     settings = (*overrides, *on_backend, *of_kind)
     planned = _launchable(spec, settings, inventory, run_root, "render", looks="not")
     if with_token and planned.spec.cluster.backend != "kubernetes":
         raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
-    submission = submitting.Submission(planned=planned, run_root=root)
-    say(submitting.render(submission, os.environ))
+    submission = submit_job.Submission(planned=planned, run_root=root)
+    say(submit_job.render(submission, os.environ))
     if with_token:
-        say(f"---\n{submitting.render_token(submission)}")
+        say(f"---\n{submit_job.render_token(submission)}")
 
 
 def _commands(submitted: "Submitted") -> "Commands":
@@ -322,15 +324,15 @@ def _commands(submitted: "Submitted") -> "Commands":
 def _followed(submitted: "Submitted") -> int:
     """The exit code of a job that is followed to its end."""
     from orchestrator.app.remote import Found, await_begin, kept_fresh, lines_before
-    from orchestrator.contract import exits
-    from orchestrator.dashboard.session import follow_job
+    from orchestrator.contract.files import exit_codes
+    from orchestrator.dashboard.follow.follow_loop import follow_job
     from orchestrator.system import SystemClock
 
     found, clock = Found(submitted.run_dir, submitted.copy), SystemClock()
     name, ask, commands = submitted.run_dir.path.name, asker(found), _commands(submitted)
     try:
         if not await_begin(found, ask, clock, say):
-            return exits.FAILED
+            return exit_codes.FAILED
         elsewhere = found.copy is not None
         known = lines_before(found, submitted.at) if elsewhere else submitted.known
         with kept_fresh(found):
@@ -341,4 +343,4 @@ def _followed(submitted: "Submitted") -> int:
             f" end it with `{commands.of('cancel')}`",
             err=True,
         )
-        return exits.INTERRUPTED
+        return exit_codes.INTERRUPTED

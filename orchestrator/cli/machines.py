@@ -21,8 +21,8 @@ from orchestrator.cli.options import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from orchestrator.contract.findings import Finding
-    from orchestrator.contract.spec import JobSpec
+    from orchestrator.contract.check_results import Finding
+    from orchestrator.contract.spec.job_spec import JobSpec
 
 
 def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
@@ -43,8 +43,8 @@ def _input_findings(
     """What the job reads: data, tokenizer, weights, and what it resumes from."""
     from pathlib import Path
 
-    from orchestrator.app.inputs import findings_of
-    from orchestrator.app.planning import look_at
+    from orchestrator.app.planning.plans import look_at
+    from orchestrator.app.submission.inputs import findings_of
     from orchestrator.load import read_written
 
     written = read_written(Path(spec), overrides)
@@ -53,9 +53,9 @@ def _input_findings(
 
 def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...]":
     from orchestrator.backends.slurm.commands import Slurm
-    from orchestrator.contract.slurm import SlurmSpec
-    from orchestrator.doctor.mounts import read_mounts
+    from orchestrator.contract.spec.slurm_spec import SlurmSpec
     from orchestrator.doctor.slurm import examine_slurm
+    from orchestrator.health.mounts import read_mounts
     from orchestrator.system import SystemClock, run_command
 
     spec = wish.cluster.slurm if wish else SlurmSpec()
@@ -69,13 +69,14 @@ def _kubernetes_findings(
     """With a spec, all that `submit` would look at as well."""
     from pathlib import Path
 
-    from orchestrator.app import planning, submitting
-    from orchestrator.app.planned_hosts import kubernetes_api
-    from orchestrator.cluster.kubernetes.gpus import gpu_table
-    from orchestrator.contract.findings import Finding
-    from orchestrator.contract.kubernetes import KubernetesSpec
+    from orchestrator.app.planning import plans
+    from orchestrator.app.planning.planned_hosts import kubernetes_api
+    from orchestrator.app.submission import submit_job
+    from orchestrator.contract.check_results import Finding
+    from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
     from orchestrator.doctor.kubernetes import Job, examine_kubernetes
     from orchestrator.errors import NdctlError, Unanswered
+    from orchestrator.inventory.kubernetes.gpus import gpu_table
     from orchestrator.load import read_spec
     from orchestrator.system import SystemClock
 
@@ -84,14 +85,14 @@ def _kubernetes_findings(
     asked = read_spec(Path(spec), overrides).cluster.kubernetes
     api = kubernetes_api(asked.context, os.environ)
     try:
-        planned = planning.plan_spec(Path(spec), overrides, os.environ, purpose="submit")
+        planned = plans.plan_spec(Path(spec), overrides, os.environ, purpose="submit")
     except Unanswered:
         return examine_kubernetes(api, asked)
     except NdctlError as exc:
         refused = Finding(what="plan", verdict="stops", found=exc.message, fix=exc.fix)
         return (*examine_kubernetes(api, asked), refused)
-    submission = submitting.Submission(planned=planned, run_root=root)
-    handover = submitting.first_handover(submission, os.environ, SystemClock())
+    submission = submit_job.Submission(planned=planned, run_root=root)
+    handover = submit_job.first_handover(submission, os.environ, SystemClock())
     job = Job(handover, gpu_table(os.environ))
     notes = (Finding(what="cluster", verdict="note", found=note) for note in planned.notes)
     return (*examine_kubernetes(api, planned.spec.cluster.kubernetes, job), *notes)
@@ -114,9 +115,9 @@ def doctor(
 ) -> None:
     """Find what on this machine or its cluster would stop a job; with SPEC, that job."""
     from orchestrator.contract.codec import encode
-    from orchestrator.doctor.machine import describe_findings, examine
-    from orchestrator.jobs import run_root_of
-    from orchestrator.open_files import files_needed
+    from orchestrator.health.machine import describe_findings, examine
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.posix.fd_limit import files_needed
     from orchestrator.system import SystemClock, run_command
 
     if resume and spec is None:
@@ -152,8 +153,8 @@ def doctor(
 def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: bool) -> None:
     """Show the hosts that broke jobs, per cluster, with what their strikes count by now, and which
     are left out until when; clear them, or pin a host."""
-    from orchestrator.jobs import run_root_of
-    from orchestrator.strikes import hosts_json, hosts_text, records, still_counting
+    from orchestrator.host_strikes import hosts_json, hosts_text, records, still_counting
+    from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
 
     root = run_root_of(run_root, os.environ)

@@ -11,10 +11,10 @@ import click
 from orchestrator.contract.visible import visible
 
 if TYPE_CHECKING:
-    from orchestrator.app.planned_hosts import Purpose
-    from orchestrator.app.planning import Planned
+    from orchestrator.app.planning.planned_hosts import Purpose
+    from orchestrator.app.planning.plans import Planned
     from orchestrator.app.remote import Found, Place
-    from orchestrator.contract.spec import JobSpec
+    from orchestrator.contract.spec.job_spec import JobSpec
 
 
 class FiniteRange(click.FloatRange):
@@ -130,7 +130,7 @@ def find_all(
     Raises JobError where there is no such job.
     """
     from orchestrator.app import remote
-    from orchestrator.jobs import is_pattern, run_root_of
+    from orchestrator.job_paths import is_pattern, run_root_of
     from orchestrator.system import SystemClock
 
     found: dict[str, tuple[Found, bool]] = {}
@@ -152,8 +152,8 @@ def find_all(
 def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":
     """A job, as it is now. Not `warns`: the caller says that it is shown as it was before."""
     from orchestrator.app import remote
-    from orchestrator.jobs import run_root_of
-    from orchestrator.supervise.log import lost_end
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.journal.journal import lost_end
     from orchestrator.system import SystemClock
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
@@ -207,12 +207,12 @@ def plan_for(
     """Where a job is to run, what it reads has to be there, and what it resumes from as well."""
     from pathlib import Path
 
-    from orchestrator.app import planning
+    from orchestrator.app.planning import plans
 
     plan = {
-        "not": planning.plan_spec,
-        "at-inputs": planning.plan_and_look,
-        "at-checkpoint-too": planning.plan_and_look_back,
+        "not": plans.plan_spec,
+        "at-inputs": plans.plan_and_look,
+        "at-checkpoint-too": plans.plan_and_look_back,
     }[looks]
     hosts = None if inventory is None else Path(inventory)
     root = None if run_root is None else Path(run_root)
@@ -227,8 +227,8 @@ def looks_for(*, resume: bool) -> Looks:
 
 def warn_of_secrets(spec: "JobSpec") -> None:
     """Of those that a spec holds in plain text."""
-    from orchestrator.contract.kubernetes import plain_secrets
-    from orchestrator.contract.slurm import plain_secrets as plain_on_slurm
+    from orchestrator.contract.spec.kubernetes_spec import plain_secrets
+    from orchestrator.contract.spec.slurm_spec import plain_secrets as plain_on_slurm
 
     for key in plain_on_slurm(spec.cluster.slurm) if spec.cluster.backend == "slurm" else ():
         name = key.rpartition(".")[2]

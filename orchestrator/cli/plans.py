@@ -129,7 +129,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     """Show how a job is best split over ranks, what it takes, how fast it goes, and why."""
     from pathlib import Path
 
-    from orchestrator.app import planning
+    from orchestrator.app.planning import plans
     from orchestrator.plan.show import compare as compared
     from orchestrator.plan.show import explain
     from orchestrator.plan.show.zero import describe_zero, zero_json
@@ -140,10 +140,10 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
     if compare:
-        found = planning.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
+        found = plans.compare_plans(Path(spec), overrides, os.environ, hosts, compare)
         print_as(as_json, found, compared.compared_json, compared.describe_compared)
     elif zero:
-        table = planning.zero_of(Path(spec), overrides, os.environ, hosts)
+        table = plans.zero_of(Path(spec), overrides, os.environ, hosts)
         print_as(as_json, table, zero_json, describe_zero)
     else:
         planned = plan_for(spec, overrides, inventory)
@@ -166,8 +166,8 @@ def inventory(
     """Show the hosts that there are, as a tree of the switches between them."""
     from pathlib import Path
 
-    from orchestrator.app import planning
-    from orchestrator.cluster.show import describe_inventory, inventory_json
+    from orchestrator.app.planning import plans
+    from orchestrator.inventory.show import describe_inventory, inventory_json
 
     if inventory is not None and backend != "local":
         raise click.UsageError(f"--inventory and --backend {backend} exclude each other")
@@ -176,7 +176,7 @@ def inventory(
     if context is not None and backend != "kubernetes":
         raise click.UsageError("--context needs --backend kubernetes")
     file = None if inventory is None else Path(inventory)
-    seen = planning.inventory_at(file, os.environ, backend, partition, context)
+    seen = plans.inventory_at(file, os.environ, backend, partition, context)
     if as_json:
         print_json(inventory_json(seen.inventory) | {"notes": list(seen.notes)})
     else:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union, cast
 
-from orchestrator.contract.limits import OneOf
+from orchestrator.contract.spec.limits import OneOf
 
 T = TypeVar("T")
 MISSING = dataclasses.MISSING

@@ -1,6 +1,6 @@
 """The devices that ndctl has a hardware profile of, by name.
 
-The names stand here, below the profiles themselves (`cluster/profiles/`), because a spec says one.
+The profiles themselves are in `inventory/profiles/`; the names stand here because a spec says one.
 """
 
 GPU_NAMES = (

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from orchestrator.contract.limits import AtLeast
+from orchestrator.contract.spec.limits import AtLeast
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Outermost first: neighbours in rank order differ in tp."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

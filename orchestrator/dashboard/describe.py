@@ -4,17 +4,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
 
-from orchestrator.contract.checkpoints import PassedOver
+from orchestrator.contract.files.checkpoint_names import PassedOver
 from orchestrator.contract.visible import visible
-from orchestrator.dashboard import words
-from orchestrator.dashboard.advice import log_of
-from orchestrator.dashboard.moment import Snapshot
+from orchestrator.dashboard import format
+from orchestrator.dashboard.next_steps import log_of
+from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
-from orchestrator.diagnosis.facts import RankFacts, Scene
-from orchestrator.diagnosis.stacks import main_stack, main_thread, place, shortened
-from orchestrator.diagnosis.words import where_words
-from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import NOBODY, Incident, Run
+from orchestrator.diagnosis.hang.report import where_words
+from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
+from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.state import NOBODY, Incident, Run
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16
@@ -44,10 +44,10 @@ def describe_text(
 def _plan(snapshot: Snapshot) -> Iterator[str]:
     current = snapshot.seen.run.current
     plan = current.plan
-    yield row("mesh", f"{plan.mesh} ({words.count(plan.world_size, 'rank')})")
+    yield row("mesh", f"{plan.mesh} ({format.count(plan.world_size, 'rank')})")
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
-    yield row("memory", f"about {words.size(plan.memory.peak_bytes)} on the fullest rank")
+    yield row("memory", f"about {format.size(plan.memory.peak_bytes)} on the fullest rank")
     for note in plan.notes:
         yield row("note", note)
     yield row("file", str(snapshot.run_dir.plan(current.number)))
@@ -71,7 +71,7 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
 
 def _left_out(run: Run) -> Iterator[str]:
     for host, why in sorted(run.exclude.items()):
-        yield row(host, f"not used: {words.one_line(why)}")
+        yield row(host, f"not used: {format.one_line(why)}")
     asked = run.job.launch.kubernetes if run.job else None
     kept_off = sorted({*run.exclude} - {*run.shut})
     if kept_off and asked is not None and asked.kind != "pytorchjob":
@@ -83,12 +83,12 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
     first, last = snapshot.progress.first, snapshot.progress.last
     if first is None or last is None:
         return
-    yield row("loss", f"{words.loss(first.loss)} at step {first.step:,}")
-    yield row("", f"{words.loss(last.loss)} at step {last.step:,}")
+    yield row("loss", f"{format.loss(first.loss)} at step {first.step:,}")
+    yield row("", f"{format.loss(last.loss)} at step {last.step:,}")
     if snapshot.progress.step_s is not None:
-        step_s = words.duration(snapshot.progress.step_s)
-        yield row("speed", f"{step_s} a step, {words.rate(last.tokens_per_second)}")
-    yield row("elapsed", words.duration(snapshot.view.elapsed_s))
+        step_s = format.duration(snapshot.progress.step_s)
+        yield row("speed", f"{step_s} a step, {format.rate(last.tokens_per_second)}")
+    yield row("elapsed", format.duration(snapshot.view.elapsed_s))
 
 
 def _checkpoints(
@@ -97,14 +97,14 @@ def _checkpoints(
     found = snapshot.seen.checkpoint
     yield row("newest", checkpoint_words(found, snapshot.view))
     if found.at is not None:
-        yield row("written", words.moment(found.at, zone))
+        yield row("written", format.moment(found.at, zone))
     if found.failed is not None:
-        at = words.moment(found.failed.at, zone)
-        since = words.moment(found.failed.since, zone)
+        at = format.moment(found.failed.at, zone)
+        since = format.moment(found.failed.since, zone)
         row_of = f", the last of {found.failed.times:,} since {since}"
         many = row_of if found.failed.times > 1 else ""
         yield row("warning", f"the save at step {found.failed.step:,} failed at {at}{many}:")
-        yield row("", words.one_line(found.failed.why))
+        yield row("", format.one_line(found.failed.why))
     for passed in passed_over:
         yield row("passed over", f"{passed.name}: {passed.why}")
 
@@ -115,8 +115,8 @@ def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     assert run.job is not None
     for found in snapshot.view.stragglers[:MOST_STACKS]:
         yield row(found.host, why_slow(found))
-        seen = f"over {words.count(found.steps, 'step')} of {words.duration(found.step_s)} each"
-        yield row("", f"since {words.moment(found.at, zone)}, seen {seen}")
+        seen = f"over {format.count(found.steps, 'step')} of {format.duration(found.step_s)} each"
+        yield row("", f"since {format.moment(found.at, zone)}, seen {seen}")
         yield row("", _what_then(run.job.replace_stragglers, snapshot.view.spares))
     if len(snapshot.view.stragglers) > MOST_STACKS:
         more = snapshot.commands.of("status", "--json")
@@ -144,9 +144,9 @@ def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
 def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     """What, who, since when, how it is known, what was done and what it cost."""
     drill = f" (drill {incident.drill})" if incident.drill else ""
-    at = words.moment(incident.at, zone)
+    at = format.moment(incident.at, zone)
     yield f"  #{incident.id} {incident.kind} at {at}{drill}"
-    yield row("  cause", words.one_line(incident.cause))
+    yield row("  cause", format.one_line(incident.cause))
     yield row("  culprit", "none" if incident.culprit == NOBODY else str(incident.culprit))
     if incident.confidence is not None:
         yield row("  sure", f"{incident.confidence:.0%}")
@@ -164,14 +164,14 @@ def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> It
         for edits in incident.edits:
             yield row("", snapshot.commands.submit(edits))
     elif incident.advice:
-        yield row("  to do", words.one_line(incident.advice))
+        yield row("  to do", format.one_line(incident.advice))
 
 
 def _lost_work(incident: Incident) -> str:
     """Steps that were made again, or are to be."""
     if incident.saved is None:
         return ""
-    return f"; {words.count(max(0, incident.step - incident.saved), 'step')} of work lost"
+    return f"; {format.count(max(0, incident.step - incident.saved), 'step')} of work lost"
 
 
 def _evidence(incident: Incident) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _evidence(incident: Incident) -> Iterator[str]:
     elif found.exit_code is not None:
         yield row("  evidence", f"exit code {found.exit_code}")
     for note in found.notes:
-        yield row("  evidence", words.one_line(note))
+        yield row("  evidence", format.one_line(note))
     if found.traceback:
         yield from _quoted("traceback", found.traceback.splitlines())
     if found.log_tail:
@@ -208,7 +208,7 @@ def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterat
         if rank not in whole[:MOST_STACKS]
     }
     for line in where_words(Scene(facts=rest), ()):
-        yield row("  stacks", words.one_line(line))
+        yield row("  stacks", format.one_line(line))
 
 
 def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:

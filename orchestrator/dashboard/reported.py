@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.dashboard.metrics import Metric, Progress
 from orchestrator.dashboard.view import CheckpointView, Seen
-from orchestrator.supervise.job_report import JobReport, is_news
+from orchestrator.job.reports.job_report import JobReport, is_news
 
 
 def with_report(seen: Seen, progress: Progress, report: JobReport | None) -> tuple[Seen, Progress]:

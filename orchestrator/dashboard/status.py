@@ -7,17 +7,17 @@ from typing import Any
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
-from orchestrator.dashboard import words
-from orchestrator.dashboard.advice import look_at, next_step
-from orchestrator.dashboard.moment import Snapshot
+from orchestrator.dashboard import format
+from orchestrator.dashboard.next_steps import look_at, next_step
+from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.view import (
     TROUBLE,
     CheckpointView,
     View,
     last_step,
 )
-from orchestrator.supervise.replacing import why_slow
-from orchestrator.supervise.state import ENDED, Incident, State
+from orchestrator.job.hosts.straggler_replacement import why_slow
+from orchestrator.job.state import ENDED, Incident, State
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
         described: it is the head of what `ndctl describe` prints.
     """
     shown, standing = snapshot.view, snapshot.standing
-    ago = words.duration(snapshot.now - standing.since)
+    ago = format.duration(snapshot.now - standing.since)
     lines = [
         *state_lines(shown.name, standing.state, standing.reason, _age(shown, zone)),
-        row("since", f"{words.moment(standing.since, zone)} ({ago} ago)"),
+        row("since", f"{format.moment(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
@@ -106,7 +106,7 @@ def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = Fa
 def state_lines(name: str, state: State, reason: str, age: str = "") -> list[str]:
     """The state and why, and on a line of its own what to do about it. `age`: of the state, where
     it is not known now."""
-    why, fix = words.why_and_fix(reason)
+    why, fix = format.why_and_fix(reason)
     said = f"{state}{age}; {why}" if age else f"{state}, {why}"
     return [f"{name}: {said}", *([row("fix:", fix)] if fix else [])]
 
@@ -115,8 +115,8 @@ def _age(shown: View, zone: tzinfo | None) -> str:
     """Of a state that cannot be asked for now."""
     if shown.as_of is None:
         return ""
-    ago = words.duration(shown.now - shown.as_of)
-    return f" as of {words.moment(shown.as_of, zone)} ({ago} ago)"
+    ago = format.duration(shown.now - shown.as_of)
+    return f" as of {format.moment(shown.as_of, zone)} ({ago} ago)"
 
 
 def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
@@ -127,8 +127,8 @@ def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     ends_at = granted.ends_at if granted is not None and snapshot.leader_alive else None
     limit = ""
     if ends_at is not None and ends_at > snapshot.now:
-        left = words.duration(ends_at - snapshot.now)
-        limit = f", whose allocation ends at {words.moment(ends_at, zone)}, in {left}"
+        left = format.duration(ends_at - snapshot.now)
+        limit = f", whose allocation ends at {format.moment(ends_at, zone)}, in {left}"
     yield row("scheduler", snapshot.scheduler + limit)
 
 
@@ -139,11 +139,11 @@ def row(label: str, text: str) -> str:
 def _progress(shown: View) -> str:
     parts = [f"step {shown.step:,} of {shown.steps:,}"]
     if shown.loss is not None:
-        parts.append(f"loss {words.loss(shown.loss)}")
+        parts.append(f"loss {format.loss(shown.loss)}")
     if shown.state == "RUNNING" and shown.tokens_per_second is not None:
-        parts.append(words.rate(shown.tokens_per_second))
+        parts.append(format.rate(shown.tokens_per_second))
     if shown.eta_s is not None:
-        parts.append(f"about {words.duration(shown.eta_s)} left")
+        parts.append(f"about {format.duration(shown.eta_s)} left")
     return ", ".join(parts)
 
 
@@ -152,7 +152,7 @@ def where(snapshot: Snapshot) -> str:
     assert job is not None
     names = run.placement or run.plan.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
-    ranks, hosts = words.count(run.plan.world_size, "rank"), words.count(len(names), "host")
+    ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
     return f"{ranks} on {hosts} ({shown}), {run.plan.mesh}, backend {job.backend}"
 
 
@@ -160,20 +160,20 @@ def restarts(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
     budget = f"{run.fruitless} of {job.max_restarts} without a new checkpoint"
-    return f"attempt {snapshot.seen.attempt}, {words.count(run.restarts, 'restart')} ({budget})"
+    return f"attempt {snapshot.seen.attempt}, {format.count(run.restarts, 'restart')} ({budget})"
 
 
 def checkpoint_words(found: CheckpointView, shown: View) -> str:
     rest = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
     if found.failed is not None:
-        why, times = words.shortened(found.failed.why), found.failed.times
+        why, times = format.shortened(found.failed.why), found.failed.times
         row_of = f", as did {times - 1:,} before it in a row" if times > 1 else ""
         rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
     if not found.step:
         return f"none yet{rest}"
     behind = max(0, shown.step - found.step)
-    ages = [words.count(behind, "step")] if behind else []
-    ages += [words.duration(shown.now - found.at)] if found.at is not None else []
+    ages = [format.count(behind, "step")] if behind else []
+    ages += [format.duration(shown.now - found.at)] if found.at is not None else []
     age = f", {' and '.join(ages)} ago" if ages else ""
     return f"{found.name} is complete{age}{rest}"
 
@@ -192,7 +192,7 @@ def _slowest(shown: View) -> Iterator[str]:
     """The dearest of the ranks that keep their peers waiting."""
     if shown.stragglers:
         first, others = shown.stragglers[0], len(shown.stragglers) - 1
-        rest = f" (and {words.count(others, 'more rank')})" if others else ""
+        rest = f" (and {format.count(others, 'more rank')})" if others else ""
         yield f"{first.host}: {why_slow(first)}{rest}"
 
 
@@ -202,10 +202,10 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     last = shown.incidents[-1]
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
-    at = words.moment(last.at, zone)
+    at = format.moment(last.at, zone)
     known = last.cause in shown.reason  # which stands above, as the state's reason
-    cause = last.kind if known else f"{last.kind}: {words.one_line(last.cause)}"
-    yield row("incident", f"{at} {cause}; {words.blamed(last.culprit)}{drill}{rest}")
+    cause = last.kind if known else f"{last.kind}: {format.one_line(last.cause)}"
+    yield row("incident", f"{at} {cause}; {format.blamed(last.culprit)}{drill}{rest}")
     yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
 
 
@@ -213,16 +213,16 @@ def did(incident: Incident, reason: str) -> str:
     """What ndctl did about it, and by which rule; `reason` is why the job stands where it stands,
     which is not said twice."""
     told = reason.startswith(incident.action)
-    action = "stopped the job" if told else words.one_line(incident.action)
+    action = "stopped the job" if told else format.one_line(incident.action)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
 def times(incident: Incident, state: State) -> str:
     """What the incident cost; `state` is the job's."""
-    seen = words.detected(incident.detected_after_s)
+    seen = format.detected(incident.detected_after_s)
     if incident.recovered_after_s is None:
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
-    return f"{seen}, recovered after {words.duration(incident.recovered_after_s)}"
+    return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"
 
 
 def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
@@ -238,7 +238,7 @@ def stale_reasons(snapshots: Iterable[Snapshot]) -> list[str]:
     """Why jobs are shown as they were last known, each reason once."""
     counts = Counter(one.standing.reason for one in snapshots if one.standing.as_of is not None)
     return [
-        f"{reason}; {words.count(count, 'job')} shown as last known"
+        f"{reason}; {format.count(count, 'job')} shown as last known"
         for reason, count in counts.items()
     ]
 
@@ -276,14 +276,14 @@ def list_text(rows: Sequence[Mapping[str, Any]], zone: tzinfo | None, now: float
 
 def _cells(body: Mapping[str, Any], zone: tzinfo | None, now: float) -> tuple[str, ...]:
     as_of = body["as_of"]
-    age = "" if as_of is None else f" {words.duration(now - as_of)} ago"
+    age = "" if as_of is None else f" {format.duration(now - as_of)} ago"
     return (
         body["name"],
         body["state"] + age,
         f"{body['step']}/{body['steps']}",
         str(body["attempt"]),
         str(body["restarts"]),
-        words.loss(body["loss"]),
-        words.moment(body["updated_at"], zone),
+        format.loss(body["loss"]),
+        format.moment(body["updated_at"], zone),
         (body["scheduler"] or "-").split(":")[0],
     )

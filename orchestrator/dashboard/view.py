@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from orchestrator.contract.actions import StartAttempt
-from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.events import (
+from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.messages.actions import StartAttempt
+from orchestrator.contract.messages.events import (
     AgentLost,
     CheckpointFailed,
     CheckpointSaved,
@@ -22,15 +23,14 @@ from orchestrator.contract.events import (
     StragglerFound,
     TrainingResumed,
 )
-from orchestrator.contract.mesh import Mesh
-from orchestrator.dashboard.commands import Commands
+from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.metrics import NOTHING, Progress
+from orchestrator.job.hosts.host_pool import gives_back_at, is_short
+from orchestrator.job.reports.job_report import JobReport
+from orchestrator.job.state import ENDED, IDLE, Incident, Run, Stage, State
+from orchestrator.job.step import step
+from orchestrator.journal.journal import Entry
 from orchestrator.seams import Sighting
-from orchestrator.supervise.job_report import JobReport
-from orchestrator.supervise.log import Entry
-from orchestrator.supervise.roster import gives_back_at, is_short
-from orchestrator.supervise.state import ENDED, IDLE, Incident, Run, Stage, State
-from orchestrator.supervise.step import step
 
 Health = Literal[
     "culprit", "dead", "silent", "straggler", "slow", "starting", "stopped", "done", "ok"

@@ -6,10 +6,10 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from orchestrator.contract.failures import FailureRule, Reading
-from orchestrator.contract.phases import Phase
-from orchestrator.diagnosis.patterns import Text, compiled, which
-from orchestrator.diagnosis.xids import xid_rules
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.failures import FailureRule, Reading
+from orchestrator.diagnosis.logs.patterns import Text, compiled, which
+from orchestrator.diagnosis.logs.xids import xid_rules
 
 TABLE = Path(__file__).with_name("classes.yaml")
 GUESSES = (
@@ -155,6 +155,6 @@ def families() -> tuple[FailureRule, ...]:
 
 @cache
 def _table() -> _Table:
-    from orchestrator.document import decode_document, parse, read_text
+    from orchestrator.yaml_document import decode_document, parse, read_text
 
     return decode_document(_Table, parse(read_text(TABLE, "it comes with ndctl"), str(TABLE)))

@@ -3,18 +3,22 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.backends.kubernetes import permissions
-from orchestrator.backends.kubernetes.api import Asks
-from orchestrator.backends.kubernetes.checks import RIGHTS, examine_job, namespace_there
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
+from orchestrator.backends.kubernetes.checks import permissions
+from orchestrator.backends.kubernetes.checks.kinds_available import kind_there
+from orchestrator.backends.kubernetes.checks.launch_checks import (
+    RIGHTS,
+    examine_job,
+    namespace_there,
+)
+from orchestrator.backends.kubernetes.checks.permissions import Right
+from orchestrator.backends.kubernetes.checks.queues import queue_there
 from orchestrator.backends.kubernetes.controller.asking import LEASE
-from orchestrator.backends.kubernetes.exclusion import INSTALL
-from orchestrator.backends.kubernetes.going import NAMED
 from orchestrator.backends.kubernetes.inventory import WITHOUT_NODES
-from orchestrator.backends.kubernetes.kind_schemas import KindSchemas
-from orchestrator.backends.kubernetes.kinds_there import kind_there
-from orchestrator.backends.kubernetes.permissions import Right
-from orchestrator.backends.kubernetes.queues import queue_there
-from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.node_affinity import INSTALL
+from orchestrator.backends.kubernetes.pod_deletion import NAMED
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
     JOB_KINDS,
@@ -23,14 +27,14 @@ from orchestrator.backends.kubernetes.resources import (
     PODS,
     lookup,
 )
-from orchestrator.cluster.gpus import GpuTable
-from orchestrator.cluster.kubernetes.nodes import parse_node
-from orchestrator.cluster.kubernetes.standing import shut
-from orchestrator.cluster.kubernetes.taints import tolerations_of
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
+from orchestrator.inventory.gpus import GpuTable
+from orchestrator.inventory.kubernetes.nodes import parse_node
+from orchestrator.inventory.kubernetes.standing import shut
+from orchestrator.inventory.kubernetes.taints import tolerations_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import PARTITIONS
-from orchestrator.cluster.slurm.config import parse_config
-from orchestrator.cluster.slurm.partitions import Partition, parse_partitions, time_words
-from orchestrator.contract.findings import Finding, Verdict
-from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.doctor.mounts import mount_of
+from orchestrator.contract.check_results import Finding, Verdict
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError
+from orchestrator.health.mounts import mount_of
+from orchestrator.inventory.slurm.config import parse_config
+from orchestrator.inventory.slurm.partitions import Partition, parse_partitions, time_words
 from orchestrator.seams import Completed
 
 TIMEOUT_S = 15.0

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from orchestrator.contract.codec import nearest
-from orchestrator.contract.limits import Above, AtLeast
-from orchestrator.document import decode_document, parse, read_text
+from orchestrator.contract.spec.limits import Above, AtLeast
 from orchestrator.errors import SpecError
+from orchestrator.yaml_document import decode_document, parse, read_text
 
 TABLE = Path(__file__).with_name("rates.yaml")
 DEFAULT = "llama3"

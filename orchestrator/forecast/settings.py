@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from orchestrator.contract.limits import Above, AtLeast
+from orchestrator.contract.checkpoint_interval import Interval, interval_of
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.reliability import Interval, interval_of
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.limits import Above, AtLeast
+from orchestrator.detect.heartbeat_monitor import HANG_SLACK_S, HANG_STEPS
 from orchestrator.forecast.rates import DAY_S, Detected, Rates
 from orchestrator.forecast.setting import Hazard, Setting
-from orchestrator.supervise.watch import HANG_SLACK_S, HANG_STEPS
 
 STORAGE_PER_HOST = 1e9
 """Bytes a second that storage takes of each host where nobody says: assumed."""

@@ -3,8 +3,8 @@
 from typing import Any
 
 from orchestrator.contract.codec import encode
-from orchestrator.forecast import closed
-from orchestrator.forecast.many import Expected, Forecast
+from orchestrator.forecast import closed_form
+from orchestrator.forecast.monte_carlo import Expected, Forecast
 from orchestrator.forecast.rates import Rates
 from orchestrator.forecast.setting import PARTS
 from orchestrator.forecast.settings import Basis
@@ -77,7 +77,7 @@ def _held(found: Forecast) -> list[str]:
 
 def _too_few(basis: Basis) -> list[str]:
     setting = basis.setting
-    bare = closed.bare(setting)
+    bare = closed_form.bare(setting)
     if bare < SEEN:
         return []
     gone = setting.leaving_per_s * setting.repair_s

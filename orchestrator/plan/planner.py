@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.cluster.generate import LEVELS as SWITCHES
-from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import PlacementCost, Plan, Traffic
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
+from orchestrator.inventory.generate import LEVELS as SWITCHES
+from orchestrator.inventory.hosts import Inventory, tree_of
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.memory.peak import memories_of
+from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
@@ -21,8 +21,8 @@ from orchestrator.plan.search.best import Found, search
 from orchestrator.plan.search.degrees import likely_mesh
 from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
 from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
-from orchestrator.plan.search.relief import WayOut, ways_out
-from orchestrator.plan.search.space import Option, Space
+from orchestrator.plan.search.search_space import Option, Space
+from orchestrator.plan.search.smallest_change import WayOut, ways_out
 from orchestrator.plan.show.methods import methods_of
 from orchestrator.plan.show.notes import notes_of
 

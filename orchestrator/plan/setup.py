@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.words import Dtype
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.types import Dtype
 from orchestrator.plan.model.shape import ModelShape
 
 Checkpointing = Literal["none", "selective", "full", "every_k"]

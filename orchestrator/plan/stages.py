@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import (
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import (
     BACK_AND_FORTH,
     cut,
     demand,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.spec.job_spec import JobSpec
 
 
 def trainer_config(

@@ -1,4 +1,4 @@
-"""An agent as `agent/agent.py` behaves, and the process that may lead too (`agent/__main__.py`).
+"""An agent as `agent/agent.py` behaves, in a process that may lead too (`backends/entry/agent.py`).
 
 It differs in time alone: it looks for its leader each second, and what takes it milliseconds takes
 it none. Pulses and digests come with the leader's look at the clock (`leaders.py`).
@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never, cast
 
-from orchestrator.contract import exits
-from orchestrator.contract.protocol import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
     Digest,
@@ -30,15 +30,15 @@ from orchestrator.contract.protocol import (
     Warned,
 )
 from orchestrator.simulation.leaderless import Leaderless, SeeingToTheLeader
-from orchestrator.simulation.network import Line
-from orchestrator.simulation.ranks import HostRanks
-from orchestrator.simulation.training import Word
+from orchestrator.simulation.world.network import Line
+from orchestrator.simulation.world.ranks import HostRanks
+from orchestrator.simulation.world.training import Word
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.hosts import Host
     from orchestrator.simulation.leaders import Leader
-    from orchestrator.simulation.scheduler import Scheduler
-    from orchestrator.simulation.world import World
+    from orchestrator.simulation.world.hosts import Host
+    from orchestrator.simulation.world.scheduler import Scheduler
+    from orchestrator.simulation.world.world import World
 
 LEAVE_GRACE_S = 3.0
 FIND_LEADER_S = 60.0
@@ -103,7 +103,7 @@ class Agent:
         others = [a for a in self.host.agents if a is not self and a.alive and a.holds]
         if others or self.host.ranks:
             if now - begun > HOLD_S:
-                self.exit(exits.NOT_ADMITTED)
+                self.exit(exit_codes.NOT_ADMITTED)
             else:
                 self.world.timeline.after(HOLD_POLL_S, partial(self._hold, begun))
             return
@@ -130,7 +130,7 @@ class Agent:
                 self._see_to_the_job()
             elif self._lost_patience(self.patience + (self.world.scenario.successor_s or 0.0)):
                 self.world.history.note(self.host.name, "no word from the leader: leaving")
-                self.leave(exits.LEADER_LOST)
+                self.leave(exit_codes.LEADER_LOST)
                 return
         self._find()
         timeline.after(SEEK_S, self._seek)
@@ -163,7 +163,7 @@ class Agent:
         if said is None or not ours or not self.world.storage.serves(self.host.name):
             return
         if said.over:
-            self.leave(exits.OK)
+            self.leave(exit_codes.OK)
             return
         leader = self.world.leaders.get(said.leader)
         if leader is None or not leader.serves or not self._reaches(leader):
@@ -276,7 +276,7 @@ class Agent:
             case Gather():
                 self._gather(order)
             case Leave(again=again):
-                self.leave(exits.REQUEUED if again else exits.OK)
+                self.leave(exit_codes.REQUEUED if again else exit_codes.OK)
             case _:
                 assert_never(order)
 
@@ -361,7 +361,7 @@ class Agent:
     def _go_when_idle(self) -> None:
         idle = self.ranks is None and not self.outbox
         if not self.alive or self.leaving or idle or self._lost_patience(HEARD_S):
-            self.leave(exits.LEADER_LOST)
+            self.leave(exit_codes.LEADER_LOST)
         else:
             self.world.timeline.after(SEEK_S, self._go_when_idle)
 
@@ -375,7 +375,7 @@ class Agent:
         else:
             self.exit(code)
 
-    code = exits.OK
+    code = exit_codes.OK
 
     def exit(self, code: int) -> None:
         if self.alive:
@@ -390,7 +390,7 @@ class Agent:
         if self.ranks is not None:
             self.ranks.kill()
         if not silently:
-            self.world.agent_left(self, exits.FAILED)
+            self.world.agent_left(self, exit_codes.FAILED)
 
     def _over(self, *, silently: bool = False) -> None:
         self.alive = False

@@ -1,4 +1,4 @@
-"""What a leader has done beside its decisions, as `agent/errands.py` does it, in virtual time."""
+"""What a leader has done beside its decisions, as `leader/backend_calls.py`, in virtual time."""
 
 import contextlib
 from collections.abc import Sequence
@@ -6,9 +6,10 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.after_leader import no_more_of_it
-from orchestrator.contract.actions import CheckHosts, ReplaceAgent, Replan, Requeue
-from orchestrator.contract.events import (
+from orchestrator.contract.launch import Cause
+from orchestrator.contract.messages.actions import CheckHosts, ReplaceAgent, Replan, Requeue
+from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric
+from orchestrator.contract.messages.events import (
     AgentLost,
     HostsChecked,
     HostUnavailable,
@@ -16,19 +17,18 @@ from orchestrator.contract.events import (
     Replanned,
     ReplanRefused,
 )
-from orchestrator.contract.launch import Cause
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.protocol import Checked, CheckFabric
+from orchestrator.detect.fabric import judge
 from orchestrator.errors import BackendError, PlanError, Unanswered
+from orchestrator.failover.after_leader import no_more_of_it
+from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news, next_question_s
 from orchestrator.seams import OwnRun
-from orchestrator.simulation.jobs import plan_for
-from orchestrator.simulation.operators import Operators
-from orchestrator.supervise.fabric import judge
-from orchestrator.supervise.notices import asked_about, heard, news, next_question_s
+from orchestrator.simulation.world.jobs import plan_for
+from orchestrator.simulation.world.k8s_operator import Operators
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader
-    from orchestrator.simulation.world import World
+    from orchestrator.simulation.world.world import World
 
 CHECK_POLL_S = 0.5
 CHECK_SLACK_S = 5.0
@@ -255,7 +255,7 @@ class Errands:
 
 @lru_cache(maxsize=256)
 def smaller_plan(hosts: int, min_hosts: int, each: int) -> Plan:
-    """As `app/replanning.py`: the real planner's plan for as many of `hosts` as can be used."""
+    """As `app/planning/replan.py`: the real planner's plan for as many `hosts` as can be used."""
     first: PlanError | None = None
     for count in range(hosts, min_hosts - 1, -1):
         try:

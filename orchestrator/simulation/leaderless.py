@@ -1,5 +1,5 @@
-"""A follower whose leader is gone, as `agent/leaderless.py` has it see to the job, or, where lost
-hosts have successors, to another agent in the leader's place.
+"""A follower whose leader is gone, as `failover/leader_lost.py` has it see to the job, or, where
+lost hosts have successors, to another agent in the leader's place.
 
 It goes on until it leads itself, or follows another, or the scheduler has taken the job back, or
 the job is over, or it is this one that was cut off; where several are left, one after the other.
@@ -10,7 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orchestrator.agent.after_leader import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.leader_file import Term
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.failover.after_leader import (
     UNLED,
     AskAgain,
     ClearHost,
@@ -22,8 +25,8 @@ from orchestrator.agent.after_leader import (
     remedy,
     was_given_back,
 )
-from orchestrator.agent.asking import RETRY_S
-from orchestrator.agent.journal_watch import (
+from orchestrator.failover.ask_scheduler import RETRY_S
+from orchestrator.failover.journal_watch import (
     STRANGER_S,
     Seen,
     in_doubt,
@@ -33,18 +36,15 @@ from orchestrator.agent.journal_watch import (
     runs_without_leader,
     seen_by,
 )
-from orchestrator.agent.leaderless import SEE_S
-from orchestrator.agent.turns import TURN_S
-from orchestrator.agent.whereabouts import Term
-from orchestrator.contract import exits
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.failover.leader_lost import SEE_S
+from orchestrator.failover.turns import TURN_S
+from orchestrator.job.state import Run
 from orchestrator.seams import OwnRun
-from orchestrator.supervise.state import Run
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
-    from orchestrator.simulation.scheduler import Scheduler
-    from orchestrator.simulation.world import World
+    from orchestrator.simulation.world.scheduler import Scheduler
+    from orchestrator.simulation.world.world import World
 
 CLEAR_S = 2.0
 """For a step that ends what is left on the former leader's host."""
@@ -181,7 +181,7 @@ class Leaderless:
 
     def _leave(self) -> None:
         self._over()
-        self.agent.leave(exits.LEADER_LOST)
+        self.agent.leave(exit_codes.LEADER_LOST)
 
     def _over(self) -> None:
         if self.world.storage.asks is self and self.agent.host.up:

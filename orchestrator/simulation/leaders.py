@@ -1,4 +1,4 @@
-"""A leader as `agent/leader.py` behaves, around the real supervisor, watch and connections.
+"""A leader as `leader/leader.py` behaves, around the real supervisor, watch and connections.
 
 It differs in how it looks at the clock: each second rather than each quarter, and less often while
 nothing is amiss anywhere, when a look changes nothing. With the look come the pulses and digests of
@@ -12,21 +12,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, assert_never, cast
 
-from orchestrator.agent.connections import Connections, Silence
-from orchestrator.agent.lookout import Lookout
-from orchestrator.agent.translate import event_of, registered
-from orchestrator.contract import exits
-from orchestrator.contract.actions import Action, EndJob, Requeue, StartAttempt
-from orchestrator.contract.events import (
-    AgentLost,
-    CancelRequested,
-    Event,
-    HostLeaving,
-    LeaveAsked,
-    Tick,
-)
-from orchestrator.contract.fence import Fence, GivenUp
-from orchestrator.contract.protocol import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.fence import Fence, GivenUp
+from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
+from orchestrator.contract.messages.agent_protocol import (
     Checked,
     Digest,
     Evidence,
@@ -40,18 +29,29 @@ from orchestrator.contract.protocol import (
     Told,
     Warned,
 )
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    CancelRequested,
+    Event,
+    HostLeaving,
+    LeaveAsked,
+    Tick,
+)
+from orchestrator.job.hosts.host_pool import has_successors
+from orchestrator.job.state import Run
+from orchestrator.journal.journal import MOST_LINES
+from orchestrator.journal.supervisor import Supervisor, is_told
+from orchestrator.leader.agent_sessions import Connections, Silence
+from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.translate import event_of, registered
 from orchestrator.simulation.errands import Errands
-from orchestrator.simulation.network import Line
 from orchestrator.simulation.orders import Orders
-from orchestrator.simulation.storage import Crash, Crashed, StoredJournal
-from orchestrator.supervise.log import MOST_LINES
-from orchestrator.supervise.loop import Supervisor, is_told
-from orchestrator.supervise.roster import has_successors
-from orchestrator.supervise.state import Run
+from orchestrator.simulation.world.network import Line
+from orchestrator.simulation.world.storage import Crash, Crashed, StoredJournal
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
-    from orchestrator.simulation.world import World
+    from orchestrator.simulation.world.world import World
 
 LOOK_S = 1.0
 CALM_LOOK_S = 4.0
@@ -389,13 +389,13 @@ class Leader:
             self.world.timeline.after(FAREWELL_POLL_S, partial(self._farewell, deadline))
             return
         self.serves = False
-        self.agent.leave(exits.REQUEUED if isinstance(self.ending, Requeue) else exits.OK)
+        self.agent.leave(exit_codes.REQUEUED if isinstance(self.ending, Requeue) else exit_codes.OK)
 
     def leave(self, why: str) -> None:
         """Others have taken over: touch nothing."""
         self.world.history.note(self.host.name, f"the leader leaves: {why}")
         self.serves = False
-        self.agent.leave(exits.LEADER_LOST)
+        self.agent.leave(exit_codes.LEADER_LOST)
 
     def crashes(self, where: str) -> None:
         self.world.history.note(self.host.name, f"the leader is killed {where}")

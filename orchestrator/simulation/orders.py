@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
-from orchestrator.agent.judging import gather_order, judged_of
-from orchestrator.contract.actions import (
+from orchestrator.contract.messages.actions import (
     Action,
     CheckHosts,
     EndJob,
@@ -17,9 +16,10 @@ from orchestrator.contract.actions import (
     StartAttempt,
     StopAttempt,
 )
-from orchestrator.contract.events import HangJudged
-from orchestrator.contract.protocol import Evidence, OfferPort, Port, Start, Stop
-from orchestrator.supervise.state import pace_of
+from orchestrator.contract.messages.agent_protocol import Evidence, OfferPort, Port, Start, Stop
+from orchestrator.contract.messages.events import HangJudged
+from orchestrator.job.state import pace_of
+from orchestrator.leader.hang_analysis import gather_order, judged_of
 
 if TYPE_CHECKING:
     from orchestrator.simulation.leaders import Leader

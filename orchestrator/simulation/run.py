@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from orchestrator.simulation import faults
-from orchestrator.simulation.laws import Violated
+from orchestrator.job.step import step
+from orchestrator.journal.supervisor import Decide
+from orchestrator.simulation.laws.law import Violated
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
-from orchestrator.simulation.world import World
-from orchestrator.supervise.loop import Decide
-from orchestrator.supervise.step import step
+from orchestrator.simulation.world import faults
+from orchestrator.simulation.world.world import World
 
 PERSON_S = 60.0
 """Between two looks of a person at a job that nobody leads any more."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from orchestrator.contract.failures import FailureRule, Remedy, Scope
-from orchestrator.contract.policy import PolicyRule, Same
+from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
+from orchestrator.contract.spec.policy import PolicyRule, Same
 
 KINDS: dict[str, str] = {
     "rank": "a rank is killed, raises, or leaves",

@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from orchestrator.agent.evidence import gather_stacks, process_state
-from orchestrator.agent.flights import Asking, gather_dumps
-from orchestrator.agent.judging import scene_of
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.events import HangJudged, RankEvidence
+from orchestrator.agent.evidence.flight_recorder import Asking, gather_dumps
+from orchestrator.agent.evidence.rank_evidence import gather_stacks, process_state
+from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.protocol import Evidence
-from orchestrator.diagnosis.axes import axes_of
-from orchestrator.diagnosis.facts import RankFacts
-from orchestrator.supervise.judgement import judgement
+from orchestrator.contract.messages.agent_protocol import Evidence
+from orchestrator.contract.messages.events import HangJudged, RankEvidence
+from orchestrator.diagnosis.dumps.group_names import axes_of
+from orchestrator.diagnosis.hang.verdicts import RankFacts
+from orchestrator.job.failures.hang_event import judgement
+from orchestrator.leader.hang_analysis import scene_of
 from tests.trainer.forked import FORKING
 from tests.trainer.trainer_launch import environments, tiny
-from trainer.environment import torch_defaults
+from trainer.rank.environment import torch_defaults
 
 EVIDENCE_S = 15.0
 """A limit: ranks that can answer do at once. One that is stopped is waited for."""

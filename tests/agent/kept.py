@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.contract.datagrams import Datagram, RankStarted, from_bytes
+from orchestrator.contract.messages.rank_messages import Datagram, RankStarted, from_bytes
 from tests.agent.world import WAIT_S
 
-KEEPER = [sys.executable, "-m", "orchestrator.agent.keeper"]
+KEEPER = [sys.executable, "-m", "orchestrator.agent.processes.rank_watcher"]
 
 
 @dataclass

@@ -19,19 +19,18 @@ from typing import Any, Literal, TypeVar
 import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
-from orchestrator.agent import attempts, gathering
+from orchestrator.agent import attempts
 from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, LISTEN_S, Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
-from orchestrator.agent.entering import challenge, proved
-from orchestrator.agent.probes import HostProbe
-from orchestrator.agent.sockets import free_port
-from orchestrator.agent.whereabouts import Term, announce, announce_end
-from orchestrator.contract import exits
+from orchestrator.agent.evidence import evidence_collector
+from orchestrator.agent.handshake import challenge, proved
+from orchestrator.agent.rank_socket import free_port
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.datagrams import RankEnded, RankStarted, Saved, SaveFailed, to_bytes
-from orchestrator.contract.failures import FailureRule
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.protocol import (
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.leader_file import Term, announce, announce_end
+from orchestrator.contract.files.run_dir import LAST_FILES
+from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     Checked,
     CheckFabric,
@@ -53,9 +52,17 @@ from orchestrator.contract.protocol import (
     Told,
     Warned,
 )
-from orchestrator.contract.rundir import LAST_FILES
+from orchestrator.contract.messages.rank_messages import (
+    RankEnded,
+    RankStarted,
+    Saved,
+    SaveFailed,
+    to_bytes,
+)
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.health.host_probes import HostProbe
 from orchestrator.job_secret import draw, secret_from, server_context
-from orchestrator.locks import is_free
+from orchestrator.posix.locks import is_free
 from tests.agent.world import (
     LAUNCH,
     SECRET,
@@ -205,7 +212,7 @@ async def world(
     try:
         yield World(agent, leader, clock, running)
     finally:
-        agent.leave(exits.OK)
+        agent.leave(exit_codes.OK)
         pulsing.cancel()
         await asyncio.gather(running, pulsing, return_exceptions=True)
         await runner.cleanup()
@@ -245,7 +252,7 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
         sent_at=register.sent_at,
     )
     assert len(register.incarnation) == 16
-    assert code == exits.OK
+    assert code == exit_codes.OK
 
 
 def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_in_order(
@@ -254,7 +261,7 @@ def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_i
     def nobody(name: str) -> tuple[str, ...]:
         raise OSError(f"{name}: Name or service not known")
 
-    monkeypatch.setattr("orchestrator.preflight.together.addresses_of", nobody)
+    monkeypatch.setattr("orchestrator.health.clocks_and_names.addresses_of", nobody)
 
     async def script(here: World) -> Register:
         return await here.leader.hear(Register)
@@ -274,7 +281,7 @@ def test_a_leader_that_no_file_leads_to_is_found_where_the_scheduler_says(
         await here.leader.say(Leave(reason="the job is over"))
         return await here.ends()
 
-    assert play(tmp_path, script, told=told) == exits.OK
+    assert play(tmp_path, script, told=told) == exit_codes.OK
 
 
 def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
@@ -287,7 +294,7 @@ def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
         await here.leader.say(Leave(reason="all hosts are given back", again=True))
         return await here.ends()
 
-    assert play(tmp_path, script) == exits.REQUEUED
+    assert play(tmp_path, script) == exit_codes.REQUEUED
 
 
 def test_it_proves_that_it_knows_the_secret_and_does_not_say_it(tmp_path: Path) -> None:
@@ -317,7 +324,7 @@ def test_a_leader_of_another_job_hears_nothing_but_a_first_question(tmp_path: Pa
         async with world(tmp_path, clock, TIMEOUT_S, True, 0.0, told, "") as here:
             return await asyncio.wait_for(script(here), WAIT_S), here.leader.headers
 
-    assert run_with_clock(run) == (exits.LEADER_LOST, [])
+    assert run_with_clock(run) == (exit_codes.LEADER_LOST, [])
 
 
 def test_a_refused_agent_leaves_with_its_code(tmp_path: Path) -> None:
@@ -325,7 +332,7 @@ def test_a_refused_agent_leaves_with_its_code(tmp_path: Path) -> None:
         here.leader.refuse = 401
         return await here.ends()
 
-    assert play(tmp_path, script) == exits.NOT_ADMITTED
+    assert play(tmp_path, script) == exit_codes.NOT_ADMITTED
 
 
 def test_a_leader_that_is_not_ready_is_asked_again(tmp_path: Path) -> None:
@@ -344,7 +351,7 @@ def test_an_agent_that_comes_after_the_end_does_not_look_for_a_leader(tmp_path: 
         announce_end(run_dir, Term(LAUNCH))
         return await here.ends()
 
-    assert play(tmp_path, script) == exits.OK
+    assert play(tmp_path, script) == exit_codes.OK
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"launch": 2, "address": "x", "port": 1}'])
@@ -354,7 +361,7 @@ def test_a_leader_of_another_launch_is_no_leader(tmp_path: Path, text: str) -> N
         here.agent.config.place.run_dir.leader.write_text(text)
         return await here.ends()
 
-    assert play(tmp_path, script, agent_timeout=0.1) == exits.LEADER_LOST
+    assert play(tmp_path, script, agent_timeout=0.1) == exit_codes.LEADER_LOST
 
 
 def test_a_free_port_is_offered(tmp_path: Path) -> None:
@@ -381,7 +388,7 @@ def test_silence_of_the_leader_stops_the_ranks_and_the_agent_leaves(tmp_path: Pa
         return record.pid, await here.ends()
 
     pid, code = play(tmp_path, script)
-    assert code == exits.LEADER_LOST
+    assert code == exit_codes.LEADER_LOST
     assert is_gone(pid)
 
 
@@ -407,7 +414,7 @@ def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader
         assert second.incarnation == here.agent.incarnation
         assert (await here.leader.hear(Stopped)).attempt == attempt.start.attempt
         await here.leader.say(Leave(reason="over"))
-        assert await here.ends() == exits.OK
+        assert await here.ends() == exit_codes.OK
 
     play(tmp_path, script, patience_s=2 * WAIT_S)
 
@@ -434,7 +441,7 @@ def test_an_agent_that_stood_still_itself_waits_for_the_leader_that_did_as_well(
         assert not is_gone(record.pid)
         assert len(here.leader.of(Register)) == 1, "the connection was kept"
         await here.leader.say(Leave(reason="over"))
-        assert await here.ends() == exits.OK
+        assert await here.ends() == exit_codes.OK
 
     play(tmp_path, script)
 
@@ -518,7 +525,7 @@ def test_an_agent_waits_in_place_for_so_long_and_no_longer(tmp_path: Path) -> No
         return await here.ends()
 
     code = play(tmp_path, script, agent_timeout=0.2, pulses=False, patience_s=0.3)
-    assert code == exits.LEADER_LOST
+    assert code == exit_codes.LEADER_LOST
 
 
 @pytest.mark.process
@@ -534,7 +541,7 @@ def test_a_host_that_has_to_go_says_so_and_goes_when_its_ranks_have_stopped(tmp_
         assert not here.task.done()
         await here.leader.say(Stop(attempt=attempt.start.attempt, grace_s=0.1))
         await here.leader.hear(Stopped)
-        assert await here.ends() == exits.LEADER_LOST
+        assert await here.ends() == exit_codes.LEADER_LOST
 
     play(tmp_path, script, patience_s=60.0)
 
@@ -553,7 +560,7 @@ def test_a_host_that_has_to_go_without_a_leader_stops_its_own_ranks(
         here.leader.frozen = True
         await here.leader.lines[-1].close()
         here.agent.warned("SIGTERM")
-        assert await here.ends() == exits.LEADER_LOST
+        assert await here.ends() == exit_codes.LEADER_LOST
         assert is_gone(record.pid)
 
     play(tmp_path, script, pulses=False, patience_s=60.0)
@@ -571,7 +578,7 @@ def test_a_leader_that_answers_nothing_does_not_hold_the_agent_up(
         await until(lambda: here.leader.lines, "the agent")
         return await here.ends()
 
-    assert play(tmp_path, script, agent_timeout=0.3, pulses=False) == exits.LEADER_LOST
+    assert play(tmp_path, script, agent_timeout=0.3, pulses=False) == exit_codes.LEADER_LOST
 
 
 @pytest.mark.process
@@ -628,8 +635,8 @@ def test_traces_that_hang_keep_neither_what_the_host_says_nor_the_end_from_being
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(gathering, "_write", lambda attempt, found: goes_on.wait(WAIT_S))
-    monkeypatch.setattr(attempts, "keep", partial(gathering.keep, limit_s=0.1))
+    monkeypatch.setattr(evidence_collector, "_write", lambda attempt, found: goes_on.wait(WAIT_S))
+    monkeypatch.setattr(attempts, "keep", partial(evidence_collector.keep, limit_s=0.1))
 
     def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
         return HostProbe(kernel=(f"[{time.monotonic():.6f}] {XID}",))
@@ -804,7 +811,7 @@ def test_a_defect_in_a_task_makes_the_agent_leave(
         await here.leader.say(a_start(here.agent.config.place, SLEEPS))
         return await here.ends()
 
-    assert play(tmp_path, script) == exits.FAILED
+    assert play(tmp_path, script) == exit_codes.FAILED
 
 
 def test_an_agent_says_what_is_not_in_order_on_its_host(tmp_path: Path) -> None:
@@ -833,7 +840,7 @@ def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> No
         said = json.dumps({key: getattr(verdict, key) for key in ("check", "host", "state")})
         child = Path(here.agent.config.place.python)
         line = said[:-1] + ', "seconds": 0.25}'
-        child.write_text(f'#!/bin/sh\n[ $3 = trainer.fabric ] || exec {sys.executable} "$@"\n')
+        child.write_text(f'#!/bin/sh\n[ $3 = trainer.rank.fabric ] || exec {sys.executable} "$@"\n')
         with child.open("a") as program:
             program.write(f"echo run >> {tmp_path}/runs\necho '{line}'\n")
         await here.leader.hear(Register)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.attempt import Attempt, keepers_killed
-from orchestrator.agent.evidence import process_state
-from orchestrator.agent.sockets import listen
-from orchestrator.agent.standby import Standby
-from orchestrator.contract.datagrams import Beat, Raised, RankEnded, RankStarted
-from orchestrator.contract.protocol import Exited, Stopped
-from orchestrator.locks import is_free
+from orchestrator.agent.evidence.rank_evidence import process_state
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.rank_socket import listen
+from orchestrator.contract.messages.agent_protocol import Exited, Stopped
+from orchestrator.contract.messages.rank_messages import Beat, Raised, RankEnded, RankStarted
+from orchestrator.posix.locks import is_free
 from orchestrator.seams import Clock
 from orchestrator.system import SystemClock
 from tests.agent.world import (

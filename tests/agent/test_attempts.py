@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.agent.attempts import how_it_went
-from orchestrator.contract.protocol import Stopped
+from orchestrator.contract.messages.agent_protocol import Stopped
 
 
 @pytest.mark.parametrize(

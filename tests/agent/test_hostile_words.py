@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import as_read, with_last_lines
+from orchestrator.agent.evidence.evidence_collector import as_read, with_last_lines
 from orchestrator.contract.codec import encode_tagged
-from orchestrator.contract.datagrams import RankEnded, RankStarted
-from orchestrator.contract.events import RankError, RankExited
-from orchestrator.contract.protocol import Exited, Stop
-from orchestrator.diagnosis import patterns
-from orchestrator.supervise.log import read
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import step
+from orchestrator.contract.messages.agent_protocol import Exited, Stop
+from orchestrator.contract.messages.events import RankError, RankExited
+from orchestrator.contract.messages.rank_messages import RankEnded, RankStarted
+from orchestrator.diagnosis.logs import patterns
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
+from orchestrator.journal.journal import read
 from orchestrator.system import SystemClock
-from tests.agent.leader_world import FakeAgent, Led, go, play, stopped
 from tests.agent.world import a_place, a_start
+from tests.leader.leader_world import FakeAgent, Led, go, play, stopped
 
 MANY = 1_000
 MOST_S = 0.050

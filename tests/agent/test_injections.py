@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.app.diagnosing import judge
-from orchestrator.contract.events import HangDetected, RankExited, StragglerFound
+from orchestrator.app.diagnose_job import judge
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.rundir import RunDir
-from orchestrator.diagnosis.folder import read_folder, read_last
-from orchestrator.supervise.state import Culprit
-from orchestrator.supervise.unfit import is_unfit
+from orchestrator.contract.messages.events import HangDetected, RankExited, StragglerFound
+from orchestrator.diagnosis.dumps.load_evidence import read_folder, read_last
+from orchestrator.job.failures.collective_mismatch import is_unfit
+from orchestrator.job.state import Culprit
 from tests.agent.injected import judged
 from tests.agent.watched import watched
 

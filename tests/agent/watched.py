@@ -16,22 +16,29 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.attempt import Attempt
-from orchestrator.agent.gathering import gather_last, with_last_lines
-from orchestrator.agent.judging import judged_of
-from orchestrator.agent.lookout import Lookout
-from orchestrator.agent.sockets import listen
-from orchestrator.agent.torchrun import HostPlace
-from orchestrator.agent.translate import event_of
-from orchestrator.contract.actions import Action, GatherEvidence, JudgeHang, StopAttempt
-from orchestrator.contract.datagrams import Datagram, RankEnded, RankStarted
-from orchestrator.contract.events import Event, JobSubmitted
+from orchestrator.agent.evidence.evidence_collector import gather_last, with_last_lines
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.agent.rank_socket import listen
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.protocol import PULSE_S, Digest, Evidence, Exited, Start, Stopped
-from orchestrator.contract.rundir import RunDir
-from orchestrator.supervise.state import Run
+from orchestrator.contract.messages.actions import Action, GatherEvidence, JudgeHang, StopAttempt
+from orchestrator.contract.messages.agent_protocol import (
+    PULSE_S,
+    Digest,
+    Evidence,
+    Exited,
+    Start,
+    Stopped,
+)
+from orchestrator.contract.messages.events import Event, JobSubmitted
+from orchestrator.contract.messages.rank_messages import Datagram, RankEnded, RankStarted
+from orchestrator.job.state import Run
+from orchestrator.leader.hang_analysis import judged_of
+from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.translate import event_of
 from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
-from tests.supervise.supervise_stage import Job, plan
+from tests.job.supervise_stage import Job, plan
 from tests.trainer.checkpoint.checkpoint_launch import led
 from tests.trainer.trainer_launch import environments, tiny
 

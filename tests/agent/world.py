@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.agent.evidence import process_state
-from orchestrator.agent.torchrun import HostPlace
-from orchestrator.contract.drills import Drill
-from orchestrator.contract.events import JobSubmitted
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.agent.evidence.rank_evidence import process_state
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.messages.agent_protocol import Start
+from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.plan import Memory, Plan
-from orchestrator.contract.protocol import Start
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec.drills import Drill
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
+from orchestrator.job.state import JobPlan, Refit, Shortage
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.seams import HostNotice, OwnRun, Sighting
-from orchestrator.supervise.state import JobPlan, Refit, Shortage
 
 SECRET_TEXT = draw()
 SECRET = secret_from(SECRET_TEXT)
@@ -331,7 +331,7 @@ class FakeBackend:
 PYTHON = """#!/bin/sh
 # Stands where python stands on torchrun's command line; CONFIG is the trainer itself.
 case "$3" in
-  trainer.torchrun) shift 3; exec {python} -S -E {torchrun} "$@" ;;
+  trainer.rank.torchrun) shift 3; exec {python} -S -E {torchrun} "$@" ;;
   trainer) exec {python} -S -E "$4" ;;
   *) exec {python} "$@" ;;
 esac
@@ -340,7 +340,7 @@ TORCHRUN = """
 import os, signal, subprocess, sys, time
 cut = sys.argv.index("--run-path")
 options = dict(word[2:].split("=", 1) for word in sys.argv[1:cut])
-command = [sys.executable, "-m", "orchestrator.agent.keeper", *sys.argv[cut + 2:]]
+command = [sys.executable, "-m", "orchestrator.agent.processes.rank_watcher", *sys.argv[cut + 2:]]
 if "FAKE_TORCHRUN_FAILS" in os.environ:
     print("the rendezvous was refused", flush=True)
     sys.exit(3)

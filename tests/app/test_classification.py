@@ -8,8 +8,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator.app.classification import classify_log, read_end, signal_number
 from orchestrator.cli import cli
-from orchestrator.contract.failures import FailureRule
-from orchestrator.diagnosis.patterns import MOST_BYTES
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.logs.patterns import MOST_BYTES
 
 FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99"

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.app import planning, submitting
 from orchestrator.app.commands import commands_for, commands_of
+from orchestrator.app.planning import plans
 from orchestrator.app.remote import Found
-from orchestrator.backends.kubernetes.places import folder_of
-from orchestrator.contract.rundir import RunDir
+from orchestrator.app.submission import submit_job
+from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.load import read_spec
 from tests.agent.world import TurnedClock
 from tests.app.test_remote import ACopy, submitted, write
@@ -74,7 +75,7 @@ def test_one_here_of_the_same_name_counts_as_well(tmp_path: Path) -> None:
 
 def test_the_spec_of_a_run_knows_its_run_root(cluster: NoCluster, tmp_path: Path) -> None:
     """So it is submitted again wherever one stands."""
-    run_dir = submitting.submit(submission(tmp_path), {}, TurnedClock()).run_dir
+    run_dir = submit_job.submit(submission(tmp_path), {}, TurnedClock()).run_dir
     assert read_spec(run_dir.spec).run_root == str(tmp_path)
 
 
@@ -102,9 +103,9 @@ def test_what_resumes_a_job_names_the_users_own_file_and_works_in_any_folder(
     (mine / "corpus" / "a.txt").write_text("text")
     (mine / "job.yaml").write_text(SPEC.read_text().replace("{stdlib}/*.py", "corpus/*.txt"))
     monkeypatch.chdir(mine)
-    planned = planning.plan_spec(Path("job.yaml"), ("train.steps=48",), {})
-    sent = submitting.Submission(planned=planned, run_root=Path("ndctl-runs"))
-    run_dir = submitting.submit(sent, {}, TurnedClock()).run_dir
+    planned = plans.plan_spec(Path("job.yaml"), ("train.steps=48",), {})
+    sent = submit_job.Submission(planned=planned, run_root=Path("ndctl-runs"))
+    run_dir = submit_job.submit(sent, {}, TurnedClock()).run_dir
     monkeypatch.chdir(other)
     command = commands_of(run_dir, {}).submit()
     assert shlex.split(command)[:5] == ["cd", str(mine), "&&", "ndctl", "submit"]
@@ -121,6 +122,6 @@ def test_what_resumes_a_job_names_the_users_own_file_and_works_in_any_folder(
 
 
 def test_a_spec_of_absolute_paths_needs_no_folder(cluster: NoCluster, tmp_path: Path) -> None:
-    run_dir = submitting.submit(submission(tmp_path), {}, TurnedClock()).run_dir
+    run_dir = submit_job.submit(submission(tmp_path), {}, TurnedClock()).run_dir
     said = commands_of(run_dir, {"NDCTL_RUN_ROOT": str(tmp_path)}).submit()
     assert said == f"ndctl submit {SPEC} --resume"

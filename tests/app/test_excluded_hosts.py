@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import strikes
+from orchestrator import host_strikes
 from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queued
 from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.job.state import Run
+from orchestrator.job.step import fold
 from orchestrator.seams import Sighting
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
 from tests.agent.world import TurnedClock
 from tests.backends.slurm.slurm_launch import FakeSlurm
+from tests.job.supervise_stage import Job
 from tests.jobs_on_disk import NoCluster, cluster, events, submission
-from tests.supervise.supervise_stage import Job
 
 __all__ = ["cluster"]
 AT = 1_700_000_000.0
@@ -34,9 +34,9 @@ def clock() -> TurnedClock:
 
 def struck(root: Path, host: str = "node4", cluster: str = "tb") -> None:
     for attempt in (1, 2):
-        strikes.record(
-            strikes.path_of(root, cluster),
-            strikes.Strike(
+        host_strikes.record(
+            host_strikes.path_of(root, cluster),
+            host_strikes.Strike(
                 at=AT - 60, host=host, job="llama", attempt=attempt, kind="host-lost", cause="mute"
             ),
         )
@@ -68,8 +68,8 @@ def test_the_command_names_the_run_root_and_of_several_clusters_the_one(
 
 
 def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
-    pin = strikes.Pinned(at=AT, host="node2", use="never", by="ann", reason="burnt")
-    strikes.record(strikes.path_of(tmp_path, "tb"), pin)
+    pin = host_strikes.Pinned(at=AT, host="node2", use="never", by="ann", reason="burnt")
+    host_strikes.record(host_strikes.path_of(tmp_path, "tb"), pin)
     (line,) = said(tmp_path, clock, NDCTL_RUN_ROOT=str(tmp_path))
     assert line.startswith("node2 is excluded (pinned: never used, by ann since 2023-11-14")
     assert line.endswith(": burnt); to use it: ndctl hosts unpin node2")
@@ -85,9 +85,9 @@ def test_nothing_is_asked_where_no_strike_was_ever_written(
 
 
 def a_run(root: Path, **more: object) -> Run:
-    from orchestrator.app import submitting
+    from orchestrator.app.submission import submit_job
 
-    submitting.submit(submission(root), {}, TurnedClock())
+    submit_job.submit(submission(root), {}, TurnedClock())
     return replace(fold(events(root)), **more)  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
 ) -> None:
     """To forget the strikes alone does not change what Slurm was asked for."""
     run = a_run(tmp_path, exclude={"node3": "it said nothing for 10 s"})
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: TB)
     struck(tmp_path)
     update = "scontrol update JobId=12 ExcNodeList="
     seen = Sighting(
@@ -125,7 +125,7 @@ def said_of(run: Run, host: str) -> str:
 def test_the_incident_that_excluded_a_host_is_named(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: TB)
     job = Job().granted().running()
     job.loses("host-1")
     job.stops("host-0")
@@ -138,7 +138,7 @@ def test_the_incident_that_excluded_a_host_is_named(
 def test_the_host_of_a_leader_that_could_write_nothing_any_more_is_told_as_that(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: TB)
     run = Job().granted().running().run
     assert "the leader there is gone, and its agents asked" in said_of(run, "host-0")
     assert "nothing is held against it" in said_of(run, "host-1")

@@ -10,22 +10,23 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from orchestrator.agent.reception import Reception
-from orchestrator.agent.whereabouts import Term, announce
-from orchestrator.app import cancelling, schedulers, submitting
-from orchestrator.contract import exits
-from orchestrator.contract.events import CancelRequested, JobSubmitted, LeaderStarted
-from orchestrator.contract.handover import Handover
+from orchestrator.app import cancel_job, schedulers
+from orchestrator.app.submission import submit_job
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.leader_file import Term, announce
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan
-from orchestrator.contract.protocol import Register
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.spec import INIT_TIMEOUT_S
+from orchestrator.contract.messages.agent_protocol import Register
+from orchestrator.contract.messages.events import CancelRequested, JobSubmitted, LeaderStarted
+from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Unanswered
+from orchestrator.job.state import Run
+from orchestrator.job.step import fold
+from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.jobs import find_job, jobs, run_root_of
-from orchestrator.supervise.launched import Launched, counting, counting_spec
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import fold
+from orchestrator.journal.current_launch import Launched, counting, counting_spec
+from orchestrator.leader.leader_server import Reception
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
 
@@ -33,8 +34,8 @@ __all__ = ["cluster"]
 CLOCK = TurnedClock()
 
 
-def submit(run_root: Path, *overrides: str, **more: object) -> submitting.Submitted:
-    return submitting.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
+def submit(run_root: Path, *overrides: str, **more: object) -> submit_job.Submitted:
+    return submit_job.submit(submission(run_root, *overrides, **more), {}, TurnedClock())
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(
                 submit(tmp_path, **more)
             others.append(refused.value.fix)
         with pytest.raises(JobError, match="is being submitted"):
-            cancelling.cancel(RunDir(tmp_path / JOB), {}, CLOCK)
+            cancel_job.cancel(RunDir(tmp_path / JOB), {}, CLOCK)
         cluster.submitted.append(handover.launch)
 
     monkeypatch.setattr(cluster, "submit", slowly)
@@ -249,7 +250,7 @@ def test_a_model_that_the_trainer_cannot_train_is_refused_before_anything_is_mad
 def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
-    shown = submitting.dry_run(submission(tmp_path), {}, TurnedClock()).text
+    shown = submit_job.dry_run(submission(tmp_path), {}, TurnedClock()).text
     assert '"micro_batch_size"' in shown
     assert "2 agents would be started\n" in shown
     assert list(tmp_path.iterdir()) == []
@@ -270,15 +271,15 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
     run_dir = submit(tmp_path).run_dir
     lead(tmp_path)
     cluster.held = "Slurm job 12 is PENDING"
-    said = cancelling.cancel(run_dir, {}, TurnedClock())
+    said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said == "e2e was cancelled while it had no leader; Slurm job 12 has been ended"
     assert [launch.launch for launch in cluster.cleared] == [1]
     cluster.held = None
     run = fold(events(tmp_path))
     assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
-    assert "e2e: CANCELLED, cancelled by" in cancelling.wait_until_ended(run_dir, {}, TurnedClock())
+    assert "e2e: CANCELLED, cancelled by" in cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
-        cancelling.cancel(run_dir, {}, TurnedClock())
+        cancel_job.cancel(run_dir, {}, TurnedClock())
 
 
 @pytest.mark.parametrize("starting", [True, False])
@@ -291,7 +292,7 @@ def test_a_job_that_has_yet_to_begin_is_cancelled_and_has_lost_no_leader(
         if starting:
             held.enter_context(written(run_dir.journal))
             cluster.on_clear = held.close
-        said = cancelling.cancel(run_dir, {}, TurnedClock())
+        said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said.startswith("e2e was cancelled before it began: its leader had not started yet")
     assert [launch.launch for launch in cluster.cleared] == [1]
     assert fold(events(tmp_path)).state == "CANCELLED"
@@ -309,12 +310,12 @@ def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, led: bool
 ) -> None:
     run_dir = submit(tmp_path).run_dir
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: Deaf())
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: Deaf())
     if led:
         lead(tmp_path, CancelRequested(at=1.0, by="me"))
     with pytest.raises(Unanswered) as failed:
-        (cancelling.wait_until_ended if led else cancelling.cancel)(run_dir, {}, TurnedClock())
-    assert failed.value.exit_code == exits.BACKEND
+        (cancel_job.wait_until_ended if led else cancel_job.cancel)(run_dir, {}, TurnedClock())
+    assert failed.value.exit_code == exit_codes.BACKEND
     assert str(failed.value) == (
         "e2e is CANCELLED, which is written down; its scheduler was not reached and may still have"
         " Slurm job 12: Slurm does not answer `squeue`\n  fix: when it answers again,"
@@ -324,10 +325,10 @@ def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
     assert fold(events(tmp_path)).state == "CANCELLED"
 
     with pytest.raises(Unanswered, match="may still have Slurm job 12"):
-        cancelling.cancel(run_dir, {}, TurnedClock())
-    monkeypatch.setattr("orchestrator.backends.backend_named", lambda *_: cluster)
+        cancel_job.cancel(run_dir, {}, TurnedClock())
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: cluster)
     cluster.held = "Slurm job 12 is PENDING"
-    said = cancelling.cancel(run_dir, {}, TurnedClock())
+    said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said == (
         "e2e had already ended: CANCELLED; what its scheduler still had is ended:"
         " Slurm job 12 is PENDING"
@@ -339,11 +340,11 @@ def test_a_leader_that_begins_while_its_job_is_cancelled_is_ended_like_one_that_
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = submit(tmp_path).run_dir
-    monkeypatch.setattr(cancelling, "has_writer", lambda path: False)
+    monkeypatch.setattr(cancel_job, "has_writer", lambda path: False)
     with ExitStack() as held:
         held.enter_context(written(run_dir.journal))
         cluster.on_clear = held.close
-        said = cancelling.cancel(run_dir, {}, TurnedClock())
+        said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said == "e2e was cancelled before it began: its leader had not started yet"
     assert [launch.launch for launch in cluster.cleared] == [1]
 
@@ -361,7 +362,7 @@ def test_a_leader_that_could_not_be_asked_wrote_the_end_down_as_its_scheduler_en
             lead(tmp_path, CancelRequested(at=1.0, by="the scheduler"))
 
         cluster.on_clear = end_it
-        assert "ended by its scheduler" in cancelling.cancel(run_dir, {}, TurnedClock())
+        assert "ended by its scheduler" in cancel_job.cancel(run_dir, {}, TurnedClock())
     assert sum(isinstance(event, CancelRequested) for event in events(tmp_path)) == 1
 
 
@@ -370,7 +371,7 @@ def test_a_journal_without_a_line_has_nothing_to_cancel(tmp_path: Path) -> None:
     run_dir.path.mkdir()
     run_dir.journal.touch()
     with pytest.raises(JobError, match="never submitted to its end"):
-        cancelling.cancel(run_dir, {}, TurnedClock())
+        cancel_job.cancel(run_dir, {}, TurnedClock())
 
 
 @contextmanager
@@ -413,8 +414,8 @@ def test_a_leader_is_asked_to_cancel(
         monkeypatch.delenv(name, raising=False)
     run_dir = submit(tmp_path).run_dir
     with leader(run_dir, run_dir.token.read_text()) as heard:
-        assert "is being cancelled" in cancelling.cancel(run_dir, {}, TurnedClock())
-    assert heard == [cancelling.user()]
+        assert "is being cancelled" in cancel_job.cancel(run_dir, {}, TurnedClock())
+    assert heard == [cancel_job.user()]
     assert cluster.cleared == []
 
 
@@ -424,7 +425,7 @@ def test_a_leader_that_refuses_to_cancel_is_an_error(tmp_path: Path, cluster: No
     mine, _, pem = run_dir.token.read_text().partition("\n")
     with leader(run_dir, f"{mine}x\n{pem}") as heard:
         with pytest.raises(BackendError, match="refused to cancel: 401"):
-            cancelling.cancel(run_dir, {}, TurnedClock())
+            cancel_job.cancel(run_dir, {}, TurnedClock())
         assert heard == []
 
 
@@ -435,7 +436,7 @@ def test_a_program_that_has_the_leaders_port_by_now_is_asked_nothing(
     with leader(run_dir, draw()) as heard:
         # The lock is held by this test, so what is recorded comes after its patience is over.
         with pytest.raises(JobError, match="written by another process"):
-            cancelling.cancel(run_dir, {}, TurnedClock())
+            cancel_job.cancel(run_dir, {}, TurnedClock())
         assert heard == []
 
 
@@ -446,7 +447,7 @@ def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
     with leader(run_dir, run_dir.token.read_text(), launch=7) as heard:
         # The lock is held by this test, so what is recorded comes after its patience is over.
         with pytest.raises(JobError, match="written by another process"):
-            cancelling.cancel(run_dir, {}, TurnedClock())
+            cancel_job.cancel(run_dir, {}, TurnedClock())
         assert heard == []
     assert len(cluster.cleared) == 1
 
@@ -456,7 +457,7 @@ def test_waiting_for_the_end_notices_that_the_leader_went_away(
 ) -> None:
     run_dir = submit(tmp_path).run_dir
     with pytest.raises(JobError, match="went away before the job had ended"):
-        cancelling.wait_until_ended(run_dir, {}, TurnedClock())
+        cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
 
 
 def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
@@ -470,19 +471,19 @@ def test_waiting_for_the_end_reads_once_more_after_the_leader_has_left(
         def sleep(self, seconds: float) -> None:
             lead(tmp_path, CancelRequested(at=self.now(), by="me"))
 
-    assert cancelling.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
+    assert cancel_job.wait_until_ended(run_dir, {}, Ends()) == "e2e: CANCELLED, cancelled by me"
 
 
 def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    submitting.submit(submission(tmp_path), {}, TurnedClock())
+    submit_job.submit(submission(tmp_path), {}, TurnedClock())
     cluster.held = "Slurm job 12 is PENDING (Resources)"
     for again in (submission(tmp_path), submission(tmp_path, resume=True)):
         with pytest.raises(JobError, match=r"Slurm job 12 is PENDING \(Resources\)") as failed:
-            submitting.submit(again, {}, TurnedClock())
+            submit_job.submit(again, {}, TurnedClock())
         assert "ndctl cancel e2e" in failed.value.fix
-    submitting.submit(submission(tmp_path, new=True), {}, TurnedClock())
+    submit_job.submit(submission(tmp_path, new=True), {}, TurnedClock())
     assert (len(cluster.submitted), len(cluster.cleared)) == (2, 1)
 
 
@@ -491,22 +492,22 @@ def test_what_stands_in_the_way_is_said_before_anything_is_written(
 ) -> None:
     cluster.obstacle = "partition: must be one of train"
     with pytest.raises(BackendError, match="must be one of train"):
-        submitting.submit(submission(tmp_path), {}, TurnedClock())
+        submit_job.submit(submission(tmp_path), {}, TurnedClock())
     assert not (tmp_path / "e2e").exists()
-    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    tried = submit_job.dry_run(submission(tmp_path), {}, TurnedClock())
     assert '"micro_batch_size"' in tried.text
     assert "must be one of train" in str(tried.refused)
 
 
 def test_a_dry_run_has_the_schedulers_answer(cluster: NoCluster, tmp_path: Path) -> None:
-    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock())
+    tried = submit_job.dry_run(submission(tmp_path), {}, TurnedClock())
     assert tried.refused is None
     assert tried.text.endswith("\n# it would start: at noon\n# hosts: 2 are there\n#   fix: wait")
 
 
 def test_a_dry_run_that_asks_no_scheduler_has_no_answer(cluster: NoCluster, tmp_path: Path) -> None:
     cluster.obstacle = "partition: must be one of train"
-    tried = submitting.dry_run(submission(tmp_path), {}, TurnedClock(), asks=False)
+    tried = submit_job.dry_run(submission(tmp_path), {}, TurnedClock(), asks=False)
     assert tried.refused is None
     assert tried.text.endswith("2 agents would be started")
 
@@ -514,7 +515,7 @@ def test_a_dry_run_that_asks_no_scheduler_has_no_answer(cluster: NoCluster, tmp_
 def test_what_may_make_a_job_wait_is_told_and_does_not_stop_it(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
+    submitted = submit_job.submit(submission(tmp_path), {}, TurnedClock())
     assert submitted.warnings == ("hosts: 2 are there\n  fix: wait",)
     assert len(cluster.submitted) == 1
 
@@ -526,19 +527,19 @@ def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_pa
     spec = found.planned.spec
     cluster = replace(spec.cluster, backend="slurm", spare_hosts=1)
     on_slurm = replace(found, planned=replace(found.planned, spec=replace(spec, cluster=cluster)))
-    launch = submitting.launch_of(on_slurm, 3)
+    launch = submit_job.launch_of(on_slurm, 3)
     assert launch.hosts == tuple(f"node-{i}" for i in range(len(launch.hosts)))
     assert len(launch.hosts) == len(found.planned.plan.hosts) + 1
     assert launch.slurm == cluster.slurm
-    assert submitting.launch_of(found, 3).slurm is None
+    assert submit_job.launch_of(found, 3).slurm is None
 
 
 def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
-    from orchestrator.supervise.log import read
+    from orchestrator.journal.journal import read
 
-    submitted = submitting.submit(submission(tmp_path), {}, TurnedClock())
+    submitted = submit_job.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
     assert run.job is not None
     from dataclasses import replace

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from orchestrator.app.policies import explain, explained_text, listed_text, policy_of
 from orchestrator.cli import cli
-from orchestrator.contract.failures import FailureRule
-from orchestrator.contract.policy import PolicyRule
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.errors import SpecError
-from orchestrator.supervise.policy import default_rules
+from orchestrator.job.policy import default_rules
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "policy.md").read_text()

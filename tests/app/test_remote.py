@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.app import cancelling, remote
+from orchestrator.app import cancel_job, remote
 from orchestrator.app.remote import Found, await_begin, lines_before, refresh, refresh_all, settled
 from orchestrator.app.sighting import sight
-from orchestrator.backends.kubernetes.places import folder_of
-from orchestrator.contract.actions import Ending
-from orchestrator.contract.events import CancelRequested, Event, LeaderStarted
+from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.messages.actions import Ending
+from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted
 from orchestrator.errors import BackendError, JobError, Unreachable
+from orchestrator.job.state import Run
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import Completed, Sighting
-from orchestrator.supervise.log import Journal
-from orchestrator.supervise.loop import Supervisor
-from orchestrator.supervise.state import Run
 from tests.agent.world import TurnedClock, a_job
 from tests.dashboard.dashboard_story import started
 from tests.jobs_on_disk import NoCluster, cluster
@@ -268,7 +268,7 @@ def test_the_last_lines_of_a_copy_are_waited_for(found: Found) -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "waits_s"), [(None, cancelling.LAST_WORDS_S), ("2 pods run", 40.0)]
+    ("held", "waits_s"), [(None, cancel_job.LAST_WORDS_S), ("2 pods run", 40.0)]
 )
 def test_cancel_waits_for_a_leader_that_went_away_no_longer_than_it_may_take(
     found: Found,
@@ -277,11 +277,11 @@ def test_cancel_waits_for_a_leader_that_went_away_no_longer_than_it_may_take(
     waits_s: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cancelling, "COME_BACK_S", 40.0)
+    monkeypatch.setattr(cancel_job, "COME_BACK_S", 40.0)
     write(found.run_dir, submitted(found.run_dir))
     cluster.held, clock = held, TurnedClock()
     with pytest.raises(JobError, match="went away before") as failed:
-        cancelling.wait_until_ended(found.run_dir, {}, clock, found)
+        cancel_job.wait_until_ended(found.run_dir, {}, clock, found)
     assert "ndctl cancel job" in failed.value.fix
     assert waits_s <= clock.now() - NOW < waits_s + 1
 
@@ -304,7 +304,7 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
             if self.time > came_at:
                 write(found.run_dir, *ended(self.time))
 
-    said = cancelling.wait_until_ended(found.run_dir, {}, Days(), found)
+    said = cancel_job.wait_until_ended(found.run_dir, {}, Days(), found)
     assert said == "job: CANCELLED, cancelled by me"
 
 
@@ -322,7 +322,7 @@ def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
             found.run_dir.journal.unlink()
             write(found.run_dir, submitted(found.run_dir, 1700000001.234567), *ended(self.time))
 
-    said = cancelling.wait_until_ended(found.run_dir, {}, Begins(), found)
+    said = cancel_job.wait_until_ended(found.run_dir, {}, Begins(), found)
     assert said == "job: CANCELLED, cancelled by me"
     assert found.run_dir.journal.read_bytes().index(b"\n") + 1 > guessed
 

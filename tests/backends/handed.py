@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.handover import Handover
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.submission_payload import Handover
 from tests.agent.world import a_job
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import backend_named
+from orchestrator.backends.by_name import backend_named
 from orchestrator.backends.local import LocalBackend, render
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.entry import command
 from orchestrator.errors import BackendError
-from orchestrator.supervise.log import has_writer
+from orchestrator.journal.journal import has_writer
+from orchestrator.run_module import command
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, is_gone, wait_for
 from tests.backends.handed import handed
@@ -44,7 +44,7 @@ def launch(run_dir: Path, hosts: int = 3, devices: int = 2) -> LaunchPlan:
 
 def argv(host: str, *more: str) -> tuple[str, ...]:
     return (
-        *command(sys.executable, "orchestrator.agent"),
+        *command(sys.executable, "orchestrator.backends.entry.agent"),
         "--run-dir=/runs/job",
         f"--host={host}",
         *("--address=127.0.0.1", "--bind=127.0.0.1", "--launch=4", "--devices=2"),

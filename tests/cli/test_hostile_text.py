@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator import cli as command_line
-from orchestrator import strikes
+from orchestrator import host_strikes
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard.console import VisibleConsole
-from orchestrator.supervise.log import Entry, from_line, to_line
+from orchestrator.journal.journal import Entry, from_line, to_line
 from tests.dashboard.dashboard_story import broken, finished, hung, journal
 from tests.jobs_on_disk import SPEC
 
@@ -191,7 +191,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_strikes(root: Path) -> None:
-    strike = strikes.Strike(
+    strike = host_strikes.Strike(
         at=1_700_000_000.0,
         host=f"node{MARK}",
         job=MARK,
@@ -200,12 +200,12 @@ def write_strikes(root: Path) -> None:
         cause=MARK,
         evidence=(MARK,),
     )
-    pin = strikes.Pinned(at=strike.at, host=f"pin{MARK}", use="never", by=MARK, reason=MARK)
-    for cluster in ("gpu", strikes.LOCAL):
-        path = strikes.path_of(root, cluster)
+    pin = host_strikes.Pinned(at=strike.at, host=f"pin{MARK}", use="never", by=MARK, reason=MARK)
+    for cluster in ("gpu", host_strikes.LOCAL):
+        path = host_strikes.path_of(root, cluster)
         path.parent.mkdir(exist_ok=True)
         for line in (strike, replace(strike, at=strike.at + 60, kind="hang"), pin):
-            strikes.record(path, line)
+            host_strikes.record(path, line)
 
 
 def write_dumps(folder: Path) -> None:
@@ -417,7 +417,7 @@ def test_the_command_line_prints_in_one_way() -> None:
 ALLOWED = {
     ("options.py", "echo"),
     ("live.py", "print"),
-    ("session.py", "print"),
+    ("follow_loop.py", "print"),
     ("follow.py", "print"),
 }
 

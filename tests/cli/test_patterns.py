@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.jobs_on_disk import SPEC, NoCluster, cluster
 from tests.test_cli import ndctl, ndctl_json, run_root
 
@@ -66,7 +66,7 @@ def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
 ) -> None:
     (run_root / "e2e-seed-2" / "journal.jsonl").write_text("{}\n{}\n")
     done = ndctl("cancel", "e2e-seed-*")
-    assert done.exit_code == exits.BAD_JOB_STATE, done.output
+    assert done.exit_code == exit_codes.BAD_JOB_STATE, done.output
     assert "cancelled: 2 jobs: e2e-seed-1, e2e-seed-3" in done.output
     assert "error: not cancelled: 1 job: e2e-seed-2" in done.output
 
@@ -74,7 +74,7 @@ def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
 @pytest.mark.parametrize("verb", ["list", "status", "cancel"])
 def test_a_pattern_that_matches_nothing_says_what_there_is(swept: NoCluster, verb: str) -> None:
     done = ndctl(verb, "sweep-*")
-    assert done.exit_code == exits.BAD_JOB_STATE
+    assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "no job matches 'sweep-*' in " in done.output
     assert "there are: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
 
@@ -102,11 +102,11 @@ def test_what_does_not_fit_together_is_a_usage_error(
     cluster: NoCluster, words: list[str], told: str
 ) -> None:
     done = ndctl("submit", str(SPEC), *words)
-    assert (done.exit_code, told in done.output) == (exits.USAGE, True), done.output
+    assert (done.exit_code, told in done.output) == (exit_codes.USAGE, True), done.output
 
 
 def test_all_errors_are_told_with_the_code_of_the_first(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC), "--sweep", "train.steps=0,5", "--sweep", "train.seed=1,x")
-    assert done.exit_code == exits.BAD_SPEC
+    assert done.exit_code == exit_codes.BAD_SPEC
     assert "3 of 4 combinations are refused; nothing was submitted" in done.output
     assert json.dumps(cluster.submitted) == "[]"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode, encode_tagged, words_of
-from orchestrator.contract.limits import Above, AtLeast, AtMost, Matches, OneOf
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches, OneOf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

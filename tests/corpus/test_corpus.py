@@ -31,8 +31,8 @@ from benchmarks.corpus import (
     run_dump_cases,
 )
 from orchestrator.app.classification import Classification
-from orchestrator.contract.failures import Scope
-from orchestrator.diagnosis.facts import Diagnosis
+from orchestrator.contract.spec.failures import Scope
+from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.errors import JobError
 
 PARTS = ("development", "heldout")

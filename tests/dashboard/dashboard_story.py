@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.contract.drills import Drill, parse_drill
-from orchestrator.contract.events import (
+from orchestrator.contract.launch import Allocation, LaunchPlan
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.messages.events import (
     AgentLost,
     AgentRegistered,
     CheckpointSaved,
@@ -20,14 +21,13 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.contract.launch import Allocation, LaunchPlan
-from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Plan
+from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.view import Seen, View, fold_seen, view
-from orchestrator.supervise.log import Entry
-from orchestrator.supervise.state import Run
-from orchestrator.supervise.step import step
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
+from orchestrator.journal.journal import Entry
 
 START = 1_700_000_000.0
 """2023-11-14 22:13:20 UTC."""

@@ -13,7 +13,7 @@ from orchestrator.dashboard.metrics import (
     parse_metric,
 )
 from tests.dashboard.dashboard_story import metric, metrics
-from trainer.metrics import StepMetrics, to_line
+from trainer.measure.metrics import StepMetrics, to_line
 
 
 def line(step: int, attempt: int = 1, loss: float = 2.5) -> bytes:

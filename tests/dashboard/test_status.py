@@ -11,7 +11,10 @@ from typing import Any, get_args
 
 import pytest
 
-from orchestrator.contract.actions import (
+from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.messages.actions import (
     Action,
     CheckHosts,
     EndJob,
@@ -21,8 +24,7 @@ from orchestrator.contract.actions import (
     Requeue,
     StartAttempt,
 )
-from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.events import (
+from orchestrator.contract.messages.events import (
     AgentLost,
     CancelRequested,
     CheckpointFailed,
@@ -54,18 +56,22 @@ from orchestrator.contract.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.launch import Allocation
 from orchestrator.contract.plan import Memory
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.visible import visible
-from orchestrator.dashboard.commands import Commands
+from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
-from orchestrator.dashboard.draw import draw
-from orchestrator.dashboard.follow import summary_text
+from orchestrator.dashboard.event_text import (
+    action_words,
+    event_line,
+    event_words,
+    in_order_of_time,
+)
+from orchestrator.dashboard.follow.follow import summary_text
+from orchestrator.dashboard.format import moment
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.moment import Snapshot, read_snapshot
-from orchestrator.dashboard.narrate import action_words, event_line, event_words, in_order_of_time
+from orchestrator.dashboard.screen.screen import draw
+from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import (
     list_rows,
     list_text,
@@ -73,11 +79,10 @@ from orchestrator.dashboard.status import (
     status_json,
     status_text,
 )
-from orchestrator.dashboard.words import moment
 from orchestrator.diagnosis.classes import default_rules
+from orchestrator.job.incidents import left_out
+from orchestrator.journal.journal import Entry, Journal
 from orchestrator.seams import Sighting
-from orchestrator.supervise.incidents import left_out
-from orchestrator.supervise.log import Entry, Journal
 from tests.dashboard.dashboard_story import (
     START,
     StoryClock,
@@ -629,7 +634,7 @@ def test_a_snapshot_is_read_from_a_run_directory(tmp_path: Path) -> None:
 def test_status_needs_no_heavy_import() -> None:
     code = (
         "import sys, orchestrator.dashboard.status, orchestrator.dashboard.describe;"
-        "import orchestrator.dashboard.narrate, orchestrator.dashboard.logs;"
+        "import orchestrator.dashboard.event_text, orchestrator.dashboard.follow.logs;"
         "print({'rich', 'torch', 'yaml', 'aiohttp', 'click', 'pydantic'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

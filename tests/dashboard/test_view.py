@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract.checkpoints import PassedOver
-from orchestrator.contract.events import (
+from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.messages.events import (
     AgentLost,
     CheckpointFailed,
     CheckpointSaved,
@@ -17,7 +17,7 @@ from orchestrator.contract.events import (
 from orchestrator.dashboard.metrics import NOTHING
 from orchestrator.dashboard.status import checkpoint_words
 from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
-from orchestrator.supervise.state import Run
+from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,
     START,

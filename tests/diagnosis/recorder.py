@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.diagnosis.dumps import RankDump, condense
+from orchestrator.diagnosis.dumps.dump import RankDump, condense
 
 
 class Pg(NamedTuple):

@@ -13,8 +13,8 @@ from itertools import product
 from math import prod
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.diagnosis.dumps import condense
-from orchestrator.diagnosis.facts import RankFacts, Scene
+from orchestrator.diagnosis.dumps.dump import condense
+from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 Fault = Literal[

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.diagnosis.analyse import analyse
-from orchestrator.diagnosis.digest import from_text, to_text
-from orchestrator.diagnosis.dumps import RankDump, condense
-from orchestrator.diagnosis.facts import Diagnosis, Scene
+from orchestrator.diagnosis.dumps.dump import RankDump, condense
+from orchestrator.diagnosis.dumps.dump_summary import from_text, to_text
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
 from tests.diagnosis.recorder import Pg, Recorder, recorders
 from tests.diagnosis.standstill import FAULTS, JUDGED, STOPS, Fault, Standstill, active_only, drawn
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.diagnosis import Score, score
-from orchestrator.diagnosis.analyse import analyse
-from orchestrator.diagnosis.facts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
 
 
 @pytest.mark.parametrize(

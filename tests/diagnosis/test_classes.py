@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from orchestrator.contract.codec import Invalid
-from orchestrator.contract.failures import FailureRule
+from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.classes import Signs, classify, default_rules, families, fit
 
 SAMPLES: list[dict[str, Any]] = yaml.safe_load(

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.diagnosis import reader
-from orchestrator.diagnosis.analyse import analyse
-from orchestrator.diagnosis.dumps import MOST_BYTES
-from orchestrator.diagnosis.folder import ended_by_class, read_folder
-from orchestrator.diagnosis.reading import MANY, MOST_DEATHS, read_dumps
+from orchestrator.diagnosis.dumps import reader
+from orchestrator.diagnosis.dumps.dump import MOST_BYTES
+from orchestrator.diagnosis.dumps.load_evidence import ended_by_class, read_folder
+from orchestrator.diagnosis.dumps.reader_client import MANY, MOST_DEATHS, read_dumps
+from orchestrator.diagnosis.hang.analyse import analyse
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
 CPU_S = 60.0

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.kubernetes.gpus import gpu_table
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec, RunVolume
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, RunVolume
 from orchestrator.doctor.kubernetes import Job, examine_kubernetes
 from orchestrator.errors import Unanswered
+from orchestrator.inventory.kubernetes.gpus import gpu_table
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
 from tests.backends.kubernetes.said_before import SaidBefore
-from tests.cluster.kubernetes.objects import node
+from tests.inventory.kubernetes.objects import node
 
 SPEC = replace(PLAIN, gang_scheduler=None)
 

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.slurm.commands import Slurm
-from orchestrator.cluster.slurm.config import parse_config
-from orchestrator.cluster.slurm.partitions import parse_partitions
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.doctor.slurm import (
     COMMANDS,
     examine_slurm,
@@ -17,6 +15,8 @@ from orchestrator.doctor.slurm import (
     judge_partition,
     parse_version,
 )
+from orchestrator.inventory.slurm.config import parse_config
+from orchestrator.inventory.slurm.partitions import parse_partitions
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
 

@@ -32,7 +32,7 @@ def agents(ndctl: Ndctl) -> set[int]:
     return {
         pid
         for pid, command in processes_of(ndctl.run_dir).items()
-        if " orchestrator.agent " in command and "--host=host-1 " in command
+        if " orchestrator.backends.entry.agent " in command and "--host=host-1 " in command
     }
 
 

@@ -10,11 +10,11 @@ from tests.e2e.job import ROOT, Ndctl, processes_of, wait_for
 from tests.listeners import Listener, listeners
 
 KINDS = {
-    "agent with `--lead`": r"entry\.py orchestrator\.agent .*--lead",
-    "agent": r"entry\.py orchestrator\.agent ",
-    "launcher": r"entry\.py orchestrator\.agent\.launcher",
+    "agent with `--lead`": r"run_module\.py orchestrator\.backends\.entry\.agent .*--lead",
+    "agent": r"run_module\.py orchestrator\.backends\.entry\.agent ",
+    "launcher": r"run_module\.py orchestrator\.agent\.processes\.fork_server",
     "torchrun": r"^torchrun of attempt",
-    "keeper": r"orchestrator\.agent\.keeper of",
+    "keeper": r"orchestrator\.agent\.processes\.rank_watcher of",
     "rank": r"\(rank \d+\)",
 }
 """The name of the process in the documented table -> its command line."""

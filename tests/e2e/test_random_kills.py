@@ -23,10 +23,10 @@ SEED = 20261123
 ENDLESS = {"train__steps": "100000", "checkpoint__every_steps": "5"}
 """More steps than any machine trains in the time of this test."""
 KINDS = {
-    "agent": re.compile(r"orchestrator\.agent --run-dir="),
-    "launcher": re.compile(r"orchestrator\.agent\.launcher "),
+    "agent": re.compile(r"orchestrator\.backends\.entry\.agent --run-dir="),
+    "launcher": re.compile(r"orchestrator\.agent\.processes\.fork_server "),
     "torchrun": re.compile(r"^torchrun of attempt"),
-    "keeper": re.compile(r"^orchestrator\.agent\.keeper of"),
+    "keeper": re.compile(r"^orchestrator\.agent\.processes\.rank_watcher of"),
     "rank": re.compile(r"\(rank \d+\) *$"),
 }
 WHOLE = {"agent": 2, "launcher": 2, "torchrun": 2, "keeper": 4, "rank": 4}

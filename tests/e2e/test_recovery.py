@@ -43,7 +43,7 @@ def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, referenc
     assert_nothing_left(ndctl.run_dir)
 
 
-# Of the locks themselves: tests/test_locks.py, and an attempt in tests/agent/test_attempt.py.
+# Of the locks themselves: tests/posix/test_locks.py, and an attempt in tests/agent/test_attempt.py.
 @pytest.mark.slow
 def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
     ndctl: Ndctl, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.job import Ndctl, assert_nothing_left
-from trainer.data.proof import first_mistake, fold
+from trainer.data.ledger_check import first_mistake, fold
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 

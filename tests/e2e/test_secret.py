@@ -91,7 +91,10 @@ def test_only_one_file_has_the_secret(ndctl: Ndctl, temporary: Path) -> None:
     with ndctl.held():
         commands = processes_of(ndctl.run_dir)
         kinds = " ".join(commands.values())
-        assert all(re.search(kind, kinds) for kind in (r"orchestrator\.agent", r"\(rank 3\)"))
+        assert all(
+            re.search(kind, kinds)
+            for kind in (r"orchestrator\.backends\.entry\.agent", r"\(rank 3\)")
+        )
         assert showing(secret, commands) == []
         assert holding(secret, folders) == [token]
         assert stat.S_IMODE(token.stat().st_mode) == 0o600

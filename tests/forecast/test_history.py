@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.forecast import closed
+from orchestrator.forecast import closed_form
 from orchestrator.forecast.history import Account, history
-from orchestrator.forecast.many import best_of, expect, forecast
+from orchestrator.forecast.monte_carlo import best_of, expect, forecast
 from orchestrator.forecast.rates import DAY_S
 from orchestrator.forecast.setting import Hazard, Setting
 from tests.forecast.settings import CRASH, published, setting
@@ -152,11 +152,11 @@ def test_they_agree_where_the_reserve_is_near_what_is_being_repaired(
 
 def test_how_long_hosts_are_lacking_is_exact_without_a_reserve_and_with_an_ample_one() -> None:
     bare = setting(spares=10, reserve=0)
-    assert closed.short(bare) == pytest.approx(1 - poisson_up_to(10, IN_REPAIR))
-    assert closed.bare(setting(spares=3, reserve=7)) == closed.short(bare)
+    assert closed_form.short(bare) == pytest.approx(1 - poisson_up_to(10, IN_REPAIR))
+    assert closed_form.bare(setting(spares=3, reserve=7)) == closed_form.short(bare)
     ample = setting(spares=1, reserve=1000, queue_s=3600.0)
-    assert closed.short(ample) == pytest.approx(1 - poisson_up_to(1, IN_REPAIR / 25))
-    assert closed.short(setting(hazards=(replace(CRASH, takes_host=False),))) == 0
+    assert closed_form.short(ample) == pytest.approx(1 - poisson_up_to(1, IN_REPAIR / 25))
+    assert closed_form.short(setting(hazards=(replace(CRASH, takes_host=False),))) == 0
 
 
 def poisson_up_to(most: int, mean: float) -> float:
@@ -235,5 +235,5 @@ def test_all_that_is_compared_is_of_the_same_failures() -> None:
 
 def test_a_job_that_breaks_faster_than_it_recovers_gets_nowhere() -> None:
     chosen = setting(hazards=(replace(CRASH, per_s=1 / 10),), horizon_s=7200.0)
-    assert closed.effective(chosen) < 1e-6
+    assert closed_form.effective(chosen) < 1e-6
     assert expect(chosen, range(2)).effective < 1e-3

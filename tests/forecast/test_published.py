@@ -3,8 +3,8 @@
 
 import pytest
 
-from orchestrator.contract.reliability import HOST_MTBF_S
-from orchestrator.forecast.many import expect
+from orchestrator.contract.checkpoint_interval import HOST_MTBF_S
+from orchestrator.forecast.monte_carlo import expect
 from orchestrator.forecast.rates import DAY_S, rates_of
 from tests.forecast.settings import published
 

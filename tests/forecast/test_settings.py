@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
-from orchestrator.contract.reliability import interval_of
+from orchestrator.contract.checkpoint_interval import interval_of
 from tests.test_docs import ROOT
 
 SPEC = [str(ROOT / "examples/llama3-8b.yaml")]

@@ -18,8 +18,8 @@ from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import affinity
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.backends.kubernetes.submitting import owner_reference
-from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.system import SystemClock
 from tests.backends.kubernetes.rendered import a_launch
 from tests.kubernetes.testbed import KubeTestbed

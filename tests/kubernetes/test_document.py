@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from orchestrator.contract import exits
-from orchestrator.contract.kubernetes import KubernetesSpec, RunVolume
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, RunVolume
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
 
 ROOT = Path(__file__).parents[2]
@@ -244,6 +244,6 @@ def test_every_key_of_a_site_is_documented() -> None:
 def test_exit_codes_of_pods_are_those_that_there_are() -> None:
     table = DOCUMENT.partition("## Exit codes of pods")[2].partition("## ")[0]
     found = dict(re.findall(r"^\| (\d+)\b.*\| ([^|]+) \|$", table, re.MULTILINE))
-    known = {value for name, value in vars(exits).items() if name.isupper()}
+    known = {value for name, value in vars(exit_codes).items() if name.isupper()}
     assert {int(code) for code in found} - {128 + 9} <= known
     assert {code for code, pod in found.items() if pod == "made anew"} == {"137", "211", "212"}

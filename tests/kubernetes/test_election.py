@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.controller.election import Election
 from orchestrator.system import SystemClock
 from tests.kubernetes.testbed import KubeTestbed

@@ -20,7 +20,7 @@ import yaml
 from orchestrator.backends.kubernetes.render import names, objects, text
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.backends.kubernetes.submitting import owner_reference
-from orchestrator.contract.kubernetes import Kind, RunVolume
+from orchestrator.contract.spec.kubernetes_spec import Kind, RunVolume
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 from tests.kubernetes.testbed import KubeTestbed

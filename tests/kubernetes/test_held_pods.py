@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.controller.actions import Delete, Ref
 from orchestrator.backends.kubernetes.controller.loop import perform
+from orchestrator.backends.kubernetes.finalizers import failed
 from orchestrator.backends.kubernetes.render.kinds import NO_LIMIT
 from orchestrator.backends.kubernetes.resources import PODS
-from orchestrator.backends.kubernetes.tracked import failed
 from orchestrator.system import SystemClock
 from tests.kubernetes.testbed import KubeTestbed
 

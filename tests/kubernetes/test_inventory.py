@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from kubernetes.client import CoreV1Api
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.cluster_id import cluster_name
 from orchestrator.backends.kubernetes.inventory import read_cluster
-from orchestrator.backends.kubernetes.naming import cluster_name
 from orchestrator.backends.kubernetes.resources import PODS
-from orchestrator.cluster.kubernetes.gpus import gpu_table
-from orchestrator.cluster.kubernetes.inventory import Use
+from orchestrator.inventory.kubernetes.gpus import gpu_table
+from orchestrator.inventory.kubernetes.inventory import Use
 from orchestrator.system import SystemClock
-from tests.cluster.kubernetes.objects import GPU, container, node, pod
 from tests.e2e.job import SPEC as JOB
+from tests.inventory.kubernetes.objects import GPU, container, node, pod
 from tests.kubernetes.testbed import KubeTestbed
 from tests.testbeds import run_within
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.looking import look
 from orchestrator.backends.kubernetes.render import names, objects, spec_hash
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.backends.kubernetes.status_cache import look
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.system import SystemClock
 from tests.backends.kubernetes.rendered import CPU, a_handover

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.app import planning, submitting
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.app.planning import plans
+from orchestrator.app.submission import submit_job
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.permissions import Right, needed
-from orchestrator.backends.kubernetes.places import known_mirrors
-from orchestrator.backends.kubernetes.refusals import Forbidden
+from orchestrator.backends.kubernetes.checks.permissions import Right, needed
+from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object
-from orchestrator.contract import exits
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec, RunVolume
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, RunVolume
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unsettled
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock
@@ -154,15 +155,15 @@ class Hurried(SystemClock):
         super().sleep(min(seconds, 0.2))
 
 
-def submission(run_root: Path, namespace: str) -> submitting.Submission:
+def submission(run_root: Path, namespace: str) -> submit_job.Submission:
     overrides = [
         *("cluster.kubernetes.gpu_resource=null", f"cluster.kubernetes.namespace={namespace}"),
         *("cluster.kubernetes.runs={host_path: /nowhere}", "name=job"),
         "cluster.kubernetes.node_selector={no: such-node}",
     ]
     spec = ROOT / "examples" / "kubernetes.yaml"
-    planned = planning.plan_spec(spec, overrides, {}, purpose="render")
-    return submitting.Submission(planned=planned, run_root=run_root)
+    planned = plans.plan_spec(spec, overrides, {}, purpose="render")
+    return submit_job.Submission(planned=planned, run_root=run_root)
 
 
 JOB = 7
@@ -196,10 +197,10 @@ def test_the_api_server_is_lost_in_the_middle(
         with monkeypatch.context() as patched:
             patched.setattr(KubernetesBackend, "api", lambda self, spec: api)
             if made:
-                submitting.submit(asked, environ, Hurried())
+                submit_job.submit(asked, environ, Hurried())
             else:
                 with pytest.raises(Unsettled) as lost:
-                    submitting.submit(asked, environ, Hurried())
+                    submit_job.submit(asked, environ, Hurried())
     finally:
         kube.start_control_plane()
     assert api.creations >= at
@@ -221,7 +222,7 @@ def test_the_api_server_is_lost_in_the_middle(
             kube.kubectl("-n", namespace, "delete", "pytorchjob,configmap", "--all")
         kube.wait_for("nothing", lambda: not left(kube, namespace))
         return
-    submitting.submit(asked, environ, Hurried())
+    submit_job.submit(asked, environ, Hurried())
     assert unowned(kube, namespace) == []
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
     kube.wait_for("the collector", lambda: not left(kube, namespace))
@@ -249,7 +250,7 @@ def test_a_person_is_told_all_that_is_missing_at_once_and_nothing_is_known_of_th
     person = Person(tmp_path, kube, namespace, kube.as_user(few, namespace))
     options = {"service_account": "", "pod_template": SLEEPS}
     refused = person.submit(**options)
-    assert refused.code == exits.BACKEND, refused.out
+    assert refused.code == exit_codes.BACKEND, refused.out
     assert "dev may not create secrets, create/patch networkpolicies.networking.k8s.io" in (
         refused.err
     )

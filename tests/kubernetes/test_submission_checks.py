@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api
-from orchestrator.contract import exits
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
 from tests.e2e.job import Done
 from tests.kubernetes.e2e.outside import SLEEPS, Person, account
@@ -76,7 +76,7 @@ def lines(done: Done) -> list[str]:
 
 def test_somebody_who_may_not_see_nodes_submits_and_doctor_agrees(tenant: Person) -> None:
     blind = tenant.submit(gpu_resource="nvidia.com/gpu")
-    assert blind.code == exits.BACKEND
+    assert blind.code == exit_codes.BACKEND
     assert "may not list nodes" in blind.err
     assert "set cluster.gpu to one of h100-sxm-80gb" in blind.err
     assert findings(tenant, gpu_resource="nvidia.com/gpu")["plan"]["verdict"] == "stops"
@@ -140,7 +140,7 @@ def test_all_that_is_absent_is_said_at_once_and_nothing_is_made(admin: Person) -
     found = findings(admin, **wrong)
     for words in ((), ("--dry-run",)):
         done = admin.submit(*words, **wrong)
-        assert done.code == exits.BACKEND
+        assert done.code == exit_codes.BACKEND
         told = lines(done)
         for key in keys:
             assert any(line.startswith(key) for line in told), (key, done.err)
@@ -157,7 +157,7 @@ def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest(admin:
     )
     for words in ((), ("--dry-run=client",), ("--dry-run=server",)):
         done = admin.submit(*words, pod_template=template)
-        assert done.code == exits.BAD_SPEC, done.err
+        assert done.code == exit_codes.BAD_SPEC, done.err
         assert "did you mean priorityClassName?" in done.err
         assert "did you mean resources?" in done.err
         assert "did you mean pytorch?" in done.err
@@ -195,7 +195,7 @@ def _has_field(kube: KubeTestbed) -> bool:
 @pytest.mark.usefixtures("old_operator")
 def test_an_operator_that_is_too_old_is_told_by_its_schema(admin: Person) -> None:
     done = admin.submit()
-    assert done.code == exits.BACKEND
+    assert done.code == exit_codes.BACKEND
     assert "Kubeflow's training operator v1 is older than 1.7: its PyTorchJob has no" in done.err
     assert "spec.nprocPerNode, which the cluster would drop" in done.err
     assert "training-operator.git/manifests/overlays/standalone?ref=v1.9.3" in done.err

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from orchestrator.app import planning, submitting
+from orchestrator.app.planning import plans
+from orchestrator.app.submission import submit_job
 from orchestrator.backends.kubernetes.render import objects, text
-from orchestrator.supervise.state import Run
+from orchestrator.job.state import Run
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "manifests" / "examples"
@@ -21,11 +22,11 @@ def rendered(name: str) -> str:
     spec, overrides = EXAMPLES[name]
     kind = next((f" --kind {one.rpartition('=')[2]}" for one in overrides), "")
     path = ROOT / "examples" / f"{spec}.yaml"
-    planned = planning.plan_spec(path, overrides, {}, purpose="render")
-    submission = submitting.Submission(planned=planned, run_root=Path("/nowhere"))
-    job = submitting.submitted_event(submission, Run(), 0.0)
+    planned = plans.plan_spec(path, overrides, {}, purpose="render")
+    submission = submit_job.Submission(planned=planned, run_root=Path("/nowhere"))
+    job = submit_job.submitted_event(submission, Run(), 0.0)
     command = f"ndctl render examples/{spec}.yaml{kind}"
-    return f"# {command}\n{text(objects(submitting.handover_of(submission, job)))}\n"
+    return f"# {command}\n{text(objects(submit_job.handover_of(submission, job)))}\n"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from orchestrator.backends.kubernetes.controller.decide import decide
 from orchestrator.backends.kubernetes.controller.wishes import GangRestart
 from orchestrator.backends.kubernetes.render import names, objects
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from tests.backends.kubernetes.controller import world
 from tests.backends.kubernetes.controller.world import SCOPE, merge, node, pod, seen
 from tests.backends.kubernetes.rendered import PLAIN, a_handover

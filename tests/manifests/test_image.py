@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.kubernetes.render.pods import TASK
-from orchestrator.contract import exits
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from tests.manifests.containerfile import CONTAINERFILE, ROOT, Image, Step, follow, steps_of
 
 STEPS = steps_of(CONTAINERFILE.read_text())
@@ -84,5 +84,5 @@ def test_what_is_installed_has_all_its_data(image: Image) -> None:
         image.run(f"ndctl render {spec} --set '{wrong}'")
     assert "twice-on-one-host" in image.run("ndctl policy")
     python = KubernetesSpec().python
-    said = image.run(f"{python} -P -u -m {TASK} || test $? = {exits.REFUSED}")
+    said = image.run(f"{python} -P -u -m {TASK} || test $? = {exit_codes.REFUSED}")
     assert "this is no pod of a job of this ndctl" in said

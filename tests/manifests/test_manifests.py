@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.backends.kubernetes.permissions import needed
+from orchestrator.backends.kubernetes.checks.permissions import needed
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from tests.backends.kubernetes import structural
 from tests.backends.kubernetes.rendered import CRDS
 from tests.manifests.examples import EXAMPLES, FOLDER, ROOT, rendered

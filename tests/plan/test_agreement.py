@@ -5,12 +5,12 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.local import local_inventory
 from orchestrator.contract.codec import Invalid, decode
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError, TrainingError
+from orchestrator.inventory.local import local_inventory
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.planner import plan
 from orchestrator.plan.stages import stage_ranks

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.file import load_inventory
-from orchestrator.cluster.inventory import Inventory, tree_of
 from orchestrator.contract.codec import decode
 from orchestrator.contract.plan import Plan, places
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError
+from orchestrator.inventory.file import load_inventory
+from orchestrator.inventory.hosts import Inventory, tree_of
 from orchestrator.plan.planner import plan
 from orchestrator.plan.show.explain import describe_plan, plan_json
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.inventory import Host, Inventory
-from orchestrator.cluster.local import local_inventory
-from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Plan
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError, TrainingError
+from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.local import local_inventory
+from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.planner import plan

@@ -14,9 +14,9 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import _Action
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import demand
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import demand
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.stages import bubble, kept_passes, stage_gathers, stage_ranks, takes

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract.actions import Action, Requeue, StartAttempt
-from orchestrator.contract.events import (
+from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt
+from orchestrator.contract.messages.events import (
     AgentLost,
     AgentRegistered,
     CheckpointIntervalChanged,
@@ -22,23 +22,14 @@ from orchestrator.contract.events import (
     RankExited,
     Replanned,
 )
-from orchestrator.contract.skipping import Window
+from orchestrator.contract.skipped_batches import Window
 from orchestrator.diagnosis.classes import default_rules
+from orchestrator.job.policy import strike_weight
+from orchestrator.job.stage_transitions import end, recover, stop
+from orchestrator.job.state import IDLE, NOBODY, Culprit, Findings, Incident, Leaving, Run, Stage
+from orchestrator.job.step import step
+from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.run import Outcome, simulate
-from orchestrator.supervise.loop import Decide
-from orchestrator.supervise.moves import end, recover, stop
-from orchestrator.supervise.policy import strike_weight
-from orchestrator.supervise.state import (
-    IDLE,
-    NOBODY,
-    Culprit,
-    Findings,
-    Incident,
-    Leaving,
-    Run,
-    Stage,
-)
-from orchestrator.supervise.step import step
 
 Result = tuple[Run, tuple[Action, ...]]
 

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import cli
-from orchestrator.contract.events import AgentLost, StepReached
-from orchestrator.simulation.faults import CRASHES
+from orchestrator.contract.messages.events import AgentLost, StepReached
+from orchestrator.journal.journal import Decided, Entry
 from orchestrator.simulation.many import command, outcomes, tally
 from orchestrator.simulation.run import Simulation, simulate
 from orchestrator.simulation.scenario import KINDS, Fault, scenario
-from orchestrator.simulation.storage import Crash, StoredJournal
-from orchestrator.supervise.log import Decided, Entry
+from orchestrator.simulation.world.faults import CRASHES
+from orchestrator.simulation.world.storage import Crash, StoredJournal
 
 PARTS = 10
 

@@ -5,13 +5,18 @@ from functools import partial
 
 import pytest
 
-from orchestrator.contract.events import AgentLost, AgentRegistered, HostFlagged, LeaderStarted
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    AgentRegistered,
+    HostFlagged,
+    LeaderStarted,
+)
 from orchestrator.simulation.agents import Agent
-from orchestrator.simulation.hosts import Host
-from orchestrator.simulation.operators import Operators
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault, scenario
-from orchestrator.simulation.world import World
+from orchestrator.simulation.world.hosts import Host
+from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.world import World
 
 AT = 60.0
 CHOSEN = replace(

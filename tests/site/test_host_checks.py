@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.preflight import devices, host
+from orchestrator.health import gpus, host_check
 
 pytestmark = pytest.mark.process
 
@@ -213,10 +213,10 @@ def test_the_epilog_removes_what_dead_ranks_left_of_a_user_who_is_gone(node: Nod
 def test_scripts_and_agents_have_the_same_limits() -> None:
     text = (SLURM / "host_checks.sh").read_text()
     said = dict(re.findall(r"^([A-Z_]+)=(\S+)$", text, re.MULTILINE))
-    assert float(said["SMI_TIMEOUT_S"]) == devices.SMI_TIMEOUT_S
-    assert int(said["SHM_LEAST_MIB"]) << 20 == host.SHM_LEAST
-    assert int(said["SCRATCH_LEAST_MIB"]) << 20 == host.SCRATCH_BYTES
-    assert float(said["XID_AGE_S"]) == devices.XID_AGE_S
-    assert {int(number) for number in said["FATAL_XIDS"].split(",")} == {*devices.FATAL_XIDS}
-    assert said["QUERY"] == devices.QUERY
-    assert said["REMAP_QUERY"] == devices.REMAP_QUERY
+    assert float(said["SMI_TIMEOUT_S"]) == gpus.SMI_TIMEOUT_S
+    assert int(said["SHM_LEAST_MIB"]) << 20 == host_check.SHM_LEAST
+    assert int(said["SCRATCH_LEAST_MIB"]) << 20 == host_check.SCRATCH_BYTES
+    assert float(said["XID_AGE_S"]) == gpus.XID_AGE_S
+    assert {int(number) for number in said["FATAL_XIDS"].split(",")} == {*gpus.FATAL_XIDS}
+    assert said["QUERY"] == gpus.QUERY
+    assert said["REMAP_QUERY"] == gpus.REMAP_QUERY

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import strikes
-from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
+from orchestrator import host_strikes
+from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec
 from orchestrator.system import SystemClock
 from tests.e2e.job import wait_for
 from tests.slurm.testbed import SlurmTestbed, running_testbed
@@ -110,10 +110,10 @@ def _strike(run_root: Path, host: str) -> None:
     """Twice, so that it is left out."""
     now = SystemClock().now()
     for attempt in (1, 2):
-        strike = strikes.Strike(
+        strike = host_strikes.Strike(
             at=now, host=host, job="other", attempt=attempt, kind="host-lost", cause="silence"
         )
-        strikes.record(strikes.path_of(run_root, "tb"), strike)
+        host_strikes.record(host_strikes.path_of(run_root, "tb"), strike)
 
 
 def _run(command: str, environ: Mapping[str, str]) -> str:

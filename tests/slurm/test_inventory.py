@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import read_cluster
-from orchestrator.cluster.slurm.topology import allocated_switches
+from orchestrator.inventory.slurm.topology import allocated_switches
 from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
 from tests.slurm.capture import TOPOLOGIES

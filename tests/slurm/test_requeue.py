@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm import find, render
+from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.system import SystemClock
@@ -83,7 +83,7 @@ def test_what_status_says_of_a_node_that_stays_out_lets_the_job_run(
     """As one with strikes: no process of ours runs while the job waits."""
     pair.restore()
     backend, launch, job_id = asleep(pair, tmp_path)
-    find.record(launch, job_id)
+    job_lookup.record(launch, job_id)
     pair.told("scontrol", "requeue", job_id)
     exclude = ("scontrol", "update", f"JobId={job_id}", "ExcNodeList=node2")
     pair.wait_for("the exclude list", lambda: pair(exclude).code == 0, 60)

@@ -11,7 +11,7 @@ import sys
 import time
 from datetime import timedelta
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from trainer import loop
 from trainer.process import start
 

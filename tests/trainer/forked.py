@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from trainer.process import set_up_logging
 
 FORKING = multiprocessing.get_context("forkserver")
@@ -87,7 +87,7 @@ def _serve(
     os.dup2(fd, sys.stdout.fileno())
     os.dup2(fd, sys.stderr.fileno())
     module = import_module(worker)
-    from trainer.ranks import process_group
+    from trainer.rank.ranks import process_group
 
     rank = RankEnv.from_mapping(os.environ)
     set_up_logging()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from tests.trainer import trainer_worker
 from trainer import main as main_module
 from trainer import step as step_module

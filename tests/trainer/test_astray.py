@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import exits
 from orchestrator.contract.codec import encode
-from orchestrator.contract.drills import parse_drill
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.spec.drills import parse_drill
 from tests.trainer.trainer_launch import finish, losses_of, metrics_of, start_ranks, tiny
 from tests.trainer.trainer_launch import work as work_on
-from trainer.data.proof import first_mistake, fold
+from trainer.data.ledger_check import first_mistake, fold
 
 pytestmark = pytest.mark.process
 
@@ -55,7 +55,7 @@ def test_a_spoiled_weight_is_gone_after_going_back_and_its_data_is_skipped(tmp_p
         ],
     )
     assert (answers[0]["error"], answers[0]["since"]) == ("NotFinite", 6)
-    assert [answer.get("code") for answer in answers[1:]] == [exits.CHECKPOINTED, 0, 0, 0]
+    assert [answer.get("code") for answer in answers[1:]] == [exit_codes.CHECKPOINTED, 0, 0, 0]
     steps = [line["step"] for line in metrics_of(tmp_path / "spoiled")]
     assert steps == [1, 2, 3, 4, 5, 6, 7, 5, 6, 7, 8], "nothing was saved in a bad step"
     assert proven(tmp_path / "spoiled") == proven(tmp_path / "never") == ["5 to 7"]
@@ -117,7 +117,7 @@ def test_a_loss_that_stays_high_ends_the_ranks_and_a_checkpoint_remembers_it(
         tmp_path,
         [{"config": cut, "stop_after": found["since"] + 1}, {"config": cut}],
     )
-    assert again[0]["code"] == exits.CHECKPOINTED
+    assert again[0]["code"] == exit_codes.CHECKPOINTED
     assert (again[1]["error"], again[1]["since"]) == ("LossSpike", found["since"])
     assert metrics_of(tmp_path / "cut")[-1]["step"] == last["step"]
 
@@ -129,7 +129,7 @@ def test_every_rank_leaves_with_a_code_of_its_own(tmp_path: Path) -> None:
     config.write_text(json.dumps(sharded(tmp_path / "out", max_bad_steps=1)))
     env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("nan:rank=0@step=2", 1),)))}
     ranks = start_ranks(["-m", "trainer", str(config)], 2, env)
-    assert finish(ranks) == [exits.UNSTABLE] * 2
+    assert finish(ranks) == [exit_codes.UNSTABLE] * 2
     for rank in ranks:
         assert "error: step 2: the loss is nan, not finite" in rank.output
         assert "Traceback" not in rank.output
@@ -140,7 +140,7 @@ def test_every_rank_says_in_its_own_log_why_a_configuration_is_refused(tmp_path:
     config = tmp_path / "config.json"
     config.write_text('{"seed": "none"}')
     ranks = start_ranks(["-m", "trainer", str(config)], 2, {})
-    assert finish(ranks) == [exits.REFUSED] * 2
+    assert finish(ranks) == [exit_codes.REFUSED] * 2
     for rank in ranks:
         assert "is not a trainer configuration" in rank.output
 
@@ -152,5 +152,5 @@ def test_a_device_without_room_raises_its_own_error(tmp_path: Path) -> None:
     config.write_text(json.dumps(tiny(tmp_path / "out")))
     env = {"NDCTL_DRILLS": json.dumps(encode((parse_drill("oom:rank=0@step=2", 1),)))}
     ranks = start_ranks(["-m", "trainer", str(config)], 1, env)
-    assert finish(ranks) == [exits.FAILED]
+    assert finish(ranks) == [exit_codes.FAILED]
     assert "can't allocate memory" in ranks[0].output

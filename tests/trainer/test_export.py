@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from orchestrator.contract import exits
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.spec.model_spec import ModelSpec
 from tests.trainer.checkpoint.checkpoint_launch import tensors_of, train_alone
 from tests.trainer.checkpoint.checkpoint_worker import save_case
 from tests.trainer.trainer_launch import MODELS, tiny
@@ -24,7 +24,7 @@ from trainer.export import files_of, main, parse_size
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import StageSlice
 from trainer.model.fresh import allocate
-from trainer.ranks import process_group
+from trainer.rank.ranks import process_group
 
 TOKENS_BT = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(0))
 
@@ -34,13 +34,15 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """The run directory of a job that has trained for four steps and saved two checkpoints."""
     out = tmp_path_factory.mktemp(request.param) / "run"
     checkpoint = {"every_steps": 2, "async": False}
-    assert train_alone(tiny(out, model=request.param, steps=4, checkpoint=checkpoint)) == exits.OK
+    assert (
+        train_alone(tiny(out, model=request.param, steps=4, checkpoint=checkpoint)) == exit_codes.OK
+    )
     return out
 
 
 def export(run: Path, out: Path, *options: str) -> dict[str, torch.Tensor]:
     """The tensors of all files, after an export that succeeded."""
-    assert main([str(run), "--out", str(out), *options]) == exits.OK
+    assert main([str(run), "--out", str(out), *options]) == exit_codes.OK
     found: dict[str, torch.Tensor] = {}
     for file in out.glob("*.safetensors"):
         found |= load_file(file)
@@ -118,7 +120,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(run: Path, *options: str) -> str:
-        assert main([str(run), "--out", str(tmp_path / "out"), *options]) == exits.REFUSED
+        assert main([str(run), "--out", str(tmp_path / "out"), *options]) == exit_codes.REFUSED
         return capsys.readouterr().err
 
     assert "holds no complete checkpoint" in refused(tmp_path)
@@ -148,7 +150,7 @@ def test_the_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
     config = tiny(tmp_path / "run", steps=1)
     config["data"]["tokenizer"] = str(folder)
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     export(tmp_path / "run", tmp_path / "out")
     read = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert read("word5 word96 other")["input_ids"] == [5, 96, 97]
@@ -183,7 +185,7 @@ def test_adapters_are_exported_for_peft(run: Path, tmp_path: Path) -> None:
     lora = {"rank": 2, "target_modules": ["q_proj", "down_proj"]}
     base = str(tmp_path / "base")
     config["model"] = {"path": base, "weights": base, "lora": lora}
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     trained = weights_of(tmp_path / "adapted")
     found = export(tmp_path / "adapted", tmp_path / "out")
     assert {tuple(tensor.shape) for tensor in found.values()} == {

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
-from trainer.fabric import NAMED, Check, find_missing
-from trainer.signs import prepare
+from trainer.rank.fabric import NAMED, Check, find_missing
+from trainer.rank.heartbeat_store import prepare
 
 HOSTS = ("node1", "node2", "node3", "node4")
 SOON_S = 0.05

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from orchestrator.contract.train import SpikeSpec
+from orchestrator.contract.spec.train_spec import SpikeSpec
 from trainer.guard import Skips, Spikes, too_high, too_many
 
 SPEC = SpikeSpec()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.trainer.trainer_launch import losses_of, metrics_of, tiny
 from tests.trainer.trainer_launch import work as work_on
 
@@ -93,7 +93,7 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
         ],
     )
     assert [answer.get("code") for answer in answers] == [
-        *[0, 0, 0, None, exits.CHECKPOINTED, None]
+        *[0, 0, 0, None, exit_codes.CHECKPOINTED, None]
     ]
     assert column(tmp_path / "some", "skipped") == [0, 1, 1, 2, 2]
     assert column(tmp_path / "tensor", "skipped") == [0, 1, 2, 2, 2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.contract.train import OptimizerSpec
+from orchestrator.contract.spec.train_spec import OptimizerSpec
 from trainer.optimizer import build_optimizer, set_lr
 
 PLAIN: dict[str, tuple[Any, dict[str, Any]]] = {

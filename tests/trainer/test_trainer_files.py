@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.fence import GivenUp
-from trainer.metrics import MetricsFile, StepMetrics
+from orchestrator.contract.files.fence import GivenUp
+from trainer.measure.metrics import MetricsFile, StepMetrics
 
 METRICS = StepMetrics(
     attempt=1, step=1, loss=0.1 + 0.2, grad_norm=1.0, lr=1e-3, tokens_per_second=9, step_s=1, time=0
@@ -61,7 +61,7 @@ def test_what_a_full_disk_cut_off_is_finished_when_there_is_room(
         return write(fd, data[:fits])
 
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    monkeypatch.setattr("trainer.lines.os.write", on_a_small_disk)
+    monkeypatch.setattr("trainer.measure.lines.os.write", on_a_small_disk)
     for step in (1, 2):
         file.append(replace(METRICS, step=step))
     assert len((tmp_path / "metrics.jsonl").read_bytes()) == 10
@@ -74,7 +74,7 @@ def test_of_a_disk_that_stays_full_not_more_is_kept_than_fits(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
-    monkeypatch.setattr("trainer.lines.MOST_WAITING", 10)
+    monkeypatch.setattr("trainer.measure.lines.MOST_WAITING", 10)
     file = MetricsFile(Path("/dev/full"))
     for _ in range(3):
         file.append(METRICS)

@@ -9,18 +9,18 @@ import pytest
 import yaml
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.datagrams import MAX_BYTES, to_bytes
-from orchestrator.contract.drills import parse_drill
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.train import TrainSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.messages.rank_messages import MAX_BYTES, to_bytes
+from orchestrator.contract.spec.drills import parse_drill
+from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import tiny
 from trainer.config import complete, load_config, parse_yaml
-from trainer.drills import drills_due, read_drills
-from trainer.emit import Reporter, raised_of
 from trainer.optimizer import lr_at
-from trainer.signals import StopRequest
+from trainer.rank.drills import drills_due, read_drills
+from trainer.rank.emit import Reporter, raised_of
+from trainer.rank.signals import StopRequest
 
 
 def schedule(kind: str, steps: int = 10, warmup_steps: int = 4) -> list[float]:

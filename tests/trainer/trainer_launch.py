@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.agent.sockets import free_port
+from orchestrator.agent.rank_socket import free_port
 from tests.trainer.forked import run_forked
 
 ROOT = Path(__file__).parents[2]

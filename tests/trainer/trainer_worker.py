@@ -25,29 +25,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.drills import parse_drill
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.skipping import Window
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.skipped_batches import Window
+from orchestrator.contract.spec.drills import parse_drill
 from orchestrator.errors import TrainingError
-from trainer import building, gradients
+from trainer import gradients
 from trainer import main as main_module
-from trainer.building import build_model
 from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
 from trainer.data.batches import Batches
-from trainer.emit import Reporter
 from trainer.loop import Training, train
 from trainer.main import train_on
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import convert
 from trainer.model.regions import local_part
 from trainer.optimizer import build_optimizer
-from trainer.outside import Outside
-from trainer.parallel import ddp, fsdp
+from trainer.parallel import building, ddp, fsdp
+from trainer.parallel.building import build_model
 from trainer.parallel.tied import TiedWeight
-from trainer.ranks import Ranks, arrange, process_group
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import Ranks, arrange, process_group
+from trainer.rank.runtime import Outside
 
 
 class StopAfter:

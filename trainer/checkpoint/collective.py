@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from orchestrator.contract.checkpoints import Trained, partial_name
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.files.checkpoint_names import Trained, partial_name
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.run_dir import RunDir
 from trainer.checkpoint.commit import Written, commit
 from trainer.checkpoint.state import PROGRESS, Progress
 from trainer.checkpoint.writer import Writer, why_of
-from trainer.fence import admit_of
+from trainer.rank.fence import admit_of
 
 
 @dataclass(frozen=True, slots=True)

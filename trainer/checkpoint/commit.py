@@ -1,6 +1,7 @@
 """Turns a folder of finished writes into a complete checkpoint, and removes those past their time.
 
-Plain files and no torch: what makes a checkpoint complete is written in `contract/checkpoints.py`.
+Plain files and no torch: what makes a checkpoint complete is written in
+`contract/files/checkpoint_names.py`.
 """
 
 import json
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.contract.checkpoints import (
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.checkpoint_names import (
     MARKER,
     Trained,
     defect_of,
@@ -18,9 +20,8 @@ from orchestrator.contract.checkpoints import (
     step_of,
     superfluous,
 )
-from orchestrator.contract.codec import encode
-from orchestrator.contract.spec import CheckpointSpec
-from trainer.durable import sync
+from orchestrator.contract.spec.job_spec import CheckpointSpec
+from trainer.rank.durable import sync
 
 
 @dataclass(frozen=True, slots=True)

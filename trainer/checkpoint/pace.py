@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from orchestrator.contract.checkpoint_interval import SavePace, interval_of
 from orchestrator.contract.codec import decode
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.reliability import SavePace, interval_of
 
 LEAST_CHANGE = 0.1
 """Of the interval: less is noise."""

@@ -11,13 +11,13 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
-from orchestrator.contract.checkpoints import (
+from orchestrator.contract.files.checkpoint_names import (
     PassedOver,
     defect_of,
     newest_complete,
     read_marker,
 )
-from orchestrator.contract.skipping import Window, batch_of, read_already, together
+from orchestrator.contract.skipped_batches import Window, batch_of, read_already, together
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
@@ -29,9 +29,9 @@ from trainer.checkpoint.state import (
     TrainingState,
 )
 from trainer.checkpoint.verify import verify_together
-from trainer.emit import Reporter
 from trainer.listing import listed
-from trainer.ranks import Ranks, on_all_ranks, shared_from_first
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import Ranks, on_all_ranks, shared_from_first
 
 LOG = logging.getLogger("trainer")
 

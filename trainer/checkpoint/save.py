@@ -19,13 +19,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from orchestrator.contract.spec import CheckpointSpec
+from orchestrator.contract.spec.job_spec import CheckpointSpec
 from trainer.checkpoint.collective import Outcome, write_together
 from trainer.checkpoint.commit import remove_old
 from trainer.checkpoint.pace import Pace, Proposal
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
-from trainer.emit import Reporter
+from trainer.rank.emit import Reporter
 
 LOG = logging.getLogger("trainer")
 

@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.model import LoraSpec
 from orchestrator.contract.read_json import read_json
-from orchestrator.contract.skipping import Window
+from orchestrator.contract.skipped_batches import Window
+from orchestrator.contract.spec.model_spec import LoraSpec
 from trainer.guard import Skips, Spikes
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import updated_as
-from trainer.ranks import Ranks
+from trainer.rank.ranks import Ranks
 
 MODEL = "model."
 OPTIMIZER = "optimizer."

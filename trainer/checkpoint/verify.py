@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from orchestrator.contract.checkpoints import damage, read_marker
-from orchestrator.contract.env import RankEnv
-from trainer.ranks import shared_from_first
+from orchestrator.contract.files.checkpoint_names import damage, read_marker
+from orchestrator.contract.files.env import RankEnv
+from trainer.rank.ranks import shared_from_first
 
 
 def verify_together(folder: Path, env: RankEnv) -> str | None:

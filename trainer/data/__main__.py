@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO, get_args
 
-from orchestrator.contract import exits
-from orchestrator.contract.checkpoints import newest_complete, step_of
-from orchestrator.contract.data_files import Format
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.checkpoint_names import newest_complete, step_of
+from orchestrator.contract.files.data_files import Format
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import TrainingError
-from trainer.data.documents import Columns
-from trainer.data.files import find
-from trainer.data.pack import Progress, Say, pack, packing_of
-from trainer.data.proof import Standing, first_mistake, fold
-from trainer.data.tokenizer import open_tokenizer
+from trainer.data.ledger_check import Standing, first_mistake, fold
+from trainer.data.packing.documents import Columns
+from trainer.data.packing.files import find
+from trainer.data.packing.pack import Progress, Say, pack, packing_of
+from trainer.data.packing.tokenizer import open_tokenizer
 
 SHOW_LIVE_S, SHOW_S = 0.2, 10.0
 CLEAR = "\x1b[K"
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
         err.write(f"error: {exc}\n")
         return exc.exit_code
     except KeyboardInterrupt:
-        return exits.INTERRUPTED
+        return exit_codes.INTERRUPTED
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,7 +89,7 @@ def run_pack(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
         f" ({header.kind}, {header.vocabulary.tokenizer}), {header.size} bytes,"
         f" in {time.perf_counter() - begun:.1f} s\n"
     )
-    return exits.OK
+    return exit_codes.OK
 
 
 def showing(err: TextIO, clock: Callable[[], float] = time.monotonic) -> Say:
@@ -125,12 +125,12 @@ def run_ledger(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     saved = step_of(newest.name) if newest else None
     if standing is None:
         out.write(f"{run.samples}: there is no line of any start of the trainer\n")
-        return exits.FAILED
+        return exit_codes.FAILED
     if mistake := first_mistake(standing, saved or 0):
         out.write(f"{run.samples}: step {mistake.step}: {mistake.what}\n")
-        return exits.FAILED
+        return exit_codes.FAILED
     out.write(f"{run.samples}: {describe(standing)}\n")
-    return exits.OK
+    return exit_codes.OK
 
 
 def describe(standing: Standing) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from orchestrator.contract.skipping import Window, batch_of
+from orchestrator.contract.skipped_batches import Window, batch_of
 from trainer.data.ledger import NOTHING, Sums, sums_of
 from trainer.data.order import samples_at
 from trainer.data.sequences import Sequences

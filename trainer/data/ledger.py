@@ -14,11 +14,11 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from orchestrator.contract.limits import AtLeast
-from orchestrator.contract.skipping import Window, batch_of
+from orchestrator.contract.skipped_batches import Window, batch_of
+from orchestrator.contract.spec.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
-from trainer.fence import Admit, everybody
-from trainer.lines import LineFile
+from trainer.measure.lines import LineFile
+from trainer.rank.fence import Admit, everybody
 
 WORD = (1 << 32) - 1
 

@@ -1,9 +1,9 @@
 """Which sample comes when: a pure function of the seed and the position in the job's stream.
 
 Position p of the stream is sample `p % global_batch` of batch `p // global_batch`, which is that of
-the same step unless some are left out (`orchestrator/contract/skipping.py`). Each epoch passes
-through all samples once, in its own pseudo-random order, computed sample by sample: no list of the
-order is ever made, so it costs the same for a thousand samples and for a trillion.
+the same step unless some are left out (`contract/skipped_batches.py`). Each epoch passes through
+all samples once, in its own pseudo-random order, computed sample by sample: no list of the order is
+ever made, so it costs the same for a thousand samples and for a trillion.
 
 Each function takes whole numbers, or arrays of uint64 where many positions are asked for at once.
 """

@@ -1,7 +1,7 @@
 """Reads which windows of data are to be left out."""
 
-from orchestrator.contract.env import SKIP
-from orchestrator.contract.skipping import Window, from_text
+from orchestrator.contract.files.env import SKIP
+from orchestrator.contract.skipped_batches import Window, from_text
 from orchestrator.errors import TrainingError
 
 

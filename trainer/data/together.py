@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import torch.distributed as dist
 
-from trainer.data.pack import Progress, Say
-from trainer.emit import Reporter
-from trainer.ranks import shared_from_first
+from trainer.data.packing.pack import Progress, Say
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import shared_from_first
 
 T = TypeVar("T")
 PATIENCE_S = 2.0

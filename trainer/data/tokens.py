@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.contract.codec import decode, encode
-from orchestrator.contract.limits import AtLeast
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.limits import AtLeast
 from orchestrator.errors import TrainingError
-from trainer.data.tokenizer import Kind, Tokens, Vocabulary
+from trainer.data.packing.tokenizer import Kind, Tokens, Vocabulary
 
 MAGIC = b"ndctl-tokens 1\n"
 HEADER_BYTES = 4096

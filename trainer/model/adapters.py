@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
 
-from orchestrator.contract.model import LoraSpec, ModelSpec
+from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder, is_adapter
 from trainer.model.fresh import stream_of

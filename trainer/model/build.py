@@ -6,8 +6,8 @@ from copy import deepcopy
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from trainer.model.attention import register_attention
 from trainer.model.decoder import Decoder, StageSlice

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.errors import TrainingError
 from trainer.listing import listed
 from trainer.model.decoder import Decoder

@@ -18,8 +18,8 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig
 
-from orchestrator.contract.model import ModelSpec
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from trainer.listing import listed
 from trainer.model.build import build_stages, read_model_config
@@ -27,7 +27,7 @@ from trainer.model.decoder import NamedWeights, StageSlice
 from trainer.model.families import family_of
 from trainer.model.fresh import draw
 from trainer.model.regions import local_part, local_region
-from trainer.ranks import shared_from_first
+from trainer.rank.ranks import shared_from_first
 
 LOG = logging.getLogger("trainer")
 

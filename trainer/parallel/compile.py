@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trainer.emit import Reporter
 from trainer.model.decoder import Decoder
+from trainer.rank.emit import Reporter
 
 
 def compile_layers(decoder: Decoder) -> None:

@@ -11,13 +11,13 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from orchestrator.contract.parallel import ParallelSpec
-from orchestrator.contract.train import TrainSpec
+from orchestrator.contract.spec.parallel_spec import ParallelSpec
+from orchestrator.contract.spec.train_spec import TrainSpec
 from trainer.model.decoder import Decoder
 from trainer.parallel.ddp import apply_ddp, autocast
 from trainer.parallel.fsdp import apply_fsdp
 from trainer.parallel.zero1 import apply_zero1, gather_whole, make_shards, shard_of
-from trainer.ranks import Ranks
+from trainer.rank.ranks import Ranks
 
 
 class Reduction(Protocol):

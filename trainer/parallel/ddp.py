@@ -7,11 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from orchestrator.contract.words import Dtype
+from orchestrator.contract.spec.types import Dtype
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets
-from trainer.ranks import Ranks
+from trainer.rank.ranks import Ranks
 
 
 def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | None:

@@ -21,12 +21,12 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard import _fully_shard as internals
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
 
-from orchestrator.contract.parallel import FsdpSpec
-from orchestrator.contract.train import TrainSpec
+from orchestrator.contract.spec.parallel_spec import FsdpSpec
+from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder
 from trainer.model.quantize import unsharded
-from trainer.ranks import Ranks, joined
+from trainer.rank.ranks import Ranks, joined
 
 MESH_MAKER = "_get_post_forward_mesh_info"
 """What torch's `fully_shard` makes the mesh of a `reshard_after_forward` that is a number with."""

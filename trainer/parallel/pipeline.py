@@ -19,17 +19,17 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import rank_of_stage, stages_of_rank
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import rank_of_stage, stages_of_rank
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums, TokenLoss
+from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
 from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in_backward
+from trainer.parallel.passes import free_gathered, loss_context
 from trainer.parallel.tied import TiedWeight
-from trainer.passes import free_gathered, loss_context
-from trainer.ranks import Ranks
-from trainer.timing import Stopwatch
+from trainer.rank.ranks import Ranks
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

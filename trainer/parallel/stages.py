@@ -2,8 +2,8 @@
 
 from transformers import PretrainedConfig
 
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import cut, layer_costs, stages_of_rank
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import cut, layer_costs, stages_of_rank
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import StageSlice
 from trainer.model.families import family_of

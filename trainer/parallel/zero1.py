@@ -19,12 +19,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from orchestrator.contract.words import Dtype
+from orchestrator.contract.spec.types import Dtype
 from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
 from trainer.parallel.buckets import Buckets, bucketed, trained
 from trainer.parallel.ddp import gradients_of
-from trainer.ranks import Ranks, joined
+from trainer.rank.ranks import Ranks, joined
 
 # torch 2.13 renamed them, and warns at each call of the old ones.
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)

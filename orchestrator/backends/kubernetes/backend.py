@@ -8,23 +8,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields, observe, submitting
-from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.checks import check
+from orchestrator.backends.kubernetes import submitting
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.cluster_id import cluster_name
+from orchestrator.backends.kubernetes.checks.launch_checks import check
 from orchestrator.backends.kubernetes.controller import asking
 from orchestrator.backends.kubernetes.controller.wishes import GangRestart
-from orchestrator.backends.kubernetes.exclusion import not_kept_off
-from orchestrator.backends.kubernetes.fields import CANCELLED, LABEL
-from orchestrator.backends.kubernetes.going import NAMED, await_no_pods, end_pod
-from orchestrator.backends.kubernetes.leaders_nodes import LeadersNodes
-from orchestrator.backends.kubernetes.looking import look, shown_name
-from orchestrator.backends.kubernetes.mirror import Mirror
-from orchestrator.backends.kubernetes.naming import cluster_name
-from orchestrator.backends.kubernetes.observe import Observed
-from orchestrator.backends.kubernetes.own_job import OwnJob
-from orchestrator.backends.kubernetes.places import folder_of, is_mirror
+from orchestrator.backends.kubernetes.leader.node_cache import LeadersNodes
+from orchestrator.backends.kubernetes.leader.own_job import OwnJob
+from orchestrator.backends.kubernetes.leader.reporting import LeaderReporter
+from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer
+from orchestrator.backends.kubernetes.leader_recreate import revive
+from orchestrator.backends.kubernetes.mirror.mirror import Mirror
+from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of, is_mirror
+from orchestrator.backends.kubernetes.node_affinity import not_kept_off
+from orchestrator.backends.kubernetes.observe import object_fields, observe
+from orchestrator.backends.kubernetes.observe.object_fields import CANCELLED, LABEL
+from orchestrator.backends.kubernetes.observe.observe import Observed
+from orchestrator.backends.kubernetes.pod_deletion import NAMED, await_no_pods, end_pod
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.reporting import LeaderReporter
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -33,18 +35,17 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
     nested,
 )
-from orchestrator.backends.kubernetes.reviving import revive
-from orchestrator.backends.kubernetes.trainer_status import TrainerServer
-from orchestrator.cluster.kubernetes.gpus import gpu_table
-from orchestrator.cluster.kubernetes.standing import shut_nodes
-from orchestrator.cluster.kubernetes.taints import tolerations_of
-from orchestrator.cluster.kubernetes.topology import allocation_switches
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.backends.kubernetes.status_cache import look, shown_name
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.rundir import RunDir
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unanswered
+from orchestrator.inventory.kubernetes.gpus import gpu_table
+from orchestrator.inventory.kubernetes.standing import shut_nodes
+from orchestrator.inventory.kubernetes.taints import tolerations_of
+from orchestrator.inventory.kubernetes.topology import allocation_switches
 from orchestrator.seams import Clock, Former, HostNotice, OwnRun, Sighting
 
 log = logging.getLogger(__name__)
@@ -183,8 +184,8 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        pods = [pod for pod in self._pods(launch) if fields.is_running(pod)]
-        hosts = tuple(dict.fromkeys(node for pod in pods if (node := fields.node_of(pod))))
+        pods = [pod for pod in self._pods(launch) if object_fields.is_running(pod)]
+        hosts = tuple(dict.fromkeys(node for pod in pods if (node := object_fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
             restarts=asking.restarts_of(api, namespace, launch.job, job),
@@ -209,7 +210,7 @@ class KubernetesBackend:
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """What keeps a pod from beginning stands in its own status (`troubles.py`)."""
+        """What keeps a pod from beginning stands in its own status (`pending_reasons.py`)."""
         return {}
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
@@ -260,12 +261,18 @@ class KubernetesBackend:
         if not name:
             return False
         pod, uid = self.api(spec).get(PODS, self.namespace(spec), name), self.environ.get(POD_UID)
-        return pod is None or fields.is_leaving(pod) or uid not in (None, pod["metadata"]["uid"])
+        return (
+            pod is None
+            or object_fields.is_leaving(pod)
+            or uid not in (None, pod["metadata"]["uid"])
+        )
 
     def others_run(self, launch: LaunchPlan) -> int:
         """How many pods of the job run but the one in which we are, and are not to go."""
         others = [pod for pod in self._pods(launch) if name_of(pod) != self.environ.get(POD_NAME)]
-        return sum(fields.is_running(pod) and not fields.is_leaving(pod) for pod in others)
+        return sum(
+            object_fields.is_running(pod) and not object_fields.is_leaving(pod) for pod in others
+        )
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
         """Of a job that is deleted its account goes before its pods, or after: what the API server
@@ -318,11 +325,11 @@ class KubernetesBackend:
         if elsewhere and not shut:
             self._keep_off(launch, [host])
         for pod in self._pods(launch):
-            if fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
+            if object_fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
-            if not fields.alive([pod]):
+            if not object_fields.alive([pod]):
                 continue  # its end is the operator's to see
-            age_s = self.clock.now() - fields.begun_at(pod)
+            age_s = self.clock.now() - object_fields.begun_at(pod)
             if not elsewhere and age_s < silent_s + CLOCKS_S:
                 words = "pod %s on %s began %.0f s ago: it may yet be heard"
                 log.info(words, name_of(pod), host, age_s)
@@ -370,7 +377,7 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
-        if job is None or fields.launch_of(job) != launch.launch:
+        if job is None or object_fields.launch_of(job) != launch.launch:
             raise BackendError(
                 f"{launch.job} is no job of the cluster any more: it cannot be queued again"
             )

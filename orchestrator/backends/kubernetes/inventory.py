@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.backends.kubernetes.api import Asks
-from orchestrator.backends.kubernetes.refusals import Expired, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.client import Asks
 from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, Resource, lookup
-from orchestrator.cluster.gpus import GpuTable
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.cluster.kubernetes.gpus import KINDS, features
-from orchestrator.cluster.kubernetes.inventory import Use, inventory_of, use_of
-from orchestrator.cluster.kubernetes.nodes import Node, parse_node
-from orchestrator.cluster.kubernetes.pods import Taken, taken
 from orchestrator.contract.devices import GPU_NAMES
-from orchestrator.contract.env import KUBERNETES_GPUS
-from orchestrator.contract.spec import ClusterSpec
+from orchestrator.contract.files.env import KUBERNETES_GPUS
+from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError
+from orchestrator.inventory.gpus import GpuTable
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.kubernetes.gpus import KINDS, features
+from orchestrator.inventory.kubernetes.inventory import Use, inventory_of, use_of
+from orchestrator.inventory.kubernetes.nodes import Node, parse_node
+from orchestrator.inventory.kubernetes.pods import Taken, taken
 
 BOUND = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 KUEUE = "kueue.x-k8s.io"

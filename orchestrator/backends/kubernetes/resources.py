@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 
 Object = Mapping[str, Any]
 """A Kubernetes object, as JSON has it."""

@@ -12,11 +12,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields, permissions
-from orchestrator.backends.kubernetes.api import Api, Asks
+from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.client import Api, Asks
+from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.checks import permissions
 from orchestrator.backends.kubernetes.controller.wishes import belongs_to
-from orchestrator.backends.kubernetes.fields import LABEL
-from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.observe import object_fields
+from orchestrator.backends.kubernetes.observe.object_fields import LABEL
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
@@ -35,9 +37,8 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
     resource_of,
 )
-from orchestrator.backends.kubernetes.watching import Watching
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unanswered, Unsettled
 from orchestrator.job_secret import draw
 from orchestrator.seams import Clock
@@ -92,7 +93,9 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     if former is not None and _is_made(former, made[-1]):
         return  # by an earlier call, whose answer was lost
     if former is not None:
-        if fields.launch_of(former) == launch.launch and not fields.is_leaving(former):
+        if object_fields.launch_of(former) == launch.launch and not object_fields.is_leaving(
+            former
+        ):
             raise _by_another(launch.job, namespace)
         permissions.require(
             api,
@@ -168,9 +171,9 @@ def _another(item: Object, namespace: str, exc: Conflict) -> BackendError:
 
 def _is_made(there: Object, job: Object) -> bool:
     """Whether `there` is the very job that is submitted."""
-    mine, theirs = fields.annotations_of(job), fields.annotations_of(there)
+    mine, theirs = object_fields.annotations_of(job), object_fields.annotations_of(there)
     keys = (names.LAUNCH_ANNOTATION, names.HASH_ANNOTATION)
-    return not fields.is_leaving(there) and all(mine[key] == theirs.get(key) for key in keys)
+    return not object_fields.is_leaving(there) and all(mine[key] == theirs.get(key) for key in keys)
 
 
 def _take_back(
@@ -325,7 +328,7 @@ def _take_remains_away(
     fresh, another submission may be at work."""
     found = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
     if found is not None and is_ours(found, job):
-        age_s = clock.now() - fields.seconds_of(found["metadata"]["creationTimestamp"])
+        age_s = clock.now() - object_fields.seconds_of(found["metadata"]["creationTimestamp"])
         if 0 <= age_s < FRESH_S:
             words = "%s was made %.0f s ago, and no job has come: waiting %.0f s for it to come"
             log.warning(words, f"ConfigMap {name_of(found)}", age_s, FRESH_S - age_s)

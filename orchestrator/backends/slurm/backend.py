@@ -10,27 +10,28 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.slurm import advice, find, observe, render, snapshot, srun_end, unbegun
+from orchestrator.backends.slurm import job_lookup, observe, pending_hints, render
 from orchestrator.backends.slurm.checks import closed, cut_short, is_never_available, problems
 from orchestrator.backends.slurm.commands import FOR_GOOD, NOT_AVAILABLE, Slurm
-from orchestrator.backends.slurm.detached import Detached, start
-from orchestrator.backends.slurm.find import Finder
-from orchestrator.backends.slurm.inside import check_commands
+from orchestrator.backends.slurm.detach import Detached, start
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
+from orchestrator.backends.slurm.job_lookup import Finder
 from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.backends.slurm.on_nodes import agents_not_started, code_snapshot, srun_end
+from orchestrator.backends.slurm.on_nodes.container_commands import check_commands
 from orchestrator.backends.slurm.requeue import Requeue
-from orchestrator.cluster.slurm.config import parse_config
-from orchestrator.cluster.slurm.hostlist import expand, fold
-from orchestrator.cluster.slurm.nodes import Node, parse_nodes
-from orchestrator.cluster.slurm.partitions import parse_partitions
-from orchestrator.cluster.slurm.reservations import parse_reservations, soon_in_maintenance
-from orchestrator.cluster.slurm.standing import is_wanted_back, lets_finish
-from orchestrator.cluster.slurm.topology import allocated_switches
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Ended, JobError, Refused, Unanswered
+from orchestrator.inventory.slurm.config import parse_config
+from orchestrator.inventory.slurm.hostlist import expand, fold
+from orchestrator.inventory.slurm.nodes import Node, parse_nodes
+from orchestrator.inventory.slurm.partitions import parse_partitions
+from orchestrator.inventory.slurm.reservations import parse_reservations, soon_in_maintenance
+from orchestrator.inventory.slurm.standing import is_wanted_back, lets_finish
+from orchestrator.inventory.slurm.topology import allocated_switches
 from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
 
 log = logging.getLogger(__name__)
@@ -114,9 +115,9 @@ class SlurmBackend:
             for line in said.splitlines()
         )
 
-    def _code(self, launch: LaunchPlan) -> snapshot.Chosen | None:
+    def _code(self, launch: LaunchPlan) -> code_snapshot.Chosen | None:
         """What a snapshot would take; None without one. Raises Refused."""
-        return snapshot.choose(self.clock) if launch.slurm and launch.slurm.snapshot else None
+        return code_snapshot.choose(self.clock) if launch.slurm and launch.slurm.snapshot else None
 
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
@@ -141,7 +142,7 @@ class SlurmBackend:
             )
         job_id = done.out.strip().split(";")[0]
         try:
-            find.record(launch, job_id)
+            job_lookup.record(launch, job_id)
         except OSError as exc:  # Slurm has the job, which is found by its comment as well
             log.warning("Slurm job %s is queued, but its number was not written: %s", job_id, exc)
 
@@ -160,7 +161,7 @@ class SlurmBackend:
         if folder.exists():
             return
         if (chosen := self._code(launch)) is not None:
-            snapshot.take(chosen, render.snapshot_path(launch))
+            code_snapshot.take(chosen, render.snapshot_path(launch))
         folder.mkdir(parents=True)  # last: it says that the rest is there
 
     # At the start of the batch script
@@ -174,7 +175,7 @@ class SlurmBackend:
         if render.script_path(launch).exists():
             return  # submitted by ndctl, or taken before
         job = self.batch_job()
-        if not find.is_marked(job, launch):
+        if not job_lookup.is_marked(job, launch):
             comment = render.marked(launch, job.comment)
             self.slurm.told(["scontrol", "update", f"JobId={job.id}", f"Comment={comment}"])
 
@@ -195,22 +196,22 @@ class SlurmBackend:
 
     def is_recorded(self, launch: LaunchPlan) -> bool:
         """Whether this Slurm job is known to be the launch's."""
-        return find.recorded(launch) == self._own_id()
+        return job_lookup.recorded(launch) == self._own_id()
 
     def record(self, launch: LaunchPlan, step: str = "") -> None:
-        find.record(launch, self._own_id(), step)
+        job_lookup.record(launch, self._own_id(), step)
 
     # What Slurm has of it
 
     def standing(self, launch: LaunchPlan) -> str | None:
         job = self.finder.find(launch)
-        return None if job is None or job.is_over else advice.standing_words(job)
+        return None if job is None or job.is_over else pending_hints.standing_words(job)
 
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
         return self.finder.glance(launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        return find.name_of(launch)
+        return job_lookup.name_of(launch)
 
     def cluster(self) -> str:
         inside = self.environ.get("SLURM_CLUSTER_NAME")
@@ -227,13 +228,13 @@ class SlurmBackend:
 
     def rival(self, launch: LaunchPlan) -> str | None:
         own = self._own_id()
-        noted = find.claim(launch, own)
+        noted = job_lookup.claim(launch, own)
         if noted == own:
             return None
         job = self.finder.show(launch, noted)
         if job is not None and not job.is_over:
-            return advice.standing_words(job)
-        find.record(launch, own)
+            return pending_hints.standing_words(job)
+        job_lookup.record(launch, own)
         return None
 
     # For the leader
@@ -285,7 +286,7 @@ class SlurmBackend:
 
     def _own_id(self) -> str:
         """As scontrol and squeue take it."""
-        job_id = find.own_id(self.environ)
+        job_id = job_lookup.own_id(self.environ)
         if job_id is None:
             raise BackendError("there is no SLURM_JOB_ID: this is no Slurm job")
         return job_id
@@ -342,7 +343,7 @@ class SlurmBackend:
         return parse_nodes(self.slurm.told(argv, tries=1))
 
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        return unbegun.found(launch, self.environ, hosts)
+        return agents_not_started.found(launch, self.environ, hosts)
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
@@ -350,7 +351,7 @@ class SlurmBackend:
         if job is None:
             words = f"Slurm knows no job {self._own_id()} any more"
             return OwnRun(phase="over", words=words, hosts=given)
-        phase, words = observe.phase(job, self._restarts()), advice.words(job)
+        phase, words = observe.phase(job, self._restarts()), pending_hints.words(job)
         if phase != "running":
             return OwnRun(phase=phase, words=words, hosts=given)
         gone = {node.name: f"Slurm says that it is {node.words}" for node in self._dead(hosts)}
@@ -418,7 +419,9 @@ class SlurmBackend:
         job that is not running has no nodes, which says nothing against any of them."""
         job = self.finder.show(launch, self._own_id(), tries=1)
         if job is None or observe.phase(job, self._restarts()) != "running":
-            words = advice.words(job) if job else f"Slurm knows no job {self._own_id()} any more"
+            words = (
+                pending_hints.words(job) if job else f"Slurm knows no job {self._own_id()} any more"
+            )
             raise Ended(f"this run of the job is over: {words}")
         return job
 

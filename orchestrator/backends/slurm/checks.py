@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.backends.slurm.node_fit import fits, is_away, mib, most_in_one_partition
-from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
-from orchestrator.cluster.slurm.partitions import Partition, time_words
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec, notice_too_long, seconds
-from orchestrator.denied import owner_of
-from orchestrator.supervise.leaving import ASK_S, STOP_SLACK_S, room_s
+from orchestrator.contract.spec.slurm_spec import SlurmSpec, notice_too_long, seconds
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.nodes import IN_RESERVATION, Node
+from orchestrator.inventory.slurm.partitions import Partition, time_words
+from orchestrator.job.hosts.preemption import ASK_S, STOP_SLACK_S, room_s
+from orchestrator.posix.denied import owner_of
 
 AT = "cluster.slurm"
 

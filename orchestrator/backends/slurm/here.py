@@ -1,8 +1,8 @@
 """A job in an allocation of the user's own: `ndctl submit --here` runs it there, as steps of Slurm.
 
 The allocation is neither queued again nor ended: what ends are the steps. Where Slurm would queue a
-job again, the process that was typed (`app/here.py`, which holds `starter.lock` while it lives)
-starts another step, on those of the allocation's nodes that are left.
+job again, the process that was typed (`app/submission/here.py`, which holds `starter.lock` while it
+lives) starts another step, on those of the allocation's nodes that are left.
 """
 
 import shlex
@@ -12,21 +12,21 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.backends.slurm import find, render
+from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import CLEAR_S, POLL_S, SlurmBackend
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
-from orchestrator.backends.slurm.find import GLANCE_S, Finder
+from orchestrator.backends.slurm.job_lookup import GLANCE_S, Finder
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.handover import Handover
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Ended, Refused
-from orchestrator.locks import is_held_alone
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.journal.snapshot import known
+from orchestrator.posix.locks import is_held_alone
 from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
-from orchestrator.supervise.snapshot import known
 
 STARTER = "`ndctl submit --here`"
 
@@ -73,17 +73,17 @@ class HereBackend:
         if steps:
             return f"step {steps[0]} of {STARTER} runs"
         if self._is_started_again(launch):
-            return f"{STARTER} starts it in Slurm job {find.recorded(launch)}"
+            return f"{STARTER} starts it in Slurm job {job_lookup.recorded(launch)}"
         return None
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        return f"{STARTER} in Slurm job {find.recorded(launch)}"
+        return f"{STARTER} in Slurm job {job_lookup.recorded(launch)}"
 
     def steps(
         self, launch: LaunchPlan, *, tries: int = 3, answer_s: float | None = None
     ) -> tuple[str, ...]:
         """Those of this launch in its allocation, as scancel takes them. Raises BackendError."""
-        job_id = find.recorded(launch)
+        job_id = job_lookup.recorded(launch)
         if job_id is None:
             return ()
         argv = ["squeue", "-h", "-s", "-j", job_id, "-o", "%i|%j"]
@@ -106,8 +106,8 @@ class HereBackend:
     # For the agents, and for the leader
 
     def rival(self, launch: LaunchPlan) -> str | None:
-        own = find.own_id(self.environ)
-        noted = find.recorded(launch)
+        own = job_lookup.own_id(self.environ)
+        noted = job_lookup.recorded(launch)
         return None if noted == own else f"it runs in Slurm job {noted}"
 
     def allocation(self, launch: LaunchPlan) -> Allocation | None:
@@ -177,7 +177,7 @@ class HereBackend:
 
         Raises BackendError where Slurm does not say it.
         """
-        job_id = find.recorded(launch) or ""
+        job_id = job_lookup.recorded(launch) or ""
         job = self.allocated.finder.show(launch, job_id)
         name = f"its allocation, Slurm job {job_id},"
         if job is None or job.meaning != "running":

@@ -4,18 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.backends.slurm.commands import Slurm
-from orchestrator.cluster.gpus import GpuTable
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.cluster.slurm.hostlist import fold
-from orchestrator.cluster.slurm.inventory import Use, inventory_of, use_of
-from orchestrator.cluster.slurm.nodes import Node, parse_nodes
-from orchestrator.cluster.slurm.partitions import Partition, parse_partitions
-from orchestrator.cluster.slurm.topology import Topology, parse_topology
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.devices import GPU_NAMES
-from orchestrator.contract.env import SLURM_GPUS
-from orchestrator.contract.spec import ClusterSpec
+from orchestrator.contract.files.env import SLURM_GPUS
+from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
+from orchestrator.inventory.gpus import GpuTable
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.slurm.hostlist import fold
+from orchestrator.inventory.slurm.inventory import Use, inventory_of, use_of
+from orchestrator.inventory.slurm.nodes import Node, parse_nodes
+from orchestrator.inventory.slurm.partitions import Partition, parse_partitions
+from orchestrator.inventory.slurm.topology import Topology, parse_topology
 
 # With -a, here and everywhere: or what is in hidden partitions alone is not there.
 NODES = ("scontrol", "show", "nodes", "-a", "--details", "-o")

@@ -4,11 +4,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from orchestrator.cluster.slurm.inventory import Use, unfit
-from orchestrator.cluster.slurm.nodes import IN_RESERVATION, Node
-from orchestrator.cluster.slurm.standing import standing_of
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.inventory.slurm.inventory import Use, unfit
+from orchestrator.inventory.slurm.nodes import IN_RESERVATION, Node
+from orchestrator.inventory.slurm.standing import standing_of
 
 SIZE = re.compile(r"(\d+)([KMGT]?)B?", re.IGNORECASE)
 UNITS = {"K": 2**-10, "M": 1, "": 1, "G": 2**10, "T": 2**20}

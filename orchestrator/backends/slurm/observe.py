@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Literal
 
-from orchestrator.cluster.slurm.hostlist import expand
-from orchestrator.cluster.slurm.records import fields, records
 from orchestrator.contract.launch import Cause
-from orchestrator.contract.slurm import seconds
+from orchestrator.contract.spec.slurm_spec import seconds
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.records import fields, records
 from orchestrator.seams import RunPhase
 
 Meaning = Literal["queued", "running", "leaving", "held", "ended"]

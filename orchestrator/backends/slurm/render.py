@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator import entry
-from orchestrator.backends.slurm import embedded
-from orchestrator.cluster.slurm.hostlist import fold
-from orchestrator.contract.access import umask_of
-from orchestrator.contract.handover import Handover
+from orchestrator import run_module
+from orchestrator.backends.slurm.on_nodes import embedded
+from orchestrator.contract.files.access import umask_of
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.inventory.slurm.hostlist import fold
 
 SRUN = (
     # The step goes on without a node that dies, and without a task that leaves: the leader decides.
@@ -29,11 +29,11 @@ SRUN = (
     # One task a node: bound to its share of the cores, all ranks would sit on one of them.
     "--cpu-bind=none",
 )
-SNAPSHOT, ENTRY = "snapshot", "orchestrator/entry.py"
-TASK = "orchestrator.backends.slurm.task"
-CLEAR_HOST = "orchestrator.backends.slurm.clear_host"
-BEFORE = "orchestrator.backends.slurm.before_srun"
-AFTER = "orchestrator.backends.slurm.after_srun"
+SNAPSHOT, ENTRY = "snapshot", "orchestrator/run_module.py"
+TASK = "orchestrator.backends.entry.slurm_task"
+CLEAR_HOST = "orchestrator.backends.entry.slurm_clear_host"
+BEFORE = "orchestrator.backends.entry.slurm_before_srun"
+AFTER = "orchestrator.backends.entry.slurm_after_srun"
 RUN_DIR = '"$run_dir"'
 """As the script calls it: the run directory of an array's element has its number."""
 END = "END_OF_JOB"
@@ -224,7 +224,7 @@ def _beginning(handover: Handover, python: str) -> list[str]:
         program = f'{shlex.quote(python)} -P -u "$entry" {BEFORE}'
         copied = [
             f"entry={RUN_DIR}/{SNAPSHOT}/{ENTRY}",
-            f'[ -e "$entry" ] || entry={shlex.quote(entry.__file__)}',
+            f'[ -e "$entry" ] || entry={shlex.quote(run_module.__file__)}',
         ]
     return [
         *_comment(
@@ -327,7 +327,7 @@ def program_of(spec: SlurmSpec, launch: LaunchPlan, python: str, module: str) ->
         return [interpreter, "-P", "-u", str(snapshot_path(launch) / ENTRY), module]
     if spec.container:
         return [interpreter, "-P", "-u", "-m", module]
-    return [interpreter, "-P", "-u", entry.__file__, module]
+    return [interpreter, "-P", "-u", run_module.__file__, module]
 
 
 def replacement(launch: LaunchPlan, job_id: str, host: str, python: str) -> list[str]:

@@ -13,21 +13,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator import strikes
-from orchestrator.backends.slurm import advice, observe
+from orchestrator import host_strikes
+from orchestrator.backends.slurm import observe, pending_hints
 from orchestrator.backends.slurm.commands import AGAIN, Slurm
-from orchestrator.backends.slurm.find import Finder
+from orchestrator.backends.slurm.exclude_nodes import left_out
 from orchestrator.backends.slurm.inventory import NODES
-from orchestrator.backends.slurm.leaving_out import left_out
+from orchestrator.backends.slurm.job_lookup import Finder
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.cluster.slurm.hostlist import expand, fold
-from orchestrator.cluster.slurm.nodes import parse_nodes
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.rundir import RunDir
 from orchestrator.errors import BackendError, Ended, JobError
+from orchestrator.inventory.slurm.hostlist import expand, fold
+from orchestrator.inventory.slurm.nodes import parse_nodes
+from orchestrator.job.hosts.preemption import ASK_S
+from orchestrator.journal.snapshot import known
 from orchestrator.seams import HostNotice
-from orchestrator.supervise.leaving import ASK_S
-from orchestrator.supervise.snapshot import known
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +84,13 @@ class Requeue:
         """Whether the job is queued again already. Raises Ended where it will not be."""
         if job.restarts == self.restarts:
             if job.meaning == "leaving" and not observe.can_be_queued_again(job, self.restarts):
-                raise Ended(f"{advice.words(job)}: it is being ended")
+                raise Ended(f"{pending_hints.words(job)}: it is being ended")
             return job.meaning in ("queued", "held")
         if job.restarts == self.restarts + 1 and job.meaning != "running" and self.has_asked:
             return False
         # Another agent, Slurm or a person has queued it again, and has said which nodes the next
         # run does without. What is known here is older than that.
-        log.info("%s: it was queued again before", advice.words(job))
+        log.info("%s: it was queued again before", pending_hints.words(job))
         return True
 
     def _left_out(
@@ -110,8 +110,8 @@ class Requeue:
         them. A journal that cannot be read now costs only that."""
         run_dir, found = RunDir(Path(launch.run_dir)), set[str]()
         if cluster := self.environ.get("SLURM_CLUSTER_NAME"):
-            struck = strikes.path_of(run_dir.path.parent, cluster)
-            found |= {*strikes.excluded(struck, self.slurm.clock.now())}
+            struck = host_strikes.path_of(run_dir.path.parent, cluster)
+            found |= {*host_strikes.excluded(struck, self.slurm.clock.now())}
         with contextlib.suppress(OSError, JobError):
             found |= {*known(run_dir).replaced}
         return found

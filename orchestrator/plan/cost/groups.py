@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.cluster.profile import Fabric
+from orchestrator.inventory.profile import Fabric
 
 BLOCK = "nvlink block"
 LEVELS = ("host", BLOCK, "leaf", "spine")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.model.shape import ModelShape

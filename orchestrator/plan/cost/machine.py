@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from orchestrator.cluster.calibration import Calibration
-from orchestrator.cluster.profile import Fabric, Profile
+from orchestrator.inventory.calibration import Calibration
+from orchestrator.inventory.profile import Fabric, Profile
 from orchestrator.plan.cost.collectives import Wire
 from orchestrator.plan.cost.groups import group
 

@@ -4,7 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.contract.parallel import PipelineSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.plan.cost.dp_traffic import Windows
 from orchestrator.plan.cost.layers import (
     Passes,
     Slice,
@@ -13,8 +14,13 @@ from orchestrator.plan.cost.layers import (
     layer_passes,
 )
 from orchestrator.plan.cost.machine import Machine
-from orchestrator.plan.cost.sharing import Windows
-from orchestrator.plan.cost.talk import Talk, Times, context_talks, outer_talk, tensor_talks
+from orchestrator.plan.cost.tp_cp_traffic import (
+    Talk,
+    Times,
+    context_talks,
+    outer_talk,
+    tensor_talks,
+)
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import Held, held_along

@@ -1,10 +1,10 @@
 """How long an optimizer step takes, and how many tokens a second that makes."""
 
-from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import StepTime
-from orchestrator.plan.cost.flops import flops_per_token
+from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.machine import Machine, machine_of
 from orchestrator.plan.cost.timeline import timeline
+from orchestrator.plan.model.flops import flops_per_token
 from orchestrator.plan.setup import Setup
 
 ERROR = {"measured": 15, "derived": 25, "guessed": 50}

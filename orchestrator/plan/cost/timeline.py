@@ -3,13 +3,13 @@
 import math
 from typing import NamedTuple
 
-from orchestrator.contract.pipeline import SPLITS_BACKWARD
-from orchestrator.plan.cost.flow import Flow
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.plan.cost.collective import Flow
+from orchestrator.plan.cost.dp_traffic import Windows, sharing_of
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.passes import How, MicroBatch, micro_batch
-from orchestrator.plan.cost.sharing import Windows, sharing_of
-from orchestrator.plan.cost.talk import outer_talk
+from orchestrator.plan.cost.tp_cp_traffic import outer_talk
 from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup, every

@@ -1,8 +1,8 @@
 """What a rank sends in a step, along which axis, by which collective, and over which links."""
 
-from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.plan import Traffic
-from orchestrator.plan.cost.flow import Flow
+from orchestrator.inventory.profile import Fabric
+from orchestrator.plan.cost.collective import Flow
 from orchestrator.plan.cost.groups import pattern_of
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import timeline

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.sizes import LARGE
 from orchestrator.plan.stages import Held

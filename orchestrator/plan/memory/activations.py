@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Checkpointing, Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES

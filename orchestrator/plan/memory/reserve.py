@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.mesh import Mesh
+from orchestrator.inventory.profile import Fabric
 
 MIB = 1 << 20
 CONTEXT_BYTES = 600 * MIB

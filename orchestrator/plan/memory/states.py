@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from orchestrator.contract.model import LoraSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import FLOAT32_BYTES, LARGE, NF4_BYTES

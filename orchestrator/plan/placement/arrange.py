@@ -5,14 +5,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.cluster.inventory import natural
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
+from orchestrator.inventory.hosts import natural
 from orchestrator.plan.placement.cost import Cost, cost_on
 from orchestrator.plan.placement.edges import Edges, Flow, edges_of, flows_of
-from orchestrator.plan.placement.exact import MOST_NODES, best_of_all
-from orchestrator.plan.placement.improve import improved
-from orchestrator.plan.placement.pack import candidates, grid_of, pack
+from orchestrator.plan.placement.exact_search import MOST_NODES, best_of_all
+from orchestrator.plan.placement.greedy import candidates, grid_of, pack
+from orchestrator.plan.placement.local_search import improved
 from orchestrator.plan.placement.tree import Tree, tree_over
 
 MOST_TRIED = 12

@@ -4,9 +4,9 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from orchestrator.cluster.inventory import natural
 from orchestrator.contract.plan import Plan, Traffic
 from orchestrator.errors import PlanError
+from orchestrator.inventory.hosts import natural
 from orchestrator.plan.placement.arrange import arrange, groups_in_blocks
 from orchestrator.plan.placement.edges import edges_of, flows_of
 

@@ -11,11 +11,11 @@ from itertools import product
 from shlex import quote
 from typing import Any
 
-from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.constraints import SCHEDULES, barrier, context_parts
 from orchestrator.plan.search.degrees import (

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Memory, Rejected
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.layers import Slice
-from orchestrator.plan.cost.least import Least, least_of, least_step_s
+from orchestrator.plan.cost.lower_bound import Least, least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of
-from orchestrator.plan.memory.peak import least_bytes
+from orchestrator.plan.memory.peak_memory import least_bytes
 from orchestrator.plan.search.constraints import (
     Barrier,
     barrier,
@@ -34,7 +34,7 @@ from orchestrator.plan.search.constraints import (
 )
 from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.families import rejected_families
-from orchestrator.plan.search.space import RANKS, Option, Rank, Space, standing_bytes
+from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, standing_bytes
 from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 
 SHOWN = 5

@@ -11,9 +11,9 @@ from typing import Literal
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import SPLITS_BACKWARD
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.degrees import (
     Blocks,

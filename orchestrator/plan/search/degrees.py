@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from orchestrator.cluster.profile import blocks_hold
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.inventory.profile import blocks_hold
 from orchestrator.plan.model.shape import ModelShape
 
 

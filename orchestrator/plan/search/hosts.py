@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.cluster.profile import Fabric
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.search.alternatives import first_mesh
 from orchestrator.plan.search.best import Found, search
-from orchestrator.plan.search.space import Space
+from orchestrator.plan.search.search_space import Space
 
 
 def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:

@@ -6,10 +6,10 @@ a look at tokenizers, weights or GPUs can tell is left to the trainer.
 
 from collections.abc import Iterator
 
-from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.pipeline import SPLITS_BACKWARD, demand
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD, demand
+from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.constraints import context_parts
 from orchestrator.plan.search.degrees import (

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Iterator
 
-from orchestrator.cluster.inventory import Inventory
 from orchestrator.contract.mesh import AXES
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.search.space import MODEST_BYTES, Space
+from orchestrator.plan.search.search_space import MODEST_BYTES, Space
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import (
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import (
     EnvFrom,
     Kind,
     KubernetesSpec,
@@ -14,7 +14,7 @@ from orchestrator.contract.kubernetes import (
     TopologyRequest,
     ValueFrom,
 )
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.submission_payload import Handover
 from tests.backends.handed import handed
 
 CRDS: dict[str, tuple[str, ...]] = {

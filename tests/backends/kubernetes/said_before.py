@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.backends.kubernetes.api import Listed
-from orchestrator.backends.kubernetes.refusals import Expired, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.client import Listed
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import BackendError
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.kubernetes.trainer_status import CA, TOKEN, URL
+from orchestrator.backends.kubernetes.leader.trainer_status import CA, TOKEN, URL
 
 PATH = "/apis/trainer.kubeflow.org/v1alpha1/namespaces/{namespace}/trainjobs/{job}/status"
 MOST_BODY = 1 << 16

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.backends.kubernetes.render import objects
-from orchestrator.contract.kubernetes import (
+from orchestrator.contract.spec.kubernetes_spec import (
     EnvFrom,
     KubernetesSpec,
     ValueFrom,

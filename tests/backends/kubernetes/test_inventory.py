@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.cluster_id import cluster_name
 from orchestrator.backends.kubernetes.inventory import (
     HostsFor,
     hosts_for,
@@ -12,14 +14,12 @@ from orchestrator.backends.kubernetes.inventory import (
     read_cluster,
     usual,
 )
-from orchestrator.backends.kubernetes.naming import cluster_name
-from orchestrator.backends.kubernetes.refusals import Forbidden
-from orchestrator.cluster.kubernetes.gpus import gpu_table
-from orchestrator.contract.kubernetes import KubernetesSpec
-from orchestrator.contract.spec import ClusterSpec
+from orchestrator.contract.spec.job_spec import ClusterSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import PlanError, Unanswered
+from orchestrator.inventory.kubernetes.gpus import gpu_table
 from tests.backends.kubernetes.said_before import SaidBefore
-from tests.cluster.kubernetes.objects import GPU, container, node, pod
+from tests.inventory.kubernetes.objects import GPU, container, node, pod
 
 TABLE = gpu_table({})
 RACK = "topology.kubernetes.io/rack"

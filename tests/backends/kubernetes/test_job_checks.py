@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.kubernetes.checks import check, examine_job
-from orchestrator.backends.kubernetes.refusals import Forbidden
-from orchestrator.cluster.kubernetes.gpus import gpu_table
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.checks.launch_checks import check, examine_job
+from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import Invalid
-from orchestrator.contract.findings import Finding
-from orchestrator.contract.kubernetes import KubernetesSpec, TopologyRequest
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, TopologyRequest
 from orchestrator.errors import BackendError, SpecError, Unanswered
+from orchestrator.inventory.kubernetes.gpus import gpu_table
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
 from tests.backends.kubernetes.said_before import SaidBefore
-from tests.cluster.kubernetes.objects import node
 from tests.doctor.test_kubernetes import KUEUE, SPEC, sound
+from tests.inventory.kubernetes.objects import node
 
 TABLE = gpu_table({})
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}

@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from orchestrator.backends.kubernetes.render import names, objects, text, token_secret
 from orchestrator.backends.kubernetes.render.submission import PLAIN_BYTES
 from orchestrator.contract.codec import Invalid, decode, encode
-from orchestrator.contract.handover import Handover, files_of, handover_from
-from orchestrator.contract.kubernetes import KubernetesSpec, MountedVolume, TopologyRequest
+from orchestrator.contract.spec.kubernetes_spec import (
+    KubernetesSpec,
+    MountedVolume,
+    TopologyRequest,
+)
+from orchestrator.contract.submission_payload import Handover, files_of, handover_from
 from orchestrator.errors import BackendError
 from tests.backends.kubernetes import structural
 from tests.backends.kubernetes.rendered import CASES, CRDS, FULL, PLAIN, a_handover, a_launch

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.kubernetes.render import objects
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from tests.backends.kubernetes.rendered import CASES, FULL, PLAIN, a_handover
 
 KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "trainjob")

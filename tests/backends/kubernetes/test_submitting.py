@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api, Listed
-from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
+from orchestrator.backends.kubernetes.api.client import Api, Listed
 from orchestrator.backends.kubernetes.resources import Object, Resource, resource_of
 from orchestrator.backends.kubernetes.submitting import (
     FRESH_S,
@@ -17,8 +17,8 @@ from orchestrator.backends.kubernetes.submitting import (
     strangers,
     submit,
 )
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, Unanswered, Unsettled
 from tests.agent.world import TurnedClock
 from tests.backends.kubernetes.rendered import PLAIN, a_handover

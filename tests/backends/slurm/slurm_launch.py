@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator import entry
-from orchestrator.cluster.slurm.hostlist import expand
+from orchestrator import run_module
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.seams import Completed
 
 INVALID = Completed(1, "", "slurm_load_jobs error: Invalid job id specified\n")
@@ -40,7 +40,7 @@ def a_launch(
 def plain(script: str, cwd: Path) -> str:
     """A script without what differs by machine, and without what is packed in it: that is the same
     wherever the job is, and read back in `test_embedded.py`."""
-    told = script.replace(entry.__file__, "/ndctl/orchestrator/entry.py")
+    told = script.replace(run_module.__file__, "/ndctl/orchestrator/run_module.py")
     told = told.replace(shlex.quote(sys.executable), "python").replace(str(cwd), "/home/me")
     return re.sub(
         r"(?<=packed \(base64 -d \| gunzip\)\.\n)[A-Za-z0-9+/=\n]+?(?=END_OF_JOB)", "…\n", told

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import strikes
-from orchestrator.app.submitting import struck as left_out_at_submission
+from orchestrator import host_strikes
+from orchestrator.app.submission.submit_job import struck as left_out_at_submission
 from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError, Ended, Refused, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
@@ -282,7 +282,7 @@ def test_a_number_that_cannot_be_written_down_takes_no_job_back(
 
     slurm, launch = FakeSlurm(), a_launch(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("orchestrator.backends.slurm.find.record", full)
+        patch.setattr("orchestrator.backends.slurm.job_lookup.record", full)
         SlurmBackend({}, TurnedClock(), slurm).submit(handed(launch))
     assert "Slurm job 1 is queued, but its number was not written" in caplog.text
     assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
@@ -737,10 +737,10 @@ def test_a_struck_node_stays_out_where_the_next_leader_would_not_use_it(
     backend.environ = {**INSIDE, "SLURM_CLUSTER_NAME": "tb"}
     now = backend.clock.now()
     for attempt in (1, 2):
-        lost = strikes.Strike(
+        lost = host_strikes.Strike(
             at=now, host="node2", job="j", attempt=attempt, kind="host-lost", cause="mute"
         )
-        strikes.record(strikes.path_of(tmp_path, cluster), lost)
+        host_strikes.record(host_strikes.path_of(tmp_path, cluster), lost)
     backend.requeue(launch, ("node2",))
     assert job.excluded == ("node2" if cluster == "tb" else "(null)")
 
@@ -764,8 +764,8 @@ def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitte
     slurm = FakeSlurm()
     backend = SlurmBackend({"SLURM_CLUSTER_NAME": "tb"}, clock := TurnedClock(), slurm)
     for host in ("ghost", "node2"):
-        pinned = strikes.Pinned(at=1.0, host=host, use="never", by="me", reason="a fan")
-        strikes.record(strikes.path_of(tmp_path, "tb"), pinned)
+        pinned = host_strikes.Pinned(at=1.0, host=host, use="never", by="me", reason="a fan")
+        host_strikes.record(host_strikes.path_of(tmp_path, "tb"), pinned)
     assert left_out_at_submission(tmp_path, backend, {}, clock) == ("node2",)
     assert "ghost: to be excluded, but the cluster has no such host" in caplog.text
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from orchestrator.backends.slurm import observe
-from orchestrator.backends.slurm.advice import standing_words
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm
-from orchestrator.cluster.slurm.config import parse_config
-from orchestrator.contract.slurm import SlurmSpec
+from orchestrator.backends.slurm.pending_hints import standing_words
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.doctor.slurm import judge_config
 from orchestrator.errors import Unanswered
+from orchestrator.inventory.slurm.config import parse_config
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.cluster.slurm.captured import captured
+from tests.inventory.slurm.captured import captured
 
 VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
 NOW = datetime(2026, 11, 22, 20, tzinfo=UTC).timestamp()

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.slurm.checks import is_never_available, problems
-from orchestrator.cluster.slurm.nodes import Node
-from orchestrator.cluster.slurm.partitions import Partition
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import ContainerSpec, SlurmSpec
+from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec
+from orchestrator.inventory.slurm.nodes import Node
+from orchestrator.inventory.slurm.partitions import Partition
 from tests.backends.slurm.slurm_launch import a_launch
 
 TRAIN = Partition(

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import HERE, backend_named
-from orchestrator.backends.slurm import find, render
+from orchestrator.backends.by_name import HERE, backend_named
+from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.here import HereBackend
+from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.slurm import HooksSpec, SlurmSpec
+from orchestrator.contract.spec.slurm_spec import HooksSpec, SlurmSpec
 from orchestrator.errors import BackendError, Ended, Refused
-from orchestrator.locks import try_lock
+from orchestrator.journal.run_dir_init import begin
+from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Sighting
-from orchestrator.supervise.opening import begin
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
@@ -41,7 +41,7 @@ class Allocated:
         self.slurm.jobs["7"] = self.job
         begin(self.run_dir, handed(self.launch), self.clock, token=True)
         (self.run_dir.path / "slurm").mkdir()
-        find.record(self.launch, "7")
+        job_lookup.record(self.launch, "7")
         self.slurm.steps = {"7.0": "bash", "7.4": "ndctl-job", "7.batch": "batch"}
         self.slurm.said.clear()
 

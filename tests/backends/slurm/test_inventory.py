@@ -7,14 +7,14 @@ import pytest
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import hosts_for, read_cluster
-from orchestrator.cluster.slurm.gpus import gpu_table
-from orchestrator.cluster.slurm.inventory import Use
-from orchestrator.contract.slurm import SlurmSpec
-from orchestrator.contract.spec import ClusterSpec
+from orchestrator.contract.spec.job_spec import ClusterSpec
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError, PlanError, SpecError
+from orchestrator.inventory.slurm.gpus import gpu_table
+from orchestrator.inventory.slurm.inventory import Use
 from orchestrator.seams import Completed, Shell
 from tests.agent.world import TurnedClock
-from tests.cluster.slurm.captured import captured
+from tests.inventory.slurm.captured import captured
 
 TABLE = gpu_table({})
 

@@ -153,7 +153,7 @@ def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
     assert argv[0] == "srun"
     assert {"--jobid=1", "--overlap", "--nodelist=node1", "--nodes=1"} <= {*argv}
     assert argv[-3:] == [
-        "orchestrator.backends.slurm.clear_host",
+        "orchestrator.backends.entry.slurm_clear_host",
         f"--run-dir={tmp_path}",
         "--host=node1",
     ]

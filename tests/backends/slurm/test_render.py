@@ -5,7 +5,7 @@ import pytest
 
 from orchestrator.backends.slurm.render import replacement, script
 from orchestrator.contract.launch import LaunchPlan
-from orchestrator.contract.slurm import ContainerSpec, HooksSpec, SlurmSpec
+from orchestrator.contract.spec.slurm_spec import ContainerSpec, HooksSpec, SlurmSpec
 from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import a_launch, plain
 
@@ -78,7 +78,8 @@ def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
     place = " --jobid=12 --overlap --nodelist=node3 --nodes=1 --ntasks=1 "
     assert "--mpi=none" in text.partition(place)[0], "of two options that clash, the last counts"
     assert text.endswith(
-        " python -P -u /runs/job/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task"
+        " python -P -u /runs/job/snapshot/orchestrator/run_module.py"
+        " orchestrator.backends.entry.slurm_task"
         " --run-dir=/runs/job --launch=1 --devices=2 --agent-timeout=10.0"
     )
 

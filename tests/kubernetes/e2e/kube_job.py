@@ -10,7 +10,7 @@ from typing import Any, Self
 from tests.e2e.job import Done, Ndctl, processes_of, submission, wait_for
 from tests.kubernetes.testbed import KubeTestbed, Object
 from tests.testbeds import TestbedError
-from trainer.data.proof import first_mistake, fold
+from trainer.data.ledger_check import first_mistake, fold
 
 JOB = "e2e"
 NAMESPACE = "ndctl"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.watch_cache import Watching
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
-from orchestrator.backends.kubernetes.watching import Watching
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
 from tests.e2e.job import ROOT, wait_for
 from tests.kubernetes.e2e.outside import NO_IMAGE, Person, account
@@ -122,13 +122,13 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     kube.kubectl("delete", "configmap", "b")
     seen.until({"a"})
     follows = follower.at("default").start("submit", *follower.words(image=NO_IMAGE), "--follow")
-    assert follows.wait(300) == exits.BAD_JOB_STATE, "it is there already"
+    assert follows.wait(300) == exit_codes.BAD_JOB_STATE, "it is there already"
     follows.communicate()
     dashboard.shows("pods run")
 
     kube.stop_control_plane()
     refused = Person(tmp_path / "third", kube).submit(image=NO_IMAGE)
-    assert refused.code == exits.BACKEND, refused.out + refused.err
+    assert refused.code == exit_codes.BACKEND, refused.out + refused.err
     assert "the API server cannot be reached" in refused.err
     assert not (tmp_path / "third").exists()
     shown = follower("status", "e2e")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.backends.kubernetes.observe.reports import to_annotation
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.reports import to_annotation
-from orchestrator.supervise.job_report import JobReport
+from orchestrator.job.reports.job_report import JobReport
 from tests.e2e.job import kill, wait_for
 from tests.kubernetes.e2e.kube_job import JOB, LIMIT_S, LONG, NAMESPACE, KubeNdctl, identity
 from tests.kubernetes.test_controller import deployed, holder

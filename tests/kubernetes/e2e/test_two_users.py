@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.kubernetes.e2e.outside import SLEEPS, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
@@ -37,11 +37,11 @@ def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_pa
             assert f"PyTorchJob {space}/e2e: 2 of 2 pods run" in person("status", "e2e").out
 
         refused = dev("status", "e2e", "--backend=kubernetes", "-n", "team-b")
-        assert refused.code == exits.BACKEND
+        assert refused.code == exit_codes.BACKEND
         assert "dev may not get pytorchjobs.kubeflow.org in namespace team-b" in refused.err
         assert admin("status", "e2e", "--backend=kubernetes", "-n", "team-a").code == 0
         both = admin("status", "e2e")
-        assert both.code == exits.BAD_JOB_STATE
+        assert both.code == exit_codes.BAD_JOB_STATE
         assert "there are several jobs e2e: in envtest/team-a, envtest/team-b" in both.err
 
         assert dev("cancel", "e2e").code == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.kubernetes.e2e.outside import NO_IMAGE, SLEEPS, Person, account, advised
 from tests.kubernetes.testbed import CRDS, REPOSITORY, KubeTestbed
 
@@ -35,7 +35,7 @@ def test_an_image_that_cannot_be_pulled(admin: Person) -> None:
     assert f'failed to pull and unpack image "{NO_IMAGE}": not found' in shown
     assert "cluster.kubernetes.image" in shown
     again = admin.submit(image=NO_IMAGE)
-    assert again.code == exits.BAD_JOB_STATE
+    assert again.code == exit_codes.BAD_JOB_STATE
     assert "waits, 0 of 2 pods run" in again.err
 
     cancelled = admin("cancel", "e2e")
@@ -68,7 +68,7 @@ def test_a_quota_that_is_too_small_and_one_that_is_used_up(
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
     kube.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace="small")
     refused = person.submit(pod_template=SLEEPS)
-    assert refused.code == exits.BACKEND
+    assert refused.code == exit_codes.BACKEND
     assert (
         "cluster.hosts: must be such that 2 pods with 1 each fit into 1, the quota few's pods"
         in (refused.err)
@@ -90,7 +90,7 @@ def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTest
     kube.kubectl("label", "namespace", "default", f"{level}=baseline")
     try:
         refused = admin.submit(pod_template=SLEEPS)
-        assert refused.code == exits.BACKEND
+        assert refused.code == exit_codes.BACKEND
         assert (
             "cluster.kubernetes.runs.host_path: must be unset: pods of namespace default have to"
             " keep to the standard baseline" in refused.err
@@ -105,7 +105,7 @@ def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTest
 def test_a_claim_that_is_not_there(admin: Person) -> None:
     wanted = {"runs__host_path": "", "runs__claim": "nowhere"}
     refused = admin.submit(**wanted)
-    assert refused.code == exits.BACKEND
+    assert refused.code == exit_codes.BACKEND
     assert "cluster.kubernetes.runs.claim: must be a PersistentVolumeClaim" in refused.err
     assert "kubectl -n default get pvc" in refused.err
     assert admin.job() is None
@@ -131,7 +131,7 @@ def no_trainjobs(kube: KubeTestbed) -> Iterator[None]:
 @pytest.mark.usefixtures("no_trainjobs")
 def test_a_cluster_without_the_operator(admin: Person) -> None:
     done = admin.submit(kind="trainjob")
-    assert done.code == exits.BACKEND
+    assert done.code == exit_codes.BACKEND
     assert "trainjob: Kubeflow Trainer v2 is not installed" in done.err
     assert "cluster.kubernetes.kind=trainjob needs 2.0 or newer, with v1alpha1" in done.err
     assert "kubectl apply --server-side -k" in done.err
@@ -173,7 +173,7 @@ def test_a_user_without_a_right_is_told_which_and_gets_on_with_it(
         person = Person(tmp_path / "runs", kube, kubeconfig=kube.as_user(USER))
         told = []
         while (done := person.submit(pod_template=SLEEPS)).code != 0:
-            assert done.code == exits.BACKEND, done.err
+            assert done.code == exit_codes.BACKEND, done.err
             told.append(done.err)
             assert len(told) < 2, "all that is missing is told at once"
             commands = advised(done.err)

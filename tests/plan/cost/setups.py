@@ -3,10 +3,10 @@
 from functools import cache
 from typing import Any
 
-from orchestrator.cluster.profile import Fabric
-from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.inventory.profile import Fabric
+from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
 

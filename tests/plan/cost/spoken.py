@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.traced import fake_world, laid_out, ready
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.training import TrainingConfig
 from orchestrator.plan.cost.collectives import (
     exchange_bytes,
     ring_all_reduce_bytes,
     ring_gather_bytes,
 )
-from trainer.ranks import arrange
+from trainer.rank.ranks import arrange
 
 KINDS = {
     "_allgather_base_": "all-gather",

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.codec import decode
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.training import TrainingConfig
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup

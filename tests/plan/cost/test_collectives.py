@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cluster.profile import Fabric
-from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.inventory.profile import Fabric
+from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.cost.collectives import (
     Wire,
     exchange_bytes,

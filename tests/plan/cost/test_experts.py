@@ -1,10 +1,10 @@
 """Models with experts: a token pays for those that it meets, a link for all."""
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.plan.cost.flops import flops_per_token
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.flops import flops_per_token
 from tests.plan.cost.setups import fabric, setup
 
 MIXTRAL = shape_of(

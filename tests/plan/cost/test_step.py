@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.profile import Fabric
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.presets import PRESETS
-from orchestrator.plan.cost.flops import flops_per_token
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
+from orchestrator.plan.model.flops import flops_per_token
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
 from tests.plan.cost.setups import H100, LLAMA_8B, LLAMA_70B, QWEN3_4B, fabric, setup

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.parallel import PipelineSpec
 from orchestrator.contract.plan import Traffic
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.collectives import ring_all_reduce_bytes
 from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.setup import Setup

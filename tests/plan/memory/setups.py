@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.plan.memory.peak import memory_of
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.plan.memory.peak_memory import memory_of
 from orchestrator.plan.memory.states import Units, units_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup

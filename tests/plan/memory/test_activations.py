@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.model.families import shape_of
 from tests.plan.memory.setups import items_of, pipeline, setup

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.presets import PRESETS
-from orchestrator.plan.memory.peak import memory_of
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.plan.memory.peak_memory import memory_of
 from orchestrator.plan.memory.states import (
     PerParameter,
     adapters,

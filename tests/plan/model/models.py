@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
 
 TINY: dict[str, Any] = dict(PRESETS["llama-tiny"])
 LLAMA3_8B: dict[str, Any] = dict(PRESETS["llama3-8b"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from orchestrator.contract.presets import PRESETS
+from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError
 from orchestrator.plan.model.families import DEFAULTS, TRAINABLE, shape_of
 from orchestrator.plan.model.shape import ModelShape

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cluster.generate import regular
-from orchestrator.cluster.inventory import Host, natural, tree_of
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Traffic
+from orchestrator.inventory.generate import regular
+from orchestrator.inventory.hosts import Host, natural, tree_of
 from orchestrator.plan.placement.arrange import arrange, groups_in_blocks
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.edges import edges_of, flows_of

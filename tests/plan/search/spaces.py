@@ -5,15 +5,15 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from orchestrator.cluster.generate import regular
-from orchestrator.cluster.inventory import Inventory
-from orchestrator.cluster.profile import Fabric
-from orchestrator.cluster.profiles import load_profile
 from orchestrator.contract.codec import decode
-from orchestrator.contract.presets import PRESETS
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_presets import PRESETS
+from orchestrator.inventory.generate import regular
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.profile import Fabric
+from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.model.families import shape_of
-from orchestrator.plan.search.space import Space
+from orchestrator.plan.search.search_space import Space
 
 TINY = PRESETS["llama-tiny"]
 DEEP = {**TINY, "num_hidden_layers": 12, "num_key_value_heads": 8, "hidden_size": 512}

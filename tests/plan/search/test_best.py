@@ -10,7 +10,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import AXES, Mesh
-from orchestrator.contract.spec import JobSpec
+from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.plan.search.best import SHOWN, can_fit, search
 from orchestrator.plan.search.constraints import (
     barrier,
@@ -22,7 +22,7 @@ from orchestrator.plan.search.constraints import (
 from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
 from orchestrator.plan.search.refusals import refusals
-from orchestrator.plan.search.space import RANKS, Option, Rank, Space
+from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space
 from orchestrator.plan.setup import Setup, setup_of
 from tests.plan.search.spaces import DEEP, MIB, hosts_of, space_of, spaces
 

@@ -9,7 +9,7 @@ from orchestrator.contract.mesh import AXES
 from orchestrator.plan.search.constraints import barrier, pipelines
 from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.refusals import refusals
-from orchestrator.plan.search.space import Space
+from orchestrator.plan.search.search_space import Space
 from tests.plan.search.spaces import hosts_of, spaces
 
 

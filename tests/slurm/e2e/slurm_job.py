@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.contract.rundir import RunDir
-from orchestrator.locks import is_free
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.posix.locks import is_free
 from tests.e2e.job import Done, Ndctl, processes_of, wait_for
 from tests.slurm.testbed import SlurmTestbed
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on
 from tests.slurm.testbed import NOT_RUN, SlurmTestbed, running_testbed, why_no_slurm
 
@@ -41,7 +41,7 @@ def assert_told(job: Job, state: str) -> None:
     status = job.status()
     assert (status["state"], status["scheduler"]) == (state, f"Slurm job {job.id}")
     listed = job("list")
-    assert listed.code == exits.OK, listed.err
+    assert listed.code == exit_codes.OK, listed.err
     assert state in listed.out
 
 
@@ -57,14 +57,14 @@ def test_a_job_is_told_queued_again_and_cancelled_without_slurmdbd(
         assert accounted(["sacct", "-n"]).code != 0
         assert_told(job, "RUNNING")
         again = job.submit()
-        assert again.code == exits.BAD_JOB_STATE, again.out + again.err
+        assert again.code == exit_codes.BAD_JOB_STATE, again.out + again.err
 
         accounted.told("scontrol", "requeue", job.id)
         job.until("its second run", lambda: len(job.events("LeaderStarted")) == 2)
         job.until_step(job.last_step() + 2, attempt=2)
         job.assert_resumed_where_it_left(attempt=2)
         assert_told(job, "RUNNING")
-        assert job("cancel", NAME).code == exits.OK
+        assert job("cancel", NAME).code == exit_codes.OK
         assert not job.alive()
         assert job.status()["state"] == "CANCELLED"
 

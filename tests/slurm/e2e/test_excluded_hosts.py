@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import strikes
+from orchestrator import host_strikes
 from tests.e2e.job import SPEC
 from tests.slurm.e2e.slurm_job import SlurmNdctl
 from tests.slurm.testbed import SlurmTestbed
@@ -18,10 +18,10 @@ SHORT = {"train__steps": "8"}
 
 def strike_twice(run_root: Path, host: str) -> None:
     for attempt in (1, 2):
-        lost = strikes.Strike(
+        lost = host_strikes.Strike(
             at=time.time(), host=host, job="other", attempt=attempt, kind="host-lost", cause="mute"
         )
-        strikes.record(strikes.path_of(run_root, "tb"), lost)
+        host_strikes.record(host_strikes.path_of(run_root, "tb"), lost)
 
 
 def occupy(slurm: SlurmTestbed, *nodes: str) -> str:

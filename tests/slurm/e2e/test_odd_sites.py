@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.e2e.job import kill
 from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, Job, filled, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
@@ -50,7 +50,7 @@ def test_a_job_needs_neither_sacct_nor_slurmdbd(cluster: SlurmTestbed, tmp_path:
     with job_on(cluster, tmp_path / "runs") as there:
         job = there.with_environ(PATH=path)
         doctor = job("doctor", "--backend", "slurm")
-        assert doctor.code == exits.OK, doctor.out + doctor.err
+        assert doctor.code == exit_codes.OK, doctor.out + doctor.err
         assert "sacct" in doctor.out, "it says that there is no accounting"
         job.submitted()
         job.until_step(TRAINING)
@@ -59,7 +59,7 @@ def test_a_job_needs_neither_sacct_nor_slurmdbd(cluster: SlurmTestbed, tmp_path:
         job.assert_resumed_where_it_left(attempt=2)
         for verb in (("list",), ("describe", NAME), ("events", NAME)):
             done = job(*verb)
-            assert done.code == exits.OK, done.err
+            assert done.code == exit_codes.OK, done.err
         assert job.status()["scheduler"] == f"Slurm job {job.id}"
 
 
@@ -78,7 +78,7 @@ def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
         assert kinds.splitlines()[1:3] == ["node2 gpu:fake:1", "node3 gpu:a100:4"]
 
         unknown = job.submit(**{"cluster.slurm.gpu_type": "a100"})
-        assert unknown.code != exits.OK
+        assert unknown.code != exit_codes.OK
         assert "Slurm calls those of node3 gpu:a100" in unknown.err
         assert "set cluster.gpu to one of" in unknown.err
         more = job.submit(**{"cluster.hosts": "4"})

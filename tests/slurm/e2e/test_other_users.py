@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.e2e.job import ROOT, Done, submission
 from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, WIDE, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
@@ -89,7 +89,7 @@ def run_root(shared: SlurmTestbed) -> Path:
 
 
 def assert_refused(done: Done, *words: str) -> None:
-    assert done.code not in (exits.OK, 1), done
+    assert done.code not in (exit_codes.OK, 1), done
     assert "Traceback" not in done.err
     for word in words:
         assert word in done.err, done
@@ -102,22 +102,22 @@ def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
     with job_on(shared, run_root) as job:
         one, other = (User(name, python, job) for name in USERS)
         doctor = one("doctor", "--backend", "slurm")
-        assert doctor.code == exits.OK, doctor.out + doctor.err
+        assert doctor.code == exit_codes.OK, doctor.out + doctor.err
         done = one.submit()
-        assert done.code == exits.OK, done.out + done.err
+        assert done.code == exit_codes.OK, done.out + done.err
         job.until_step(3)
         assert job.run_dir.owner() == USERS[0]
         assert job.shown()["UserId"].startswith(USERS[0])
 
         listed = other("list")
-        assert listed.code == exits.OK, listed.err
+        assert listed.code == exit_codes.OK, listed.err
         for words in (("status", NAME), ("cancel", NAME), ("logs", NAME)):
             assert_refused(other(*words), USERS[0])
         assert_refused(other.submit(), USERS[0])
 
         named = other.submit(name="another")
-        assert named.code == exits.OK, named.out + named.err
-        assert other("cancel", "another").code == exits.OK
+        assert named.code == exit_codes.OK, named.out + named.err
+        assert other("cancel", "another").code == exit_codes.OK
 
         job.slurm.told("scontrol", "requeue", job.id)
         job.until_ended()

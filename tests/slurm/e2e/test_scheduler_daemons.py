@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
-from orchestrator.supervise.notices import NOTICES_S
+from orchestrator.contract.files import exit_codes
+from orchestrator.job.hosts.scheduler_notices import NOTICES_S
 from tests.e2e.job import Done, wait_for
 from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed
@@ -54,7 +54,7 @@ def test_a_job_trains_on_where_slurmd_is_stopped_for_an_upgrade(
         job.until_step(job.last_step() + 2)
         assert not job.events("HostFlagged")
         assert len(job.decided("StartAttempt")) == 1
-        assert job("cancel", NAME).code == exits.OK
+        assert job("cancel", NAME).code == exit_codes.OK
         job.until_left()
 
 
@@ -70,7 +70,7 @@ def back_again(job: Job) -> None:
 def test_submit_while_slurmctld_is_down_leaves_nothing_behind(job: Job) -> None:
     job.slurm.stop_ctld("KILL")
     done = job.submit()
-    assert done.code == exits.BACKEND, done.out + done.err
+    assert done.code == exit_codes.BACKEND, done.out + done.err
     assert "Slurm does not answer" in done.err
     assert "scontrol ping" in done.err
     back_again(job)
@@ -120,19 +120,19 @@ def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) ->
     stop = stop_now(job)
     before, after = ("", f"{stop}; {LOST}") if queued else (stop, 'echo "$said"')
     done = submit_through(job, tmp_path, before, after)
-    assert done.code == exits.BACKEND, done.out + done.err
+    assert done.code == exit_codes.BACKEND, done.out + done.err
     assert "Slurm does not answer" in done.err
     back_again(job)
     assert job.slurm.told(*state) == "RUNNING"
 
     again = job.submit()
-    assert again.code == exits.BAD_JOB_STATE, again.out + again.err
+    assert again.code == exit_codes.BAD_JOB_STATE, again.out + again.err
     assert len(job.ids()) == queued
     resumed = job.submit("--resume")
-    assert resumed.code == (exits.BAD_JOB_STATE if queued else exits.OK), resumed.err
+    assert resumed.code == (exit_codes.BAD_JOB_STATE if queued else exit_codes.OK), resumed.err
     assert len(job.ids()) == 1
     assert job.status()["state"] == "PENDING"
-    assert job("cancel", NAME).code == exits.OK
+    assert job("cancel", NAME).code == exit_codes.OK
     assert not job.alive()
     assert job.status()["state"] == "CANCELLED"
 
@@ -182,7 +182,7 @@ def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_pat
         first, *_ = job("status", NAME).out.splitlines()
         assert f"`scontrol release {job.id}`" in first
         assert "administrators" in first
-        assert job.submit().code in (exits.BAD_JOB_STATE, exits.NO_PLAN)
+        assert job.submit().code in (exit_codes.BAD_JOB_STATE, exit_codes.NO_PLAN)
         assert len(job.ids()) == 1
 
         broken.unlink()
@@ -192,7 +192,7 @@ def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_pat
         testbed.told("scontrol", "release", job.id)
         job.until("a leader", lambda: job.events("LeaderStarted"))
         assert len(job.ids()) == 1
-        assert job("cancel", NAME).code == exits.OK
+        assert job("cancel", NAME).code == exit_codes.OK
         job.until_left()
 
 
@@ -204,5 +204,5 @@ def test_a_held_job_and_who_lets_it_go(job: Job) -> None:
     wait_for(lambda: job.shown()["Reason"] == "JobHeldUser", "the hold")
     first, *_ = job("status", NAME).out.splitlines()
     assert f"`scontrol release {job.id}`" in first
-    assert job("cancel", NAME).code == exits.OK
+    assert job("cancel", NAME).code == exit_codes.OK
     job.until_left()

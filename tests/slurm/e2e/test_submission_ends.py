@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.slurm.e2e.slurm_job import SlurmNdctl
 from tests.slurm.testbed import ENDED
 
@@ -19,7 +19,7 @@ def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
     made = ndctl.run_root.rglob("*") if ndctl.run_root.exists() else ()
     assert list(made) == []
     assert ndctl.testbed.told("squeue", "-h") == ""
-    assert ndctl("status", "e2e").code == exits.BAD_JOB_STATE
+    assert ndctl("status", "e2e").code == exit_codes.BAD_JOB_STATE
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_what_no_node_ever_has_is_an_error_of_submit(
     ndctl: SlurmNdctl, key: str, value: str, said: str
 ) -> None:
     done = ndctl.submit(**{f"cluster__slurm__{key}": value})
-    assert (done.code, said in done.err) == (exits.BACKEND, True), done.err
+    assert (done.code, said in done.err) == (exit_codes.BACKEND, True), done.err
     assert_nothing_was_made(ndctl)
 
 
@@ -42,7 +42,7 @@ def test_a_job_that_sbatch_itself_refuses_leaves_no_name_and_no_file(ndctl: Slur
     """With a node drained, only sbatch knows that this is not what the job lacks."""
     ndctl.testbed.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
     done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH)
-    assert done.code == exits.BACKEND
+    assert done.code == exit_codes.BACKEND
     assert "the job may wait for node1, which is down, drained or reserved" in done.err
     assert "Slurm refuses this job: sbatch: error: Memory specification can not be" in done.err
     assert_nothing_was_made(ndctl)
@@ -74,7 +74,7 @@ def test_a_job_that_is_cancelled_in_the_queue_while_slurm_is_away_leaves_as_it_s
     job_id = ndctl.job_id
     with without_slurmctld(ndctl):
         done = ndctl("cancel", "e2e")
-    assert done.code == exits.BACKEND
+    assert done.code == exit_codes.BACKEND
     assert "e2e is CANCELLED, which is written down; its scheduler was not reached" in done.err
     assert f"may still have Slurm job {job_id}" in done.err
     assert ndctl.slurm_job()["JobState"] == "PENDING"
@@ -95,12 +95,12 @@ def test_the_second_cancel_ends_what_the_first_did_not_reach(ndctl: SlurmNdctl) 
     slurm.wait_for("the other job", lambda: slurm.told("squeue", "-h", "-t", "R"))
     assert ndctl.submit().code == 0
     with without_slurmctld(ndctl):
-        assert ndctl("cancel", "e2e").code == exits.BACKEND
+        assert ndctl("cancel", "e2e").code == exit_codes.BACKEND
     done = ndctl("cancel", "e2e")
     assert done.code == 0, done.err
     assert "e2e had already ended: CANCELLED; what its scheduler still had is ended" in done.out
     assert ndctl.slurm_job()["JobState"] == "CANCELLED"
-    assert ndctl("cancel", "e2e").code == exits.BAD_JOB_STATE
+    assert ndctl("cancel", "e2e").code == exit_codes.BAD_JOB_STATE
     slurm.told("scancel", other)
 
 
@@ -111,7 +111,7 @@ def test_a_job_that_its_leader_ends_says_that_slurm_was_not_asked(ndctl: SlurmNd
     job_id = ndctl.job_id
     with without_slurmctld(ndctl):
         done = ndctl("cancel", "e2e")
-    assert done.code == exits.BACKEND
+    assert done.code == exit_codes.BACKEND
     assert "its ranks write a checkpoint and leave" in done.out
     assert f"its scheduler was not reached and may still have Slurm job {job_id}" in done.err
     assert ndctl.state() == "CANCELLED"

@@ -11,21 +11,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.contract.checkpoints import newest_complete
 from orchestrator.contract.codec import decode
-from orchestrator.contract.datagrams import Datagram, from_bytes
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.fence import Fence, write_fence
-from orchestrator.contract.rundir import RunDir
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.checkpoint_names import newest_complete
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.fence import Fence, write_fence
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.messages.rank_messages import Datagram, from_bytes
 from tests.trainer.trainer_launch import work
 from tests.trainer.trainer_worker import StopAfter
 from trainer.checkpoint.read import CheckpointReader
 from trainer.config import complete
-from trainer.emit import Reporter
 from trainer.main import train_on
-from trainer.outside import Outside
-from trainer.ranks import arrange, process_group
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import arrange, process_group
+from trainer.rank.runtime import Outside
 
 
 def led(config: dict[str, Any]) -> dict[str, Any]:

@@ -15,20 +15,20 @@ from unittest import mock
 import torch.distributed as dist
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from tests.trainer import trainer_worker
 from tests.trainer.trainer_worker import StopAfter
-from trainer import building
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints
 from trainer.config import complete
-from trainer.emit import Reporter
 from trainer.loop import Training
 from trainer.main import train_on
 from trainer.model import weights
-from trainer.outside import Outside
-from trainer.ranks import arrange
+from trainer.parallel import building
+from trainer.rank.emit import Reporter
+from trainer.rank.ranks import arrange
+from trainer.rank.runtime import Outside
 
 
 def resident_bytes(key: str) -> int:

@@ -19,7 +19,7 @@ from unittest import mock
 
 import torch.distributed as dist
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from tests.trainer import trainer_worker
 from trainer import main as main_module
 from trainer.checkpoint.save import Checkpoints

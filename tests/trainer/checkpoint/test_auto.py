@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.codec import encode
-from orchestrator.contract.datagrams import IntervalChanged, Saved
-from orchestrator.contract.reliability import Exposure, SavePace
+from orchestrator.contract.messages.rank_messages import IntervalChanged, Saved
 from tests.trainer.checkpoint.checkpoint_launch import led, listening
 from tests.trainer.trainer_launch import tiny, work
 

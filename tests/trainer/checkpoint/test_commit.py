@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.checkpoints import (
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.checkpoint_names import (
     MARKER,
     Trained,
     checksum,
@@ -13,9 +14,8 @@ from orchestrator.contract.checkpoints import (
     partial_name,
     trained,
 )
-from orchestrator.contract.codec import encode
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.spec import CheckpointSpec
+from orchestrator.contract.spec.job_spec import CheckpointSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
 from trainer.checkpoint.commit import Written, commit, remove_old
 
 SHARD = "__0_0.distcp"

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.codec import encode
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.reliability import Exposure, SavePace
+from orchestrator.contract.files.env import RankEnv
 from trainer.checkpoint.pace import Pace
 
 

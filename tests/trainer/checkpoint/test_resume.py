@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.agent.sockets import free_port
-from orchestrator.contract import exits
-from orchestrator.contract.checkpoints import MARKER, damage, newest_complete, read_marker
-from orchestrator.contract.datagrams import (
-    Beat,
-    DrillFired,
-    Raised,
-    Resumed,
-    Saved,
+from orchestrator.agent.rank_socket import free_port
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.checkpoint_names import (
+    MARKER,
+    damage,
+    newest_complete,
+    read_marker,
 )
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.messages.rank_messages import Beat, DrillFired, Raised, Resumed, Saved
 from orchestrator.errors import TrainingError
 from tests.trainer.checkpoint.checkpoint_launch import led, listening, train_alone
 from tests.trainer.trainer_launch import (
@@ -62,7 +61,7 @@ def test_a_run_asked_to_leave_goes_on_bitwise_equal(tmp_path: Path) -> None:
     )
     expected = losses_of(tmp_path / "whole")
     assert losses_of(tmp_path / "background") == expected
-    assert [answer["code"] for answer in answers] == [0, 0, exits.CHECKPOINTED, 0, 0]
+    assert [answer["code"] for answer in answers] == [0, 0, exit_codes.CHECKPOINTED, 0, 0]
     assert [line["step"] for line in metrics_of(tmp_path / "parts")] == [*range(1, STEPS + 1)]
     assert losses_of(tmp_path / "parts") == expected
     left = {path.name for path in (tmp_path / "background" / "checkpoints").iterdir()}
@@ -112,7 +111,7 @@ def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path
         killed = finish(train(config, 2, NDCTL_DRILLS=json.dumps(drill), **env))
         again = torchrun(write(tmp_path / "again.json", config), NDCTL_ATTEMPT="2", **env)
     assert killed[1] == -signal.SIGKILL
-    assert killed[0] in (exits.FAILED, -signal.SIGABRT)
+    assert killed[0] in (exit_codes.FAILED, -signal.SIGABRT)
     assert again.returncode == 0, again.stderr
     assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
     assert DrillFired(attempt=1, rank=1, drill=7, step=6) in told
@@ -154,7 +153,7 @@ def test_sigterm_leaves_with_a_checkpoint_and_sigusr2_shows_stacks(tmp_path: Pat
         time.sleep(0.05)
     ranks[0].process.send_signal(signal.SIGUSR2)
     ranks[1].process.send_signal(signal.SIGTERM)
-    assert finish(ranks) == [exits.CHECKPOINTED] * 2
+    assert finish(ranks) == [exit_codes.CHECKPOINTED] * 2
     newest, passed_over = newest_complete(tmp_path / "out" / "checkpoints")
     assert newest is not None
     assert newest.name == f"step-{metrics_of(tmp_path / 'out')[-1]['step']}"
@@ -167,7 +166,7 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     env = {"NDCTL_HEARTBEAT_SOCKET": str(tmp_path / "agent"), "NDCTL_DRILLS": json.dumps(drill)}
     with listening(tmp_path / "agent") as told:
         ranks = train(led(tiny(tmp_path / "out")), 1, **env)
-        assert finish(ranks) == [exits.FAILED]
+        assert finish(ranks) == [exit_codes.FAILED]
     assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
     raised = told[-1]
     assert isinstance(raised, Raised)
@@ -177,16 +176,16 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     other = train({**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2)
-    assert finish(other) == [exits.REFUSED] * 2
+    assert finish(other) == [exit_codes.REFUSED] * 2
     assert "is of another model: " in other[0].output
     assert "is of another model" in other[1].output, "its own log is what a person is sent to"
 
 
 def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     (tmp_path / "text" / "0.txt").write_text("other text" * 100)
     with pytest.raises(TrainingError, match="belongs to a run with another data"):
         train_alone(config)
@@ -197,8 +196,8 @@ def test_a_job_that_is_done_has_nothing_left_to_do(
 ) -> None:
     config = tiny(tmp_path / "out")
     with caplog.at_level("INFO"):
-        assert train_alone(config) == exits.OK
-        assert train_alone(config) == exits.OK
+        assert train_alone(config) == exit_codes.OK
+        assert train_alone(config) == exit_codes.OK
     assert "nothing left to do: 5 of 5 steps are done" in caplog.text
     assert len(metrics_of(tmp_path / "out")) == 5
 
@@ -207,14 +206,14 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     shard = tmp_path / "out" / "checkpoints" / "step-4" / "__0_0.distcp"
     shard.write_bytes(bytes(shard.stat().st_size))
     trusting = {**config, "checkpoint": {**config["checkpoint"], "verify": False}}
     with pytest.raises(TrainingError, match="step-4 cannot be loaded"):
         train_alone(trusting)
     with caplog.at_level("INFO"):
-        assert train_alone(config) == exits.OK
+        assert train_alone(config) == exit_codes.OK
     why = "__0_0.distcp has another checksum than its marker says"
     assert f"passed over checkpoint step-4: {why}" in caplog.text
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 3, 4]
@@ -225,9 +224,9 @@ def test_a_first_attempt_begins_at_step_0_whatever_lies_there(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})
-    assert train_alone(config) == exits.OK
+    assert train_alone(config) == exit_codes.OK
     with caplog.at_level("INFO"):
-        assert train_alone(config, RankEnv(resume=False)) == exits.OK
+        assert train_alone(config, RankEnv(resume=False)) == exit_codes.OK
     assert "starting at step 0" in caplog.text
     why = "the job's journal does not know it"
     assert f"passed over checkpoint step-4: {why}" in caplog.text

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract.checkpoints import newest_complete
-from orchestrator.contract.datagrams import Saved, SaveFailed
+from orchestrator.contract.files.checkpoint_names import newest_complete
+from orchestrator.contract.messages.rank_messages import Saved, SaveFailed
 from tests.trainer.checkpoint.checkpoint_launch import led, listening
 from tests.trainer.trainer_launch import losses_of, tiny, work
 

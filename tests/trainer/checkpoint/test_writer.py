@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.api import CheckpointException
 
-from orchestrator.contract.checkpoints import checksum
+from orchestrator.contract.files.checkpoint_names import checksum
 from tests.trainer.trainer_launch import ROOT
 from trainer.checkpoint.commit import Written
 from trainer.checkpoint.writer import WatchedFiles, why_of
@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
-from orchestrator.contract.checkpoints import newest_complete
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.checkpoint_names import newest_complete
+from orchestrator.contract.files.env import RankEnv
 from trainer.checkpoint.collective import write_together
 
 folder = Path(sys.argv[1])

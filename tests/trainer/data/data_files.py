@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from trainer.data.documents import Columns
-from trainer.data.files import find
-from trainer.data.pack import Progress, pack, packing_of
+from trainer.data.packing.documents import Columns
+from trainer.data.packing.files import find
+from trainer.data.packing.pack import Progress, pack, packing_of
+from trainer.data.packing.tokenizer import Bytes, Tokenizer
 from trainer.data.sequences import Sequences, TokenRow, num_sequences
-from trainer.data.tokenizer import Bytes, Tokenizer
 from trainer.data.tokens import TokenFile
 
 

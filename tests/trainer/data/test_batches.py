@@ -8,8 +8,8 @@ import torch
 
 from tests.trainer.data.data_files import packed, sequences, write_rows, write_texts
 from trainer.data.batches import Batches, MicroBatch
-from trainer.data.documents import Columns
 from trainer.data.ledger import NOTHING, Sums
+from trainer.data.packing.documents import Columns
 from trainer.data.sequences import Sequences
 from trainer.loss import NOT_LEARNED
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.contract.skipping import Window, batch_of
-from trainer.data import proof
+from orchestrator.contract.skipped_batches import Window, batch_of
+from trainer.data import ledger_check
 from trainer.data.__main__ import describe
 from trainer.data.ledger import SampleLedger, Start, Sums, expected_hashes, sums_of
+from trainer.data.ledger_check import Mistake, first_mistake, fold
 from trainer.data.order import sample_at
-from trainer.data.proof import Mistake, first_mistake, fold
 
 SIZE, SAMPLES, SEED = 6, 50, 11
 Values = dict[str, Any]
@@ -160,7 +160,7 @@ VALUES: Values = {"seed": 0, "num_samples": 1, "global_batch_size": 1, "data": "
 def test_long_ledgers_are_checked_a_part_at_a_time(
     ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "CHECKED_AT_ONCE", 3 * SIZE)
+    monkeypatch.setattr(ledger_check, "CHECKED_AT_ONCE", 3 * SIZE)
     assert check(ledger) is None
     change(ledger, 14, another_hash)
     mistake = check(ledger)

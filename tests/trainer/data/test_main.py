@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract import exits
-from orchestrator.contract.checkpoints import MARKER
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.checkpoint_names import MARKER
 from tests.agent.world import WAIT_S
 from tests.trainer.data.data_files import text_of, write_rows, write_texts
 from tests.trainer.data.test_ledger import another_hash, change, write
 from trainer.data.__main__ import SHOW_LIVE_S, main, showing
-from trainer.data.pack import Progress
+from trainer.data.packing.pack import Progress
 from trainer.data.tokens import TokenFile
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def test_pack_makes_a_token_file(tmp_path: Path) -> None:
     out = tmp_path / "new" / "x.tokens"
     files = ("--files", rows, "--column", "a", "--prompt-column", "q", "--format", "jsonl")
     code, said, _ = run("pack", *files, "--out", str(out))
-    assert code == exits.OK
+    assert code == exit_codes.OK
     assert f"{out}: 1 documents, 6 tokens (uint8, bytes)" in said
     file = TokenFile(str(out))
     assert text_of(file) == b"whyso\0"
@@ -43,13 +43,17 @@ def test_pack_makes_a_token_file(tmp_path: Path) -> None:
 def test_pack_refuses_with_an_error_and_a_fix(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "texts", "abc")
     code, _, said = run("pack", "--files", files, "--out", str(tmp_path / "x.bin"))
-    assert (code, "ends in .tokens" in said, "fix: --out" in said) == (exits.REFUSED, True, True)
+    assert (code, "ends in .tokens" in said, "fix: --out" in said) == (
+        exit_codes.REFUSED,
+        True,
+        True,
+    )
     out = str(tmp_path / "x.tokens")
-    assert run("pack", "--files", files, "--out", out)[0] == exits.OK
+    assert run("pack", "--files", files, "--out", out)[0] == exit_codes.OK
     code, _, said = run("pack", "--files", out, "--out", str(tmp_path / "y.tokens"))
-    assert (code, "token files already" in said) == (exits.REFUSED, True)
+    assert (code, "token files already" in said) == (exit_codes.REFUSED, True)
     code, _, said = run("pack", "--files", str(tmp_path / "none"), "--out", out)
-    assert (code, "--files" in said) == (exits.REFUSED, True)
+    assert (code, "--files" in said) == (exit_codes.REFUSED, True)
 
 
 def test_help_names_every_option() -> None:
@@ -89,7 +93,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)),
     )
-    assert ended.returncode == exits.REFUSED
+    assert ended.returncode == exit_codes.REFUSED
     assert f"error: {out} cannot be written: File too large" in ended.stderr
     assert [*out.parent.iterdir()] == []
 
@@ -110,7 +114,7 @@ def test_a_pack_that_is_ended_takes_its_unfinished_file_away(
         assert packing.poll() is None
         time.sleep(0.01)
     packing.send_signal(signum)
-    assert packing.wait(WAIT_S) in (128 + signal.SIGTERM, exits.INTERRUPTED)
+    assert packing.wait(WAIT_S) in (128 + signal.SIGTERM, exit_codes.INTERRUPTED)
     assert [*out.parent.iterdir()] == []
 
 
@@ -118,11 +122,11 @@ def test_ledger_says_that_all_is_well_or_which_step_is_wrong(tmp_path: Path) -> 
     ledger = tmp_path / "samples.jsonl"
     write(ledger, 1, range(1, 6))
     code, said, _ = run("ledger", str(tmp_path))
-    assert code == exits.OK
+    assert code == exit_codes.OK
     assert "each of the 5 steps that stand (of 1 starts) read exactly its 6 samples: 30" in said
     change(ledger, 4, another_hash)
     code, said, _ = run("ledger", str(tmp_path))
-    assert code == exits.FAILED
+    assert code == exit_codes.FAILED
     assert "step 4: it read other samples in attempt 1" in said
 
 
@@ -132,13 +136,13 @@ def test_ledger_knows_of_steps_from_checkpoints(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / MARKER).write_text(json.dumps({"step": 7, "files": {}}))
     assert run("ledger", str(tmp_path))[:2] == (
-        exits.FAILED,
+        exit_codes.FAILED,
         f"{tmp_path / 'samples.jsonl'}: step 6: there is no line of it\n",
     )
 
 
 def test_ledger_refuses_a_folder_without_one(tmp_path: Path) -> None:
     code, _, said = run("ledger", str(tmp_path))
-    assert (code, "cannot be read: No such file" in said) == (exits.REFUSED, True)
+    assert (code, "cannot be read: No such file" in said) == (exit_codes.REFUSED, True)
     (tmp_path / "samples.jsonl").write_text("torn")
-    assert run("ledger", str(tmp_path))[0] == exits.FAILED
+    assert run("ledger", str(tmp_path))[0] == exit_codes.FAILED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contract import exits
+from orchestrator.contract.files import exit_codes
 from tests.trainer.data.data_files import save_tokenizer, write_rows
 from tests.trainer.trainer_launch import finish, losses_of, tiny, train, work
 from trainer.data.__main__ import main
@@ -51,7 +51,7 @@ def test_every_sample_is_read_once_over_restarts_and_meshes(tmp_path: Path) -> N
     expected = losses_of(tmp_path / "whole")
     assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in losses_of(out).items())
     code, said = ledger_of(broken)
-    assert code == exits.FAILED
+    assert code == exit_codes.FAILED
     assert "step 1: it read other samples" in said
     # Nothing was packed again after the first start.
     assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
@@ -63,7 +63,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused_at_once(tmp_path: P
     words = (f"word{n}" for n in range(300))
     config["data"]["tokenizer"] = save_tokenizer(tmp_path / "tokenizer", words)
     ranks = train(config, 2)
-    assert finish(ranks) == [exits.REFUSED, exits.REFUSED]
+    assert finish(ranks) == [exit_codes.REFUSED, exit_codes.REFUSED]
     assert "vocab_size is 256, and the tokenizer has 302 tokens" in ranks[0].output
     assert "vocab_size" in ranks[1].output, "its own log is what a person is sent to"
     assert not (out / "tokens").exists()
@@ -75,5 +75,5 @@ def test_a_resume_on_changed_data_is_refused(tmp_path: Path) -> None:
     with Path(config["data"]["files"]).with_name("0.txt").open("a") as text:
         text.write("more")
     ranks = train({**config, "train": {**config["train"], "steps": 4}}, 1)
-    assert finish(ranks) == [exits.REFUSED]
+    assert finish(ranks) == [exit_codes.REFUSED]
     assert "belongs to a run with another data" in ranks[0].output

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.data.data_files import packed, sequences, write_rows, write_texts
-from trainer.data.documents import Columns
+from trainer.data.packing.documents import Columns
 from trainer.data.sequences import Sequences, fingerprint, num_held_out, num_sequences
 from trainer.loss import NOT_LEARNED
 

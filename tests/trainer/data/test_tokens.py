@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.errors import TrainingError
 from tests.trainer.data.data_files import packed, text_of, write_rows, write_texts
-from trainer.data.documents import Columns
+from trainer.data.packing.documents import Columns
 from trainer.data.tokens import HEADER_BYTES, TokenFile, read_header
 
 

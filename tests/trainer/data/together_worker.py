@@ -10,13 +10,13 @@ from typing import Any
 
 import torch.distributed as dist
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from orchestrator.errors import TrainingError
 from trainer.data import together
-from trainer.data.pack import Progress, Say
+from trainer.data.packing.pack import Progress, Say
 from trainer.data.together import wait_for_first
 from trainer.data.tokens import TokenFile, read_header
-from trainer.ranks import on_all_ranks
+from trainer.rank.ranks import on_all_ranks
 
 PATIENCE_S = 0.1
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers import AutoModelForCausalLM
 
-from orchestrator.contract import exits
-from orchestrator.contract.model import LoraSpec, ModelSpec
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build, materialise
 from tests.trainer.parallel.parity_cells import (
@@ -241,7 +241,7 @@ def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(
     assert kept
     assert all(is_adapter(name) for name in kept)
     (refused,) = run_alone([{"config": other, "refused": True}])
-    assert refused["code"] == exits.REFUSED
+    assert refused["code"] == exit_codes.REFUSED
     assert "belongs to a run with another base" in refused["refused"]
     work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}])
     losses, expected = losses_of(tmp_path / "moved"), losses_of(one["llama"])

@@ -8,7 +8,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import SequenceParallel
 from transformers import AutoModelForCausalLM
 
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model.build import build_stages, check_model, read_model_config

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.contract import exits
 from orchestrator.contract.codec import decode
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.mesh import AXES
-from orchestrator.contract.training import TrainingConfig
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build
 from tests.trainer.parallel.parity_cells import GRAD_NORM, LOSS, difference
@@ -103,7 +103,7 @@ def test_rounding_to_float8_costs_little_and_nothing_more_on_a_mesh(tmp_path: Pa
     refused, *_ = run_alone(
         [{"config": one, "refused": True}, {"config": plain}, {"config": one, "broken": EMULATED}]
     )
-    assert refused["code"] == exits.REFUSED
+    assert refused["code"] == exit_codes.REFUSED
     assert "this device is cpu" in refused["refused"]
     emulated = [{"config": config, "broken": EMULATED} for config in (shard2, shard2, tp2)]
     work(tmp_path, 2, [{**emulated[0], "stop_after": 3}, *emulated[1:]])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.model import LoraSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.model.test_build import build
 from tests.trainer.parallel.parity_cells import (

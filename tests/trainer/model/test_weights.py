@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
 from trainer.model.fresh import allocate
 from trainer.model.weights import INDEX, SINGLE, find_weights, first_weights
-from trainer.ranks import process_group
+from trainer.rank.ranks import process_group
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 256}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch import nn
 
-from orchestrator.contract.env import RankEnv
+from orchestrator.contract.files.env import RankEnv
 from tests.trainer import trainer_worker
 from trainer.data.batches import MicroBatch
 from trainer.loss import LossSums

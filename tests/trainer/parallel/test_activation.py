@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.spec.model_spec import ModelSpec
 from tests.trainer.trainer_launch import LLAMA
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice

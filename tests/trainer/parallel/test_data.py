@@ -10,9 +10,9 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.parallel import FsdpSpec
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.parallel_spec import FsdpSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,

@@ -11,10 +11,10 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 from transformers import PretrainedConfig
 
 from orchestrator.contract.codec import decode
-from orchestrator.contract.model import ModelSpec
-from orchestrator.contract.parallel import PipelineSpec
-from orchestrator.contract.pipeline import cut, rank_of_stage, stages_of_rank
-from orchestrator.contract.training import TrainingConfig
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from orchestrator.contract.spec.model_spec import ModelSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.contract.spec.pipeline_spec import cut, rank_of_stage, stages_of_rank
 from orchestrator.errors import TrainingError
 from trainer.config import complete
 from trainer.model.build import build_stages, read_model_config

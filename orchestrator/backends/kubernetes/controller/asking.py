@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.controller.wishes import (
     MOST_NODES,
     GangRestart,
@@ -18,7 +18,7 @@ from orchestrator.backends.kubernetes.controller.wishes import (
     excluded_of,
     number_in,
 )
-from orchestrator.backends.kubernetes.refusals import Conflict, Forbidden
+from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
 from orchestrator.backends.kubernetes.resources import (
@@ -31,8 +31,8 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
 
@@ -67,7 +67,7 @@ def note(
                 " controller for nothing",
                 fix="submit the job again, or apply what `ndctl render` prints",
             )
-        changed = change(fields.annotations_of(found))
+        changed = change(object_fields.annotations_of(found))
         if not changed:
             return True
         version = found["metadata"]["resourceVersion"]
@@ -125,7 +125,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
     """
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
-    if job is None or fields.launch_of(job) != launch.launch:
+    if job is None or object_fields.launch_of(job) != launch.launch:
         return False
     duration_s = lives_for(api, clock, job)
     if duration_s is None:
@@ -148,7 +148,7 @@ def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
     """Suspended, or, of a job in a queue, done already."""
     if job is None or lookup(job, kind.suspend) is True:
         return True
-    return fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
+    return object_fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
 
 
 def kept_off(
@@ -197,7 +197,7 @@ def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Objec
     deadline = clock.monotonic() + duration_s + PATIENCE_S
     while clock.monotonic() < deadline:
         now = api.get(PODS, namespace, name)
-        if now is None or now["metadata"]["uid"] != uid or fields.is_leaving(now):
+        if now is None or now["metadata"]["uid"] != uid or object_fields.is_leaving(now):
             return True
         clock.sleep(LOOK_S)
     return False
@@ -209,7 +209,7 @@ def _pods(api: Api, namespace: str, job: str) -> tuple[Object, ...]:
 
 def lives_for(api: Api, clock: Clock, job: Object) -> float | None:
     """The duration of the Lease of the job's controller, None where that lives no more."""
-    home = fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION)
+    home = object_fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION)
     return None if home is None else lease_s(api, clock, home)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
 from orchestrator.backends.kubernetes.controller.state_notes import state_notes
@@ -24,7 +23,9 @@ from orchestrator.backends.kubernetes.controller.wishes import (
     number_in,
     wishes_of,
 )
-from orchestrator.backends.kubernetes.exclusion import without
+from orchestrator.backends.kubernetes.finalizers import failed, is_held
+from orchestrator.backends.kubernetes.node_affinity import without
+from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.patch import merged
 from orchestrator.backends.kubernetes.resources import (
@@ -42,9 +43,8 @@ from orchestrator.backends.kubernetes.resources import (
     name_of,
     nested,
 )
-from orchestrator.backends.kubernetes.tracked import failed, is_held
-from orchestrator.cluster.kubernetes.nodes import READY, parse_node
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.inventory.kubernetes.nodes import READY, parse_node
 
 FORCE_S = KubernetesSpec().force_delete_after
 LATE_S = 60.0
@@ -182,11 +182,13 @@ def is_ours(item: Object) -> bool:
 
 def _is_made_or_gone(job: Object) -> bool:
     """Made by an operator of a job of another kind, or on its way out."""
-    return bool(lookup(job, ("metadata", "ownerReferences"))) or fields.is_leaving(job)
+    return bool(lookup(job, ("metadata", "ownerReferences"))) or object_fields.is_leaving(job)
 
 
 def _is_anothers(job: Object, scope: Scope) -> bool:
-    return fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION, scope.home) != scope.home
+    return (
+        object_fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION, scope.home) != scope.home
+    )
 
 
 def _place(item: Object) -> Place:
@@ -210,19 +212,22 @@ def _by_job(pods: Iterable[Object]) -> dict[Place, list[Object]]:
 
 
 def _is_busy(job: Object, wishes: Wishes) -> bool:
-    asked = wishes.restart is not None or names.SUSPENDED_ANNOTATION in fields.annotations_of(job)
+    asked = (
+        wishes.restart is not None
+        or names.SUSPENDED_ANNOTATION in object_fields.annotations_of(job)
+    )
     return asked and not _is_over(job)
 
 
 def _is_over(job: Object) -> bool:
-    return observe.has_ended(job) or names.CANCELLED_ANNOTATION in fields.annotations_of(job)
+    return observe.has_ended(job) or names.CANCELLED_ANNOTATION in object_fields.annotations_of(job)
 
 
 def _served(
     kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
 ) -> tuple[Action, ...] | None:
     """The next change of `job`: one at a time, each is seen in the object before the next."""
-    notes = fields.annotations_of(job)
+    notes = object_fields.annotations_of(job)
     if _is_over(job):
         # Its pods have nothing to ask any more, and nobody has to resume it.
         return (_forget(kind, job),) if names.SUSPENDED_ANNOTATION in notes else None
@@ -259,7 +264,7 @@ def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
     """Pods of this job alone: by the label that its template gave them, and by name and uid."""
     wanted = {*wishes.end}
     for pod in pods:
-        if (name_of(pod), pod["metadata"]["uid"]) in wanted and not fields.is_leaving(pod):
+        if (name_of(pod), pod["metadata"]["uid"]) in wanted and not object_fields.is_leaving(pod):
             why = "its job asks for another one in its place"
             yield Delete(what=Ref.of(PODS, pod), reason=why)
 
@@ -267,10 +272,10 @@ def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
 def _restart(
     kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
 ) -> tuple[Action, ...] | None:
-    notes = fields.annotations_of(job)
+    notes = object_fields.annotations_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
-    there = [pod for pod in pods if fields.alive([pod]) or fields.is_leaving(pod)]
+    there = [pod for pod in pods if object_fields.alive([pod]) or object_fields.is_leaving(pod)]
     if wishes.restart is None and not by_us:
         return None
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
@@ -361,7 +366,7 @@ def _give_back(
     """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
     themselves: their leader has asked."""
     reason = f"{_why(wishes)}, and `suspend` is Kueue's"
-    staying = [pod for pod in there if not fields.is_leaving(pod)]
+    staying = [pod for pod in there if not object_fields.is_leaving(pod)]
     return (
         _settle(kind, job, wishes, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
@@ -375,8 +380,8 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
     """A node that does not answer never says that its pod is gone."""
     parsed = {node.name: node for node in map(parse_node, nodes)}
     for pod in pods:
-        host = fields.node_of(pod)
-        if not (host and fields.is_leaving(pod)):
+        host = object_fields.node_of(pod)
+        if not (host and object_fields.is_leaving(pod)):
             continue
         node = parsed.get(host)
         if node is not None and node.ready == READY:
@@ -391,7 +396,7 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
 
 def _force_after(pod: Object) -> float:
     try:
-        return max(0.0, float(fields.annotations_of(pod)[names.FORCE_ANNOTATION]))
+        return max(0.0, float(object_fields.annotations_of(pod)[names.FORCE_ANNOTATION]))
     except (KeyError, ValueError):
         return FORCE_S
 
@@ -403,8 +408,8 @@ def _late(
     for job in jobs:
         if not observe.has_ended(job):
             continue
-        for pod in fields.alive(pods.get(_place(job), ())):
-            if fields.is_leaving(pod):
+        for pod in object_fields.alive(pods.get(_place(job), ())):
+            if object_fields.is_leaving(pod):
                 continue
             if timers.over(f"late {pod['metadata']['uid']}", LATE_S):
                 why = f"its job has ended, and it still holds its devices {LATE_S:g} s later"

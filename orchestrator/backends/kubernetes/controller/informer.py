@@ -5,10 +5,10 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.backends.kubernetes.api import Api
-from orchestrator.backends.kubernetes.refusals import Missing
+from orchestrator.backends.kubernetes.api.api_errors import Missing
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.watch_cache import Watching
 from orchestrator.backends.kubernetes.resources import Object, Resource
-from orchestrator.backends.kubernetes.watching import Watching
 from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
 

@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.backends.kubernetes.api import Api
+from orchestrator.backends.kubernetes.api.api_errors import Conflict
+from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Patch
 from orchestrator.backends.kubernetes.controller.decide import (
     BESIDE,
@@ -19,7 +20,6 @@ from orchestrator.backends.kubernetes.controller.decide import (
 )
 from orchestrator.backends.kubernetes.controller.election import Election
 from orchestrator.backends.kubernetes.controller.informer import Informer
-from orchestrator.backends.kubernetes.refusals import Conflict
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,

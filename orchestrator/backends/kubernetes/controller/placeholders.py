@@ -7,9 +7,9 @@ with that label, and only they are. It goes when its job is over, or with the jo
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Ref
 from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
 from orchestrator.backends.kubernetes.resources import (
@@ -19,7 +19,7 @@ from orchestrator.backends.kubernetes.resources import (
     lookup,
     name_of,
 )
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 
 WAIT = "import signal; signal.pause()"
 RESOURCES: Mapping[str, str] = {"cpu": "10m", "memory": "64Mi"}
@@ -32,7 +32,7 @@ def placeholders(
     jobs: Sequence[tuple[Kind, Object]], pods: Sequence[Object], nodes: Sequence[Object]
 ) -> Iterator[Action]:
     """What is missing of them, and what is there in vain; `pods` may be of anything."""
-    there = {(*_owner(pod), fields.node_of(pod)): pod for pod in pods if _owner(pod)[1]}
+    there = {(*_owner(pod), object_fields.node_of(pod)): pod for pod in pods if _owner(pod)[1]}
     known = {name_of(node) for node in nodes}
     for kind, job in jobs:
         place = (str(lookup(job, ("metadata", "namespace"), "")), name_of(job))
@@ -41,7 +41,7 @@ def placeholders(
             found = there.pop((*place, host), None)
             if found is None:
                 yield from _make(kind, job, host, pods)
-            elif not fields.alive([found]):
+            elif not object_fields.alive([found]):
                 yield _delete(found, f"it has ended, and {host} is still left out")
         for host in sorted(host for *of, host in there if tuple(of) == place):
             yield _delete(there[(*place, host)], f"{place[1]} does not leave {host} out any more")
@@ -54,7 +54,7 @@ def _owner(pod: Object) -> tuple[str, str]:
 
 
 def _left_out(kind: Kind, job: Object) -> set[str]:
-    over = observe.has_ended(job) or names.CANCELLED_ANNOTATION in fields.annotations_of(job)
+    over = observe.has_ended(job) or names.CANCELLED_ANNOTATION in object_fields.annotations_of(job)
     return set() if kind in CHANGEABLE or over else {*excluded_of(job)}
 
 
@@ -63,7 +63,7 @@ def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterato
     namespace, name = job["metadata"].get("namespace", ""), name_of(job)
     theirs = [
         pod
-        for pod in fields.pods_of(job, pods)
+        for pod in object_fields.pods_of(job, pods)
         if lookup(pod, ("metadata", "namespace"), "") == namespace
     ]
     if theirs:

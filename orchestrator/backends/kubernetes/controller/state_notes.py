@@ -7,13 +7,13 @@ first: known states, numbers and two short texts, of that job and its present la
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.backends.kubernetes import fields
 from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
+from orchestrator.backends.kubernetes.observe import object_fields
+from orchestrator.backends.kubernetes.observe.reports import from_annotation, to_data
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.reports import from_annotation, to_data
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object, lookup, name_of
-from orchestrator.contract.kubernetes import Kind
-from orchestrator.supervise.job_report import JobReport
+from orchestrator.contract.spec.kubernetes_spec import Kind
+from orchestrator.job.reports.job_report import JobReport
 
 STEPS_S = 60.0
 """Between two copies where nothing but steps came: each wakes whoever watches the job."""
@@ -35,7 +35,7 @@ def state_notes(
         namespace, name = _place(job)
         found = maps.get((namespace, names.state_map_of(name)))
         report = from_annotation(found) if found is not None else None
-        if report is None or report.launch != fields.launch_of(job):
+        if report is None or report.launch != object_fields.launch_of(job):
             continue
         notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
         if (change := notes_of(report, notes)) is not None:
@@ -62,7 +62,7 @@ def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | No
 
 def _age_s(report: JobReport, notes: Mapping[str, str]) -> float:
     try:
-        return report.updated - fields.seconds_of(notes[names.UPDATED_ANNOTATION])
+        return report.updated - object_fields.seconds_of(notes[names.UPDATED_ANNOTATION])
     except (KeyError, ValueError):
         return STEPS_S
 

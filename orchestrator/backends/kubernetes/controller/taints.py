@@ -6,9 +6,9 @@ trouble with any more. Taints that others made, or another controller, are their
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.backends.kubernetes import fields, observe
 from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
 from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import NODES, Object, lookup, name_of
 
@@ -21,13 +21,15 @@ def taints(
     """`jobs` are those of `namespace`, None: of all."""
     by: dict[str, str] = {}
     for job in jobs:
-        if observe.has_ended(job) or names.CANCELLED_ANNOTATION in fields.annotations_of(job):
+        if observe.has_ended(job) or names.CANCELLED_ANNOTATION in object_fields.annotations_of(
+            job
+        ):
             continue
         for host in excluded_of(job):
             place = f"{job['metadata'].get('namespace', '')}/{name_of(job)}"
             by[host] = min(place, by.get(host, place))
     for node in nodes:
-        said = fields.annotations_of(node).get(names.EXCLUDED_ANNOTATION)
+        said = object_fields.annotations_of(node).get(names.EXCLUDED_ANNOTATION)
         wanted = by.get(name_of(node))
         if said is not None and not _is_of(said, namespace):
             continue

@@ -18,11 +18,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.backends.kubernetes.fields import annotations_of
+from orchestrator.backends.kubernetes.observe.object_fields import annotations_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import Object, lookup, name_of
-from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.visible import visible
 
 MOST_NODES = 100

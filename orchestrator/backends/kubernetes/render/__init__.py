@@ -15,10 +15,10 @@ from orchestrator.backends.kubernetes.render.pods import spec_of
 from orchestrator.backends.kubernetes.render.rights import account_objects, network_policy
 from orchestrator.backends.kubernetes.render.state_map import state_map
 from orchestrator.backends.kubernetes.render.submission import config_map, token_secret
-from orchestrator.contract.handover import Handover, files_of
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
+from orchestrator.contract.submission_payload import Handover, files_of
 from orchestrator.contract.visible import visible
-from orchestrator.document import Dumper
+from orchestrator.yaml_document import Dumper
 
 __all__ = ["objects", "text", "token_secret"]
 

@@ -8,12 +8,12 @@ from typing import Any, Literal
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pod_schema import strangers
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, HANDOVER_DIR, spec_of
-from orchestrator.cluster.kubernetes.quantities import quantity
 from orchestrator.contract.codec import Invalid, Problem
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import SpecError
+from orchestrator.inventory.kubernetes.quantities import quantity
 
 PLACE = "cluster.kubernetes"
 OPERATORS = re.compile(

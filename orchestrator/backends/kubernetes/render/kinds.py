@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pods import pod_template, spec_of
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
 
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 MASTER_PORT = 29500

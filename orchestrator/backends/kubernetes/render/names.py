@@ -4,8 +4,8 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-from orchestrator.contract.kubernetes import Kind
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import Kind
 
 FIELD_MANAGER = "ndctl"
 JOB_LABEL = "ndctl.dev/job"

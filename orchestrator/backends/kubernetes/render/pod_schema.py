@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.contract.codec import Problem, join, nearest
-from orchestrator.document import parse, read_text
+from orchestrator.yaml_document import parse, read_text
 
 FILE = Path(__file__).with_name("pod_fields.yaml")
 LIST, MAP = "list ", "map "

@@ -7,21 +7,21 @@ from typing import Any
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.patch import merged
 from orchestrator.backends.kubernetes.render.topology import affinity, queue_annotations
-from orchestrator.cluster.kubernetes.taints import tolerations_of
-from orchestrator.contract import env
-from orchestrator.contract.handover import Handover
-from orchestrator.contract.kubernetes import (
+from orchestrator.contract.files import env
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import (
     EnvFrom,
     KubernetesSpec,
     MountedVolume,
     Toleration,
     ValueFrom,
 )
-from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.inventory.kubernetes.taints import tolerations_of
 
 HANDOVER_DIR = "/etc/ndctl/submission"
 """Where a pod finds the job's ConfigMap."""
-TASK = "orchestrator.backends.kubernetes.task"
+TASK = "orchestrator.backends.entry.pod_start"
 GRACE_SLACK_S = 15
 """For the leader to write down how it ended, after the ranks have had their time."""
 DOWNWARD: Mapping[str, str] = {

@@ -6,7 +6,7 @@ any account and any Secret of the namespace. What recovery needs beyond this the
 where there is one (`controller/wishes.py`).
 
 Every process in a pod can use the account. Followers need it as well as the leader: where no leader
-is heard, one of them has its pod made again (`reviving.py`).
+is heard, one of them has its pod made again (`leader_recreate.py`).
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from orchestrator.backends.kubernetes.resources import (
     ROLES,
     Resource,
 )
-from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 
 
 def account_objects(

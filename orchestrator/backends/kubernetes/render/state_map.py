@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, EVENTS, JOB_KINDS
-from orchestrator.contract.kubernetes import KubernetesSpec
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 
 
 def state_map(launch: LaunchPlan, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import base64
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.contract.handover import Handover, files_of, packed
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.submission_payload import Handover, files_of, packed
 from orchestrator.errors import BackendError
 
 PLAIN_BYTES = 96 << 10

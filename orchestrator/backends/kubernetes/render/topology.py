@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec, TopologyRequest
 from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, TopologyRequest
 
 HOSTNAME = "kubernetes.io/hostname"
 KUEUE = "kueue.x-k8s.io"

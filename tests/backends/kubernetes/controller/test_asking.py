@@ -7,7 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.backends.kubernetes.api import Api, Listed
+from orchestrator.backends.kubernetes.api.api_errors import Conflict
+from orchestrator.backends.kubernetes.api.client import Api, Listed
 from orchestrator.backends.kubernetes.controller.asking import (
     PATIENCE_S,
     SKEW_S,
@@ -24,10 +25,9 @@ from orchestrator.backends.kubernetes.controller.wishes import (
     GangRestart,
     digest_of,
 )
-from orchestrator.backends.kubernetes.refusals import Conflict
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, LEASES, PODS, Object, Resource
-from orchestrator.contract.kubernetes import Kind, KubernetesSpec
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from tests.backends.kubernetes.controller.world import HOME, Item, config_map, job, merge
 from tests.backends.kubernetes.rendered import a_launch
 

@@ -26,7 +26,7 @@ from orchestrator.backends.kubernetes.resources import (
     RUNTIMES,
     Resource,
 )
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from tests.backends.kubernetes.controller.world import (
     HOME,
     SCOPE,

@@ -7,10 +7,10 @@ import pytest
 
 from orchestrator.backends.kubernetes.controller.decide import Scope, Seen, decide
 from orchestrator.backends.kubernetes.controller.state_notes import STEPS_S, notes_of, state_notes
+from orchestrator.backends.kubernetes.observe.reports import to_annotation, to_data
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.backends.kubernetes.reports import to_annotation, to_data
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, Object
-from orchestrator.supervise.job_report import JobReport
+from orchestrator.job.reports.job_report import JobReport
 
 REPORT = JobReport(
     launch=3,

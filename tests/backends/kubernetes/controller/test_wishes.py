@@ -19,7 +19,7 @@ from orchestrator.backends.kubernetes.controller.wishes import (
     wishes_of,
 )
 from orchestrator.backends.kubernetes.render import names
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 from tests.backends.kubernetes.controller.world import config_map, job
 
 UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"

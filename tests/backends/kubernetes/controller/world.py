@@ -8,7 +8,7 @@ from orchestrator.backends.kubernetes.controller.actions import Action, Create, 
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JOB_KINDS, Resource, nested
-from orchestrator.contract.kubernetes import Kind
+from orchestrator.contract.spec.kubernetes_spec import Kind
 
 Item = dict[str, Any]
 HOME = "training"

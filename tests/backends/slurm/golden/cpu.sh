@@ -28,7 +28,7 @@ run_dir=/runs/$name
 
 # Make the run directory and in it the job's secret, where `ndctl submit` has not. End here where
 # another job has the name.
-/venv/bin/python -P -u /ndctl/orchestrator/entry.py orchestrator.backends.slurm.before_srun \
+/venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_before_srun \
   --run-dir="$run_dir" --script="$0" <<'END_OF_JOB' || exit
 name: job
 # Plan, trainer configuration and submission of that spec, packed (base64 -d | gunzip).
@@ -41,9 +41,9 @@ srun --unbuffered \
   --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
   --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
   --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none \
-  /venv/bin/python -P -u /ndctl/orchestrator/entry.py orchestrator.backends.slurm.task \
+  /venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit
 
 # It did not end well. Where srun alone was killed, wait for the agents that live on; where none is
 # left that could, have the job queued again.
-/venv/bin/python -P -u /ndctl/orchestrator/entry.py orchestrator.backends.slurm.after_srun --run-dir="$run_dir" --launch=1 --code=$?
+/venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$?

@@ -31,9 +31,9 @@ run_dir=/runs/$name
 
 # Make the run directory and in it the job's secret, where `ndctl submit` has not. End here where
 # another job has the name.
-entry="$run_dir"/snapshot/orchestrator/entry.py
-[ -e "$entry" ] || entry=/ndctl/orchestrator/entry.py
-python -P -u "$entry" orchestrator.backends.slurm.before_srun \
+entry="$run_dir"/snapshot/orchestrator/run_module.py
+[ -e "$entry" ] || entry=/ndctl/orchestrator/run_module.py
+python -P -u "$entry" orchestrator.backends.entry.slurm_before_srun \
   --run-dir="$run_dir" --script="$0" <<'END_OF_JOB' || exit
 name: slurm-spare
 model:
@@ -140,9 +140,9 @@ srun --unbuffered \
   --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
   --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
   --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none \
-  python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task \
+  python -P -u "$run_dir"/snapshot/orchestrator/run_module.py orchestrator.backends.entry.slurm_task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit
 
 # It did not end well. Where srun alone was killed, wait for the agents that live on; where none is
 # left that could, have the job queued again.
-python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.after_srun --run-dir="$run_dir" --launch=1 --code=$?
+python -P -u "$run_dir"/snapshot/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$?

@@ -53,7 +53,7 @@ run_dir='/runs/a b'/$name
 
 # Make the run directory and in it the job's secret, where `ndctl submit` has not. End here where
 # another job has the name.
-srun '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-workdir=/workspace --container-env=HF_HOME --mpi=none --overlap --nodes=1 --ntasks=1 --cpu-bind=none python -P -u -m orchestrator.backends.slurm.before_srun \
+srun '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-workdir=/workspace --container-env=HF_HOME --mpi=none --overlap --nodes=1 --ntasks=1 --cpu-bind=none python -P -u -m orchestrator.backends.entry.slurm_before_srun \
   --run-dir="$run_dir" --script="$0" <<'END_OF_JOB' || exit
 name: job
 # Plan, trainer configuration and submission of that spec, packed (base64 -d | gunzip).
@@ -66,9 +66,9 @@ srun --unbuffered \
   --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
   --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
   --no-kill --kill-on-bad-exit=0 --wait=0 --open-mode=append --cpu-bind=none --cpus-per-task=64 '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-workdir=/workspace --container-env=HF_HOME --mpi=none \
-  python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.task \
+  python -P -u "$run_dir"/snapshot/orchestrator/run_module.py orchestrator.backends.entry.slurm_task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit
 
 # It did not end well. Where srun alone was killed, wait for the agents that live on; where none is
 # left that could, have the job queued again.
-srun '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-workdir=/workspace --container-env=HF_HOME --mpi=none --overlap --nodes=1 --ntasks=1 --cpu-bind=none python -P -u "$run_dir"/snapshot/orchestrator/entry.py orchestrator.backends.slurm.after_srun --run-dir="$run_dir" --launch=1 --code=$?
+srun '--container-image=nvcr.io#nvidia/pytorch:26.09-py3' --container-mounts=/runs:/runs,/data:/data:ro --container-workdir=/workspace --container-env=HF_HOME --mpi=none --overlap --nodes=1 --ntasks=1 --cpu-bind=none python -P -u "$run_dir"/snapshot/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$?

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from orchestrator.contract.env import RankEnv
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.spec.model_spec import ModelSpec
 from tests.trainer.trainer_launch import LLAMA
 from trainer.loss import TokenLoss
 from trainer.model.build import build_stages, read_model_config

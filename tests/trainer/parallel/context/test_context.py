@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.contract.mesh import Mesh
-from orchestrator.contract.model import ModelSpec
+from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import TrainingError
 from tests.trainer.parallel.parity_cells import (
     GRAD_NORM,

@@ -1,0 +1,76 @@
+"""This host's part in the small all-reduce of all hosts: a child that dies with the agent."""
+
+import asyncio
+import logging
+import shlex
+from collections.abc import Mapping
+
+from orchestrator.agent.processes.fork_server import Ended
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.files import env
+from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric
+from orchestrator.contract.read_json import read_json
+from orchestrator.run_module import command
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+MARGIN_S = 1.0
+"""Before the order's limit, for the child's own verdict to come; after it the child is killed."""
+TAIL = 300
+
+
+def render(order: CheckFabric, place: HostPlace, until: float) -> list[str]:
+    """The child's command line; it gives up at `until` of the monotonic clock. Pure."""
+    return [
+        *command(place.python, "trainer.rank.fabric"),
+        f"--check={order.check}",
+        f"--rank={order.rank}",
+        f"--address={order.master_address}",
+        f"--port={order.master_port}",
+        f"--until={until:.3f}",
+    ]
+
+
+async def check_fabric(
+    order: CheckFabric,
+    place: HostPlace,
+    standby: Standby,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> Checked:
+    """Take part; always with an answer, and never later than the order's limit."""
+    command = render(order, place, clock.monotonic() + order.timeout_s - MARGIN_S)
+    known = {**environ, env.HOST: place.host}
+    # Not on the command line, where Linux takes 128 KiB a word: too short for 10,000 names.
+    names = " ".join(order.hosts)
+    try:
+        async with asyncio.timeout(order.timeout_s):
+            tried = await standby.try_out(command, known, title=shlex.join(command), given=names)
+    except TimeoutError:
+        return _broke(order, place, f"its check gave no answer within {order.timeout_s:.0f} s")
+    except OSError as exc:
+        return _broke(order, place, f"the check could not be started: {exc}")
+    checked = read_checked(tried)
+    if checked is None:
+        said = tried.err.strip()[-TAIL:]
+        return _broke(order, place, f"its check ended with {tried.code}: {said}")
+    log.info("check %s: %s %s", order.check, checked.state, checked.why)
+    return checked
+
+
+def read_checked(tried: Ended) -> Checked | None:
+    """The child's verdict, its last line; None when it gave none. Pure."""
+    line = tried.out.strip().rpartition("\n")[2]
+    try:
+        checked: Checked = decode(Checked, read_json(line))
+    except (ValueError, Invalid):
+        return None
+    return checked
+
+
+def _broke(order: CheckFabric, place: HostPlace, why: str) -> Checked:
+    log.error("check %s: %s", order.check, why)
+    return Checked(check=order.check, host=place.host, state="broke", seconds=None, why=why)

@@ -1,0 +1,1 @@
+"""What an agent collects about its ranks when they hang or end."""

@@ -1,0 +1,209 @@
+"""All evidence that one host has of a hang, or of a rank that ended: within one limit, kept in the
+traces, and what did not come recorded with why.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.agent.attempt import TAIL_S, Attempt
+from orchestrator.agent.evidence.flight_recorder import Asking, Dumps, gather_dumps, last_dumps
+from orchestrator.agent.evidence.rank_evidence import last_lines, last_words_of
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.messages.agent_protocol import Evidence, Exited
+from orchestrator.contract.messages.events import RankEvidence
+from orchestrator.contract.spec.failures import FailureRule, Reading
+from orchestrator.diagnosis.logs.patterns import MOST_LINES
+from orchestrator.diagnosis.logs.readings import (
+    End,
+    kept_lines,
+    read_exit,
+    read_kernel,
+    without_excess,
+)
+from orchestrator.health.host_probes import KERNEL_LINES, HostProbe, Probe, probed, telling
+from orchestrator.posix.run_with_timeout import within
+
+log = logging.getLogger(__name__)
+
+KEEP_S = 2.0
+"""To write what was found into the traces: the end of an attempt waits for it."""
+NEAR_S = 300.0
+"""Before ranks got on for the last time: what a kernel said earlier they outlived. As much as its
+clock may be off, which no time server corrects, and as what it tells of may take to be felt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What the leader is told, and what the traces have besides."""
+
+    evidence: Evidence
+    ended: Mapping[int, str]
+    probe: HostProbe
+
+
+async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
+    """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`, and what it
+    takes to read what has come."""
+    start, place, asking = attempt.start, attempt.place, _asking(attempt)
+    pids, ended = attempt.running(), attempt.ended()
+    stackless: dict[int, str] = {}
+    ranks, dumps, found = await asyncio.gather(
+        attempt.gather(timeout_s, stackless),
+        gather_dumps(pids, ended, asking, timeout_s),
+        probed(probe, pids, timeout_s),
+    )
+    kernel, readings = await _kernel(attempt, found)
+    evidence = Evidence(
+        attempt=start.attempt,
+        host=place.host,
+        ranks=ranks,
+        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        withheld=dumps.withheld,
+        unread=tuple(one.rank for one in ranks if not one.stack and one.rank in stackless),
+        missing=_missing(ranks, stackless, dumps, found),
+        findings=_troubles(found),
+        kernel=kernel,
+        readings=readings,
+    )
+    return Found(evidence=evidence, ended=ended, probe=found)
+
+
+async def _kernel(
+    attempt: Attempt, found: HostProbe
+) -> tuple[tuple[str, ...], tuple[Reading, ...]]:
+    """What the kernel has told that may be why, by its log, and by what it counts where nobody may
+    read that; and what it means."""
+    since = max(attempt.begun, attempt.got_on() - NEAR_S)
+    logged = await within(None, telling, found.kernel, since, attempt.start.classes)
+    lines = (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
+    return lines, await within(None, read_kernel, lines, attempt.start.classes)
+
+
+def _asking(attempt: Attempt) -> Asking:
+    start, place = attempt.start, attempt.place
+    return Asking(
+        traces=place.run_dir.traces(start.attempt),
+        socket=place.socket,
+        attempt=start.attempt,
+        world=start.nodes * start.ranks_per_host,
+    )
+
+
+async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
+    """What the ranks of an attempt that is over had called last, of those that could still say."""
+    ended = dict.fromkeys(attempt.running(), "nobody saw how") | attempt.ended()
+    dumps = await last_dumps(ended, _asking(attempt), timeout_s)
+    return Evidence(
+        attempt=attempt.start.attempt,
+        host=attempt.place.host,
+        ranks=(),
+        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        missing={f"dump of rank {rank}": why for rank, why in dumps.missing.items()},
+    )
+
+
+async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
+    """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
+    found = await probed(probe, attempt.running(), timeout_s)
+    kernel, readings = await _kernel(attempt, found)
+    evidence = Evidence(
+        attempt=attempt.start.attempt,
+        host=attempt.place.host,
+        ranks=(),
+        missing=dict(words.split(": ", 1) for words in found.missing),
+        findings=_troubles(found),
+        kernel=kernel,
+        readings=readings,
+        unasked=True,
+    )
+    return Found(evidence=evidence, ended=attempt.ended(), probe=found)
+
+
+async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
+    """In the traces, once the leader was told: they lie on storage, which may be what broke."""
+    host = found.evidence.host
+    try:
+        await within(limit_s, _write, attempt, found)
+    except TimeoutError:
+        log.warning("the evidence of %s is not kept: its storage does not answer", host)
+    except OSError as exc:
+        log.warning("the evidence of %s could not be kept: %s", host, exc)
+
+
+async def read_stopped(attempt: Attempt, exited: Exited) -> Exited:
+    """What a rank means that was stopped, by what it raised: its log would be much to read, and of
+    all of a large job much to journal."""
+    return await within(None, as_read, exited, (), attempt.start.classes)
+
+
+async def with_last_lines(attempt: Attempt, exited: Exited, limit_s: float = TAIL_S) -> Exited:
+    """What the rank wrote last, and what it means. Storage that does not answer may be why it
+    ended, and the agent is to be heard meanwhile."""
+    begun = attempt.clock.monotonic()
+    path = attempt.log_dir / f"rank-{exited.ended.rank}.log"
+    try:
+        tail = await within(limit_s, last_lines, path, MOST_LINES)
+    except TimeoutError:
+        log.warning("the log of rank %s does not answer: told without it", exited.ended.rank)
+        tail = (f"{path} did not answer within {limit_s:.1f} s",)
+    age_s = exited.age_s + attempt.clock.monotonic() - begun
+    # In a thread and here, before the leader hears of it: no text, however long, keeps either loop.
+    return await within(None, as_read, replace(exited, age_s=age_s), tail, attempt.start.classes)
+
+
+def as_read(exited: Exited, lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> Exited:
+    """With what its end means, whose log ends with `lines`, and the few of them that are kept."""
+    end = End(
+        exit_code=exited.ended.exit_code,
+        signal=exited.ended.signal,
+        error=exited.error,
+        lines=lines,
+        phase=exited.phase,
+    )
+    reading = read_exit(end, own)
+    kept = kept_lines(lines, reading)
+    return replace(exited, error=without_excess(exited.error), log_tail=kept, reading=reading)
+
+
+def _troubles(found: HostProbe) -> tuple[Finding, ...]:
+    return tuple(finding for finding in found.findings if finding.verdict in ("stops", "warns"))
+
+
+def _missing(
+    ranks: tuple[RankEvidence, ...], stackless: Mapping[int, str], dumps: Dumps, found: HostProbe
+) -> dict[str, str]:
+    lost = {f"dump of rank {rank}": why for rank, why in dumps.missing.items()}
+    for one in ranks:
+        if not one.stack:
+            why = stackless.get(one.rank, "no answer")
+            lost[f"stack of rank {one.rank}"] = (
+                f"{why}; its process was in state {one.process_state}"
+            )
+    return lost | dict(words.split(": ", 1) for words in found.missing)
+
+
+def _write(attempt: Attempt, found: Found) -> None:
+    """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
+    evidence = found.evidence
+    tails = {
+        str(rank): last_words_of(attempt.log_dir / f"rank-{rank}.log")
+        for rank in sorted({*found.ended, *(one.rank for one in evidence.ranks)})
+    }
+    probe = replace(found.probe, kernel=found.probe.kernel[-KERNEL_LINES:])
+    body = {
+        "host": evidence.host,
+        "attempt": evidence.attempt,
+        "at": attempt.clock.now(),
+        "ranks": [{**encode(one), "stack": None} for one in evidence.ranks],
+        "ended": {str(rank): how for rank, how in found.ended.items()},
+        "log_tails": tails,
+        "probes": encode(probe),
+        "missing": dict(evidence.missing),
+    }
+    path = attempt.place.run_dir.traces(evidence.attempt) / f"host-{evidence.host}.jsonl"
+    write_whole(path, json.dumps(body).encode() + b"\n")

@@ -1,0 +1,183 @@
+"""Flight-recorder dumps of a host's ranks: asked for, awaited for so long, read and reduced here,
+so that what goes to the leader is small however many ranks there are.
+"""
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from orchestrator.agent.evidence.rank_evidence import (
+    READ_S,
+    SILENT,
+    mute,
+    process_state,
+    send_signal,
+)
+from orchestrator.contract.files.env import DUMP_SIGNAL, nccl_pipe
+from orchestrator.contract.files.run_dir import FLIGHT_FILES, LAST_FILES
+from orchestrator.diagnosis.dumps.dump import HISTORY
+from orchestrator.diagnosis.dumps.dump_summary import to_text
+from orchestrator.diagnosis.dumps.reader import Refused
+from orchestrator.diagnosis.dumps.reader_client import read_dumps
+from orchestrator.posix.run_with_timeout import Limit
+
+POLL_S = 0.1
+MOST_BYTES = 32 << 20
+"""Of one dump that is kept; 2,000 operations without their stacks are a fiftieth of it."""
+FEW = 512
+"""Ranks of a job up to which a reduced dump keeps much of what was called before."""
+LITTLE_HISTORY = 4
+Stamps = dict[int, tuple[int, int] | None]
+"""Rank -> when its dump was written to, and its bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Where dumps come to, and how ranks are asked for them."""
+
+    traces: Path
+    socket: Path
+    attempt: int
+    world: int
+    """Ranks of the whole job."""
+    files: str = FLIGHT_FILES
+    """How their names begin."""
+
+
+@dataclass(slots=True)
+class Dumps:
+    reduced: dict[int, str] = field(default_factory=dict)
+    """Rank -> its dump, as `digest` writes it."""
+    missing: dict[int, str] = field(default_factory=dict)
+    """Rank -> why there is none."""
+    withheld: tuple[int, ...] = ()
+    """Ranks that ran, and gave none in time."""
+
+
+async def gather_dumps(
+    pids: Mapping[int, int], ended: Mapping[int, str], asking: Asking, timeout_s: float
+) -> Dumps:
+    """Of the ranks that run (rank -> process) and of those that have `ended` (rank -> how).
+
+    Who has ended may have written one: NCCL's watchdog does on its timeout. A rank that does not
+    answer is not waited for beyond `timeout_s`; nor is one that is stopped or gone.
+    """
+    limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
+    states = {rank: process_state(pid) for rank, pid in pids.items()}
+    why = {rank: SILENT.get(state, _mute(timeout_s)) for rank, state in states.items()}
+    why |= {rank: f"it had ended ({how}) and wrote none" for rank, how in ended.items()}
+    try:
+        before = await limit.within(_stamps, asking, list(pids))
+    except TimeoutError:
+        return Dumps(missing=dict.fromkeys(why, mute(asking.traces)))
+    asked = [rank for rank, state in states.items() if state not in ("gone", "Z")]
+    for rank in asked:
+        send_signal(pids[rank], DUMP_SIGNAL)
+    with contextlib.suppress(TimeoutError):
+        await limit.within(_ask_monitors, asking, asked)
+    awaited = {rank for rank, state in states.items() if state not in SILENT}
+    try:
+        await _answers(asking, awaited, before, limit, reading)
+    except TimeoutError:  # it is not the ranks that do not answer
+        why |= dict.fromkeys(awaited, mute(asking.traces))
+        awaited = set()
+    found = await _read_all(asking, why, reading)
+    found.withheld = tuple(sorted(awaited & set(found.missing)))
+    return found
+
+
+async def last_dumps(ended: Mapping[int, str], asking: Asking, timeout_s: float) -> Dumps:
+    """What ranks that have ended (rank -> how) wrote themselves on their way out."""
+    why = {rank: f"it ended ({how}) and wrote none" for rank, how in ended.items()}
+    return await _read_all(replace(asking, files=LAST_FILES), why, Limit(timeout_s))
+
+
+async def _answers(
+    asking: Asking, awaited: set[int], before: Stamps, limit: Limit, reading: Limit
+) -> None:
+    """Take those out of `awaited` that answer. Raises TimeoutError where storage does not."""
+    sizes = dict(before)
+    while awaited and limit.left_s:
+        await asyncio.sleep(min(POLL_S, limit.left_s))
+        now = await reading.within(_stamps, asking, sorted(awaited))
+        # NCCL's monitor writes in place: what still grows is not read yet.
+        awaited -= {
+            rank
+            for rank in awaited
+            if now[rank] not in (None, before[rank]) and now[rank] == sizes[rank]
+        }
+        sizes |= now
+
+
+def _mute(timeout_s: float) -> str:
+    return f"no answer within {timeout_s:.0f} s: its GIL is held, or its disk does not take it"
+
+
+def _path(asking: Asking, rank: int) -> Path:
+    return asking.traces / f"{asking.files}{rank}"
+
+
+def _stamps(asking: Asking, ranks: Iterable[int]) -> Stamps:
+    return {rank: _stamp(asking, rank) for rank in ranks}
+
+
+def _stamp(asking: Asking, rank: int) -> tuple[int, int] | None:
+    try:
+        found = _path(asking, rank).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _ask_monitors(asking: Asking, ranks: Iterable[int]) -> None:
+    for rank in ranks:
+        _ask_monitor(asking, rank)
+
+
+def _ask_monitor(asking: Asking, rank: int) -> None:
+    """NCCL's monitor reads a pipe once a second; with no reader (gloo alone) there is none."""
+    pipe = nccl_pipe(str(asking.socket), asking.attempt, rank)
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(pipe.stat().st_mode):
+            out = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            with contextlib.closing(os.fdopen(out, "wb", buffering=0)) as file:
+                file.write(b"1\n")
+
+
+async def _read_all(asking: Asking, why: Mapping[int, str], limit: Limit) -> Dumps:
+    """Side by side: one that cannot be read keeps nobody from reading the others."""
+    found = Dumps()
+
+    async def read(rank: int, reason: str) -> None:
+        try:
+            text, problem = await limit.within(_read, asking, rank, reason)
+        except TimeoutError:
+            text, problem = "", mute(asking.traces)
+        except OSError as exc:
+            text, problem = "", f"cannot be read: {exc}"
+        if text:
+            found.reduced[rank] = text
+        else:
+            found.missing[rank] = problem
+
+    await asyncio.gather(*(read(rank, reason) for rank, reason in sorted(why.items())))
+    return found
+
+
+def _read(asking: Asking, rank: int, reason: str) -> tuple[str, str]:
+    """The dump, or why there is none: `reason`, where it wrote none. Raises OSError."""
+    path, stamp = _path(asking, rank), _stamp(asking, rank)
+    if stamp is None:
+        return "", reason
+    if stamp[1] > MOST_BYTES:
+        path.unlink(missing_ok=True)
+        return "", f"larger than {MOST_BYTES >> 20} MiB, so it was not kept"
+    history = HISTORY if asking.world <= FEW else LITTLE_HISTORY
+    (found,) = read_dumps([(rank, path)], history)
+    if isinstance(found, Refused):
+        return "", f"cannot be read: {found.why}"
+    return to_text(found.dump), ""

@@ -1,0 +1,183 @@
+"""What an agent can learn of its ranks from outside: process state, stacks, last log lines."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator.diagnosis.logs.last_words import without_frames
+from orchestrator.diagnosis.logs.patterns import MOST_BYTES, MOST_LINES, Text, bounded
+from orchestrator.diagnosis.logs.readings import signal_name
+from orchestrator.diagnosis.stacks.kernel_stacks import place_of_process
+from orchestrator.diagnosis.stacks.python_stacks import of_the_program, shortened
+from orchestrator.posix.run_with_timeout import Limit
+
+LOG_LINES = 20
+STACK_LINES = 60
+STACK_POLL_S = 0.1
+READ_S = 3.0
+"""Beyond the time for answers, to read what came."""
+SILENT = {
+    "T": "the process is stopped (state T)",
+    "t": "the process is stopped by a debugger (state t)",
+    "D": "the process waits in the kernel (state D)",
+    "Z": "the process is dead",
+    "gone": "the process is gone",
+}
+"""By the state that a process had when it was asked: why it does not answer."""
+
+
+def process_state(pid: int) -> str:
+    """Linux's letter for the state of `pid` (R, S, D, T, Z, …), or `gone`."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "gone"
+    return stat[stat.rindex(")") + 2]
+
+
+def place_in_kernel(pid: int) -> str:
+    """Where a process in state D waits; empty where this user may read neither of the two files.
+    Root alone may read the stack. Neither waits for the process, as `cmdline` would."""
+    stack, wchan = (_read(Path(f"/proc/{pid}/{name}")) for name in ("stack", "wchan"))
+    return place_of_process(stack, wchan)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def waited_for_cpu(pid: int) -> float:
+    """Seconds that the main thread of `pid` was ready to run and had no processor; 0 where the
+    kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
+def send_signal(pid: int, number: int) -> None:
+    """To a process that may have ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def how_ended(exit_code: int | None, number: int | None) -> str:
+    if number is not None:
+        return f"signal {signal_name(number)}"
+    return "nobody saw how" if exit_code is None else f"exit code {exit_code}"
+
+
+def holders(path: Path) -> list[int]:
+    """Every process of this user that has the file `path` open, this one left out."""
+    wanted = str(path.resolve())
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ends while it is looked at, or is another user's
+            if wanted in map(_leads_to, (process / "fd").iterdir()):
+                found.add(int(process.name))
+    return sorted(found - {os.getpid()})
+
+
+def _leads_to(fd: Path) -> str:
+    try:
+        return str(fd.readlink())
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
+    """The end of a text file; empty when it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - MOST_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return bounded(text.splitlines()[-lines:])
+
+
+def last_words_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a log that are no frames of a stack."""
+    return without_frames(Text.of(last_lines(path, MOST_LINES))).lines[-LOG_LINES:]
+
+
+async def gather_stacks(
+    pids: Iterable[tuple[int, int]],
+    traces: Path,
+    timeout_s: float,
+    missing: dict[int, str] | None = None,
+) -> dict[int, tuple[str, ...]]:
+    """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out,
+    and where storage is to blame for that, `missing` gets why. Ranks that cannot answer in the
+    state that they are in are not waited for.
+
+    A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
+    inside a collective; a stopped process does not.
+    """
+    asked, why = dict(pids), {} if missing is None else missing
+    limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
+    try:
+        before = await limit.within(_sizes, traces, asked)
+    except TimeoutError:
+        why.update(dict.fromkeys(asked, mute(traces)))
+        return {}
+    states = {rank: process_state(pid) for rank, pid in asked.items()}
+    for rank, pid in asked.items():
+        if states[rank] not in ("gone", "Z"):
+            send_signal(pid, signal.SIGUSR2)
+    awaited = [rank for rank, state in states.items() if state not in SILENT]
+    sizes = dict(before)
+    try:
+        while limit.left_s:
+            await asyncio.sleep(min(STACK_POLL_S, limit.left_s))
+            now = await reading.within(_sizes, traces, asked)
+            if now == sizes and all(now[rank] > before[rank] for rank in awaited):
+                break
+            sizes = now
+    except TimeoutError:
+        why.update(dict.fromkeys(asked, mute(traces)))
+    told: dict[int, tuple[str, ...]] = {}
+
+    async def read(rank: int) -> None:
+        try:
+            told[rank] = await reading.within(_read_from, _stacks_of(traces, rank), before[rank])
+        except TimeoutError:
+            why[rank] = mute(traces)
+        except OSError as exc:
+            why[rank] = f"cannot be read: {exc}"
+
+    await asyncio.gather(*(read(rank) for rank, start in before.items() if sizes[rank] > start))
+    return told
+
+
+def mute(folder: Path) -> str:
+    return f"{folder} did not answer in time"
+
+
+def _stacks_of(traces: Path, rank: int) -> Path:
+    return traces / f"rank-{rank}.stacks"
+
+
+def _sizes(traces: Path, ranks: Iterable[int]) -> dict[int, int]:
+    return {rank: _size(_stacks_of(traces, rank)) for rank in ranks}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read_from(path: Path, start: int) -> tuple[str, ...]:
+    with path.open("rb") as file:
+        file.seek(start)
+        text = file.read().decode(errors="replace")
+    return shortened(of_the_program(text.splitlines()), STACK_LINES)

@@ -1,0 +1,1 @@
+"""The processes of an agent: fork server, torchrun, and the watcher of each rank."""

@@ -1,0 +1,177 @@
+"""The agent's end of a launcher: there before it is needed, and a new one where it was killed."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.agent.evidence.rank_evidence import process_state
+from orchestrator.agent.processes.fork_server import (
+    Begun,
+    Ended,
+    LaunchAnswer,
+    LaunchOrder,
+    Run,
+    Try,
+)
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.read_json import read_json
+from orchestrator.run_module import command
+
+LINE_BYTES = 16 << 20
+"""Of an answer, at most."""
+END_S = 1.0
+"""For a launcher that has closed its answers to have ended."""
+KILLED = Ended(code=-signal.SIGKILL, out="", err="the launcher was killed")
+
+Process = asyncio.subprocess.Process
+
+
+class Running:
+    """What a launcher runs, from its beginning to its end."""
+
+    def __init__(self, launcher: Process, pid: int, standby: "Standby") -> None:
+        self.launcher = launcher
+        self.pid = pid
+        self.ended: Ended | None = None
+        self.launcher_signal: int | None = None
+        """By which the launcher was killed, and with it what it ran."""
+        self._standby = standby
+        self._waiting = asyncio.create_task(self._wait())
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._waiting)
+
+    def kill(self) -> None:
+        if self.ended is None:
+            # Its number is its own until the launcher has another order.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    async def _wait(self) -> Ended:
+        answer = await _answer(self.launcher)
+        assert isinstance(answer, Ended)
+        if answer is KILLED:
+            self.launcher_signal = await _killed_by(self.launcher)
+        self.ended = answer
+        await self._standby.take_back(self.launcher, is_well=answer is not KILLED)
+        return answer
+
+
+class Standby:
+    def __init__(self, place: HostPlace, environ: Mapping[str, str]) -> None:
+        self.place = place
+        self.environ = environ
+        self.waiting: Process | None = None
+        self.busy: set[Process] = set()
+
+    async def prepare(self) -> None:
+        """Have a launcher import what takes long, without need as yet. One that cannot be started
+        is found out by whoever needs it."""
+        with contextlib.suppress(OSError):
+            self.waiting = await self._take()
+
+    async def run(
+        self, command: Sequence[str], environ: Mapping[str, str], *, title: str, log: Path
+    ) -> Running:
+        """`command` as a process; raises OSError when it cannot be started."""
+        order = Run(command=tuple(command), environ=dict(environ), title=title, log=str(log))
+        return await self._order(order)
+
+    async def try_out(
+        self, command: Sequence[str], environ: Mapping[str, str], *, title: str, given: str
+    ) -> Ended:
+        """`command` to its end; one that is given up is killed with its launcher. Raises OSError
+        when it cannot be started."""
+        order = Try(command=tuple(command), environ=dict(environ), title=title, given=given)
+        running = await self._order(order)
+        try:
+            return await running.wait()
+        except BaseException:
+            await _end(running.launcher)
+            raise
+
+    async def take_back(self, launcher: Process, *, is_well: bool) -> None:
+        """It has done what it was told to; one is enough to wait for the next order."""
+        self.busy.discard(launcher)
+        if is_well and self.waiting is None:
+            self.waiting = launcher
+        else:
+            await _end(launcher)
+
+    async def close(self) -> None:
+        """End every launcher, and with it what it runs."""
+        waiting, self.waiting = self.waiting, None
+        for launcher in [waiting, *self.busy]:
+            if launcher is not None:
+                await _end(launcher)
+
+    async def _order(self, order: LaunchOrder) -> Running:
+        launcher = await self._take()
+        self.busy.add(launcher)
+        try:
+            assert launcher.stdin is not None
+            launcher.stdin.write(json.dumps(encode_tagged(order)).encode() + b"\n")
+            with contextlib.suppress(ConnectionError):  # it was killed, and answers nothing
+                await launcher.stdin.drain()
+            answer = await _answer(launcher)
+        except BaseException:
+            await self._give_up(launcher)
+            raise
+        if isinstance(answer, Begun):
+            return Running(launcher, answer.pid, self)
+        await self._give_up(launcher)
+        raise OSError(answer.err)
+
+    async def _give_up(self, launcher: Process) -> None:
+        self.busy.discard(launcher)
+        await _end(launcher)
+
+    async def _take(self) -> Process:
+        """The one that waits, or a new one: whoever has it, nobody else does."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is not None and _is_there(waiting):
+            return waiting
+        return await self._start()
+
+    async def _start(self) -> Process:
+        place = self.place
+        return await asyncio.create_subprocess_exec(
+            *command(place.python, "orchestrator.agent.processes.fork_server"),
+            *("--parent", str(place.parent), "--lock", str(place.lock), "--", *place.imports),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=self.environ,
+            start_new_session=True,
+            limit=LINE_BYTES,
+        )
+
+
+def _is_there(launcher: Process) -> bool:
+    return process_state(launcher.pid) not in ("gone", "Z")
+
+
+async def _answer(launcher: Process) -> LaunchAnswer:
+    assert launcher.stdout is not None
+    line = await launcher.stdout.readline()
+    answer: LaunchAnswer = decode(LaunchAnswer, read_json(line)) if line else KILLED
+    return answer
+
+
+async def _killed_by(process: Process) -> int | None:
+    """Of a process that has closed its answers, which it does as it ends."""
+    try:
+        code = await asyncio.wait_for(process.wait(), END_S)
+    except TimeoutError:
+        return None
+    return -code if code < 0 else None
+
+
+async def _end(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()

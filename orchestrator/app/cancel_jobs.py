@@ -1,0 +1,102 @@
+"""`ndctl cancel` of several jobs: all are asked before any is waited for."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from orchestrator.app.cancel_job import cancel, wait_until_ended
+from orchestrator.app.remote import ABREAST, Found, kept_fresh
+from orchestrator.errors import NdctlError
+from orchestrator.journal.snapshot import known
+from orchestrator.seams import Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """What came of it."""
+
+    words: str
+    """Which were cancelled, and which not."""
+    error: NdctlError | None
+    """Of those that could not be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    found: Found
+    ended: str = ""
+    """How it had ended before."""
+    told: str = ""
+    error: NdctlError | None = None
+
+    @property
+    def name(self) -> str:
+        return self.found.run_dir.path.name
+
+
+def cancel_all(
+    jobs: Sequence[Found],
+    environ: Mapping[str, str],
+    clock: Clock,
+    say: Callable[[str], object],
+    *,
+    wait: bool,
+) -> Cancelled:
+    """Cancel each that has not ended, and say what is done. One that cannot be is no reason to
+    leave the others running."""
+    with ThreadPoolExecutor(ABREAST) as pool:
+
+        def each(work: Callable[[Found], _Outcome], found: Sequence[Found]) -> list[_Outcome]:
+            outcomes = []
+            for outcome in pool.map(work, found):
+                if outcome.told:
+                    say(outcome.told)
+                outcomes.append(outcome)
+            return outcomes
+
+        outcomes = each(lambda found: _ask(found, environ, clock), jobs)
+        if wait:
+            asked = [one.found for one in outcomes if not one.ended and one.error is None]
+            rest = [one for one in outcomes if one.ended or one.error is not None]
+            outcomes = [*each(lambda found: _await(found, environ, clock), asked), *rest]
+    return _summary(outcomes, wait=wait)
+
+
+def _ask(found: Found, environ: Mapping[str, str], clock: Clock) -> _Outcome:
+    try:
+        run = known(found.run_dir)
+        if run.ending is not None:
+            return _Outcome(found, ended=run.ending)
+        return _Outcome(found, told=cancel(found.run_dir, environ, clock, found))
+    except NdctlError as exc:
+        return _Outcome(found, error=exc)
+
+
+def _await(found: Found, environ: Mapping[str, str], clock: Clock) -> _Outcome:
+    try:
+        with kept_fresh(found):
+            return _Outcome(found, told=wait_until_ended(found.run_dir, environ, clock, found))
+    except NdctlError as exc:
+        return _Outcome(found, error=exc)
+
+
+def _summary(outcomes: Sequence[_Outcome], *, wait: bool) -> Cancelled:
+    done = sorted(one.name for one in outcomes if not one.ended and one.error is None)
+    before = sorted(f"{one.name} ({one.ended})" for one in outcomes if one.ended)
+    failed = [one for one in outcomes if one.error is not None]
+    verb = "cancelled" if wait else "asked to end"
+    words = [f"{verb}: {_named(done)}"]
+    if before:
+        words.append(f"had ended before: {_named(before)}")
+    if not failed:
+        return Cancelled(words="\n".join(words), error=None)
+    errors = {one.name: one.error for one in failed if one.error is not None}
+    first = next(iter(errors.values()))
+    told = "\n".join(f"{name}: {error}" for name, error in sorted(errors.items()))
+    message = f"not cancelled: {_named(sorted(errors))}\n{told}"
+    return Cancelled(words="\n".join(words), error=type(first)(message))
+
+
+def _named(names: Sequence[str]) -> str:
+    count = "1 job" if len(names) == 1 else f"{len(names)} jobs"
+    return f"{count}: {', '.join(names)}" if names else "no job"

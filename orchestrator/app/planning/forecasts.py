@@ -1,0 +1,83 @@
+"""What to expect of a job over weeks: `ndctl forecast`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.app.planning.plans import Planned, inventory_at, plan_spec
+from orchestrator.errors import PlanError
+from orchestrator.forecast.monte_carlo import Forecast, forecast
+from orchestrator.forecast.rates import Rates, rates_of
+from orchestrator.forecast.settings import Basis, Circumstances, basis_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a person says besides spec and inventory; None: reckoned or assumed."""
+
+    days: float
+    rates: str
+    mtbf_h: float | None = None
+    """Of one host."""
+    storage_gb_per_s: float | None = None
+    stall_s: float | None = None
+    restart_s: float | None = None
+    repair_h: float
+    queue_s: float
+    histories: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    found: Forecast
+    basis: Basis
+    rates: Rates
+
+
+def forecast_spec(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    asked: Asked,
+) -> Told:
+    """Raises what `plan_spec` does; PlanError where the plan's time cannot be predicted."""
+    planned = plan_spec(path, overrides, environ, inventory)
+    if planned.plan.time is None:
+        raise PlanError(
+            "how long a step takes is not known: these hosts have no hardware profile",
+            fix="give --inventory FILE with a profile, see examples/inventories/h100.yaml",
+        )
+    rates = rates_of(asked.rates)
+    if asked.mtbf_h is not None:
+        rates = rates.with_mtbf(asked.mtbf_h)  # a host as it is
+    else:
+        rates = rates.for_devices(planned.plan.ranks_per_host)
+    storage = asked.storage_gb_per_s
+    around = Circumstances(
+        rates=rates,
+        days=asked.days,
+        storage_bytes_per_s=None if storage is None else storage * 1e9,
+        stall_s=asked.stall_s,
+        restart_s=asked.restart_s,
+        repair_h=asked.repair_h,
+        queue_s=asked.queue_s,
+        hosts_there=_hosts_there(planned, environ, inventory),
+    )
+    basis = basis_of(planned.spec, planned.plan, around)
+    found = forecast(basis.setting, asked.histories, asked.seed, basis.step_s)
+    return Told(found=found, basis=basis, rates=rates)
+
+
+def _hosts_there(
+    planned: Planned, environ: Mapping[str, str], inventory: Path | None
+) -> int | None:
+    """That the job can use; None where this machine plays them, or the spec alone tells of them."""
+    from orchestrator.inventory.described import described_device
+
+    cluster = planned.spec.cluster
+    if inventory is None and (cluster.backend == "local" or described_device(cluster)):
+        return None
+    seen = inventory_at(inventory, environ, cluster.backend).inventory
+    return max(1, len(seen.with_devices(planned.plan.ranks_per_host)))

@@ -1,0 +1,296 @@
+"""The hosts that a job is planned for: those of a file, those that its spec describes, or those
+that a cluster has at this moment."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.contract.codec import Problem
+from orchestrator.contract.devices import GPU_NAMES
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec.job_spec import ClusterSpec, JobSpec
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.errors import BackendError, PlanError
+
+if TYPE_CHECKING:
+    from orchestrator.app.excluded_hosts import ExcludedHost
+    from orchestrator.backends.kubernetes.api.client import Api
+    from orchestrator.backends.kubernetes.checks.queues import Gang
+    from orchestrator.backends.kubernetes.inventory import HostsFor as KubernetesHosts
+    from orchestrator.backends.slurm.commands import Slurm
+    from orchestrator.backends.slurm.inventory import HostsFor as SlurmHosts
+    from orchestrator.inventory.hosts import Inventory
+
+Purpose = Literal["look", "render", "submit"]
+"""What a plan is made for. `look`: nobody starts it. `render`: its text is the same everywhere, so
+no Kubernetes cluster is asked. `submit`: it is to run now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    spec: JobSpec
+    """With what the plan asks of a scheduler in it."""
+    plan: Plan
+    notes: tuple[str, ...] = ()
+    """What the spec does not say, and was found in the cluster."""
+
+
+def planned_hosts(
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    purpose: Purpose,
+    run_root: Path | None = None,
+) -> Found:
+    """The plan of `spec` for the hosts that count for `purpose`, without those that strikes or pins
+    of `run_root` exclude. None: of the spec's run root.
+
+    Raises PlanError with every reason why not, BackendError where a cluster does not answer.
+    """
+    from orchestrator.inventory.described import described_device
+
+    backend = spec.cluster.backend
+    described = inventory is not None or described_device(spec.cluster) is not None
+    # A machine that can submit to Slurm sees its nodes: their topology goes into the request.
+    if backend == "slurm" and inventory is None and (purpose != "look" or not described):
+        return _planned_on_slurm(spec, config, environ, run_root)
+    if backend != "kubernetes":
+        return _planned_on(spec, config, inventory_for(spec, environ, inventory))
+    gang = _gang(spec, environ) if purpose == "submit" else None
+    spec = _with(spec, gang.spec) if gang is not None else spec
+    if described:
+        kueue = gang.kueue if gang is not None else None
+        found = _planned_on(spec, config, inventory_for(spec, environ, inventory), kueue)
+    else:
+        found = _planned_on_kubernetes(spec, config, environ)
+    return replace(found, notes=(*found.notes, gang.note)) if gang and gang.note else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """Nodes of an allocation that a job is planned for."""
+
+    nodes: tuple[str, ...]
+    devices: int | None = None
+    """GPUs of a node, where Slurm says it."""
+
+
+def planned_as_given(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], given: Given
+) -> Found:
+    """The plan for the nodes of an allocation that is there; nothing is asked of Slurm any more,
+    and nodes that the plan does not need are spares."""
+    from orchestrator.backends.slurm.inventory import hosts_given
+    from orchestrator.inventory.slurm.gpus import gpu_table
+    from orchestrator.plan.planner import plan
+
+    cluster, count = spec.cluster, len(given.nodes)
+    if cluster.hosts > count:
+        raise PlanError(
+            f"cluster.hosts is {cluster.hosts}, and the allocation has {count} nodes:"
+            f" {', '.join(given.nodes)}",
+            fix=f"--set cluster.hosts={count}, or an allocation of {cluster.hosts} nodes",
+        )
+    inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
+    found = plan(spec, inventory, config)
+    cluster = replace(cluster, spare_hosts=count - cluster.hosts)
+    return Found(replace(spec, cluster=cluster), found)
+
+
+def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | None) -> "Inventory":
+    """The hosts that a plan of `spec` that no one starts is made for."""
+    from orchestrator.inventory.described import described_hosts
+    from orchestrator.inventory.local import local_inventory
+
+    backend = spec.cluster.backend
+    if inventory is not None:
+        from orchestrator.inventory.file import read_inventory
+
+        return read_inventory(inventory)
+    if (described := described_hosts(spec.cluster)) is not None:
+        return described
+    if backend == "slurm":
+        return _slurm_hosts(spec.cluster, environ).inventory
+    if backend == "kubernetes":
+        return _kubernetes_hosts(spec.cluster, environ).inventory
+    return local_inventory(spec.cluster)
+
+
+def mistakes(
+    cluster: ClusterSpec, inventory: Path | None, purpose: Purpose | Given
+) -> Iterator[Problem]:
+    """What a spec says wrong, or does not say, of the hosts that it wants."""
+    if (wrong := _contradiction(cluster)) is not None:
+        yield wrong
+    if purpose == "render" and cluster.backend == "kubernetes":
+        yield from _unsaid(cluster, inventory)
+
+
+def _unsaid(cluster: ClusterSpec, inventory: Path | None) -> Iterator[Problem]:
+    """What a spec for Kubernetes has to say itself where no cluster is asked."""
+    from orchestrator.inventory.described import described_device
+
+    spec = cluster.kubernetes
+    if inventory is None and described_device(cluster) is None:
+        yield Problem(
+            path="cluster.gpu",
+            limit="given: no cluster is asked, so the spec says what the nodes' GPUs are",
+            fix=f"add cluster.gpu: one of {', '.join(GPU_NAMES)}; or select the nodes by"
+            " cluster.kubernetes.node_selector: {nvidia.com/gpu.product: …}; or give the hosts"
+            " with --inventory FILE",
+        )
+    if spec.namespace is None and spec.service_account is None:
+        yield Problem(
+            path="cluster.kubernetes.namespace",
+            limit="given: no kubeconfig is looked at, and the rights of the job's pods are bound to"
+            " an account of one namespace",
+            fix="add cluster.kubernetes.namespace: NAME",
+        )
+
+
+def _contradiction(cluster: ClusterSpec) -> Problem | None:
+    """The spec selects nodes with one kind of GPUs, and calls them another."""
+    from orchestrator.inventory.described import selected_device
+
+    if cluster.backend != "kubernetes" or cluster.gpu is None:
+        return None
+    selected = selected_device(cluster)
+    if selected in (None, cluster.gpu):
+        return None
+    return Problem(
+        path="cluster.gpu",
+        value=cluster.gpu,
+        limit=f"{selected}, which cluster.kubernetes.node_selector selects",
+        fix="change one of the two, or leave gpu out",
+    )
+
+
+def _planned_on(
+    spec: JobSpec,
+    config: Mapping[str, Any],
+    hosts: "Inventory",
+    kueue: Collection[str] | None = None,
+) -> Found:
+    """On hosts that no cluster was asked for. `kueue`: the levels that a queue can be asked for."""
+    from orchestrator.plan.planner import plan
+
+    found = plan(spec, hosts, config)
+    if spec.cluster.backend != "kubernetes":
+        return Found(spec, found)
+    from orchestrator.inventory.kubernetes.request import request_of_spec, requested
+
+    kubernetes, spares = spec.cluster.kubernetes, spec.cluster.spare_hosts
+    asks = request_of_spec(found, hosts, kubernetes, spares=spares, kueue=kueue)
+    found = replace(found, notes=(*found.notes, *asks.notes))
+    return Found(_with(spec, requested(kubernetes, asks)), found)
+
+
+def _with(spec: JobSpec, kubernetes: KubernetesSpec) -> JobSpec:
+    return replace(spec, cluster=replace(spec.cluster, kubernetes=kubernetes))
+
+
+def _planned_on_slurm(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], run_root: Path | None
+) -> Found:
+    """For the hosts that Slurm has, and with what the plan asks of the topology."""
+    from orchestrator.inventory.slurm.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    excluded = _excluded_on_slurm(spec, environ, run_root)
+    hosts = _slurm_hosts(spec.cluster, environ, excluded)
+    would_do = {host.name for host in hosts.inventory.hosts if host.state == "excluded"}
+    undo = [f"to use {host.name}: {host.undo}" for host in excluded if host.name in would_do]
+    try:
+        found = plan(spec, hosts.inventory, config)
+    except PlanError as exc:
+        raise PlanError(exc.message, fix="\n    ".join([exc.fix, *undo])) from exc
+    found = replace(found, notes=(*found.notes, *undo, *hosts.notes))
+    asks = request_of(found, hosts.inventory, hosts.topology, spec.cluster.spare_hosts)
+    cluster = replace(spec.cluster, slurm=requested(spec.cluster.slurm, asks))
+    return Found(replace(spec, cluster=cluster), found)
+
+
+def _excluded_on_slurm(
+    spec: JobSpec, environ: Mapping[str, str], run_root: Path | None
+) -> "tuple[ExcludedHost, ...]":
+    from orchestrator.app.excluded_hosts import excluded_hosts
+    from orchestrator.app.schedulers import backend_of
+    from orchestrator.job_paths import run_root_of
+    from orchestrator.system import SystemClock
+
+    root, clock = run_root or run_root_of(None, environ, spec.run_root), SystemClock()
+    try:
+        return excluded_hosts(root, backend_of("slurm", environ, clock), environ, clock)
+    except BackendError:  # where Slurm does not answer, the question for its nodes says so
+        return ()
+
+
+def _slurm_hosts(
+    cluster: ClusterSpec, environ: Mapping[str, str], excluded: "Sequence[ExcludedHost]" = ()
+) -> "SlurmHosts":
+    from orchestrator.backends.slurm.inventory import hosts_for
+    from orchestrator.inventory.slurm.gpus import gpu_table
+
+    why = {host.name: host.why for host in excluded}
+    return hosts_for(slurm(), gpu_table(environ), cluster, why)
+
+
+def slurm() -> "Slurm":
+    from orchestrator.backends.slurm.commands import Slurm
+    from orchestrator.system import SystemClock, run_command
+
+    return Slurm(run_command, SystemClock(), "; or give the hosts with --inventory FILE")
+
+
+def _planned_on_kubernetes(
+    spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
+) -> Found:
+    """For the nodes that there are, and with what the plan asks of where pods come to lie. Where
+    nodes are made on demand, for as many as the spec wants of the kind that there are."""
+    from orchestrator.inventory.described import described_hosts
+    from orchestrator.inventory.kubernetes.request import request_of, requested
+    from orchestrator.plan.planner import plan
+
+    kubernetes, spares = spec.cluster.kubernetes, spec.cluster.spare_hosts
+    hosts = _kubernetes_hosts(spec.cluster, environ)
+    if hosts.to_come is not None:
+        to_come = described_hosts(replace(spec.cluster, gpu=hosts.to_come))
+        assert to_come is not None, "the kind is known"
+        come = _planned_on(spec, config, to_come, hosts.kueue)
+        return replace(come, plan=replace(come.plan, notes=(*come.plan.notes, *hosts.notes)))
+    try:
+        found = plan(spec, hosts.inventory, config)
+    except PlanError as exc:
+        raise PlanError(exc.message, fix=exc.fix + hosts.advice) from exc
+    asks = request_of(
+        found, hosts.inventory, hosts.nodes, kubernetes, spares=spares, kueue=hosts.kueue
+    )
+    found = replace(found, notes=(*found.notes, *hosts.notes, *asks.notes))
+    return Found(_with(spec, requested(kubernetes, asks)), found)
+
+
+def _gang(spec: JobSpec, environ: Mapping[str, str]) -> "Gang":
+    """What the cluster has to bind the job's pods all at once, where the spec leaves that open."""
+    from orchestrator.backends.kubernetes.checks.queues import gang_for
+
+    kubernetes, hosts = spec.cluster.kubernetes, spec.cluster.hosts + spec.cluster.spare_hosts
+    api = kubernetes_api(kubernetes.context, environ)
+    return gang_for(api, kubernetes.namespace or api.namespace, kubernetes, hosts)
+
+
+def _kubernetes_hosts(cluster: ClusterSpec, environ: Mapping[str, str]) -> "KubernetesHosts":
+    from orchestrator.backends.kubernetes.inventory import hosts_for
+    from orchestrator.inventory.kubernetes.gpus import gpu_table
+
+    return hosts_for(
+        kubernetes_api(cluster.kubernetes.context, environ), gpu_table(environ), cluster
+    )
+
+
+def kubernetes_api(context: str | None, environ: Mapping[str, str]) -> "Api":
+    from orchestrator.backends.kubernetes.api.client import Api
+    from orchestrator.system import SystemClock
+
+    return Api(context, environ, SystemClock())

@@ -1,0 +1,290 @@
+"""From a spec to its plan: `ndctl validate`, `plan` and `inventory`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.app.planning.planned_hosts import (
+    Given,
+    Purpose,
+    inventory_for,
+    kubernetes_api,
+    mistakes,
+    planned_as_given,
+    planned_hosts,
+    slurm,
+)
+from orchestrator.contract.plan import Plan
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.errors import BackendError, NdctlError, PlanError, SpecError
+
+if TYPE_CHECKING:
+    from orchestrator.app.submission.inputs import Looked
+    from orchestrator.inventory.hosts import Inventory
+    from orchestrator.load import Written
+    from orchestrator.plan.show.compare import Compared
+    from orchestrator.plan.show.zero import ZeroTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A spec with everything that follows from it."""
+
+    spec: JobSpec
+    plan: Plan
+    model_config: Mapping[str, Any]
+    written: "Written | None" = None
+    """Where the spec's values were written; None of one that came in no file."""
+    looked: "Looked | None" = None
+    """What came of looking for all that the spec names; None: nobody has looked yet."""
+    notes: tuple[str, ...] = ()
+    """What the spec does not say, and was found in the cluster: to be told at submission."""
+
+
+def plan_spec(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose = "look",
+) -> Planned:
+    """Read and plan a spec, for the hosts in the file `inventory`, or else for those that the spec
+    describes, or for those of its backend: Slurm's, Kubernetes', or this machine's.
+
+    Hosts that strikes or pins of `run_root` exclude are not used. None: of the spec's run root.
+
+    Raises SpecError or PlanError with everything that is wrong, BackendError where the cluster does
+    not answer.
+    """
+    from orchestrator.load import read_written
+
+    return _planned(read_written(path, overrides), environ, inventory, run_root, purpose)
+
+
+def plan_and_look(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose | Given = "look",
+) -> Planned:
+    """The same of a job that is to run: data, tokenizer and weights have to be there as well.
+    With `Given` it runs on those nodes of Slurm.
+
+    Raises as `plan_spec`; a SpecError has everything that is missing, and a refusal of the plan.
+    """
+    from orchestrator.load import read_written
+
+    written = read_written(path, overrides)
+    if isinstance(purpose, Given):
+        written = read_written(path, (*overrides, *_as_given(written, purpose)))
+    return _looked_and_planned(written, environ, inventory, run_root, purpose)
+
+
+def plan_and_look_back(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None = None,
+    run_root: Path | None = None,
+    purpose: Purpose = "look",
+) -> Planned:
+    """The same of a job that is to resume.
+
+    Raises as `plan_and_look`, where what it resumes from is of another model or data as well.
+    JobError where it cannot resume, whatever its spec says.
+    """
+    from orchestrator.load import read_written
+
+    written = read_written(path, overrides)
+    return _looked_and_planned(written, environ, inventory, run_root, purpose, resume=True)
+
+
+def _looked_and_planned(
+    written: "Written",
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    run_root: Path | None,
+    purpose: Purpose | Given,
+    *,
+    resume: bool = False,
+) -> Planned:
+    looked = look_at(
+        written, environ, run_root, hosts_of_a_file=inventory is not None, resume=resume
+    )
+    also: list[NdctlError] = [] if looked.refusal is None else [looked.refusal]
+    try:
+        planned = _planned(written, environ, inventory, run_root, purpose)
+    except NdctlError as exc:
+        if not looked.problems and not also:
+            raise
+        # What is missing is known although the cluster did not answer, which is news for later.
+        also += [] if isinstance(exc, BackendError) else [exc]
+    if looked.problems or len(also) > 1:
+        raise written.refused(looked.problems, also)
+    if also:
+        raise also[0]
+    return replace(planned, looked=looked)
+
+
+def look_at(
+    written: "Written",
+    environ: Mapping[str, str],
+    run_root: Path | None,
+    *,
+    hosts_of_a_file: bool = False,
+    resume: bool = False,
+) -> "Looked":
+    """What comes of looking for all that a spec names and, with `resume`, resumes from."""
+    from orchestrator.app.submission.inputs import look
+    from orchestrator.model_config import hub_cache
+
+    spec, hub = written.spec, hub_cache(environ)
+    looked = look(spec, hub, hosts_of_a_file=hosts_of_a_file)
+    if not resume:
+        return looked
+    from orchestrator.app.submission.resume_check import look_back
+    from orchestrator.contract.files.run_dir import RunDir
+    from orchestrator.job_paths import run_root_of
+
+    root = run_root_of(None if run_root is None else str(run_root), environ, spec.run_root)
+    run_dir = RunDir((root / spec.name).absolute())
+    return looked | look_back(spec, _config_of(spec, hub), run_dir, environ)
+
+
+def _config_of(spec: JobSpec, hub: Path) -> Mapping[str, Any] | None:
+    """None where it cannot be read, by which the plan is refused."""
+    from orchestrator.model_config import read_model_config
+
+    try:
+        return read_model_config(spec.model, hub)
+    except SpecError:
+        return None
+
+
+def _as_given(written: "Written", given: Given) -> tuple[str, ...]:
+    """What follows from the nodes, of what the spec does not say itself."""
+    cluster = written.document.data.get("cluster") or {}
+    spare = written.spec.cluster.spare_hosts
+    hosts = max(1, len(given.nodes) - spare)
+    found = ["cluster.backend=slurm"]
+    if "hosts" not in cluster:
+        found.append(f"cluster.hosts={hosts}")
+    if "gpus_per_host" not in cluster and given.devices:
+        found.append(f"cluster.gpus_per_host={given.devices}")
+    return tuple(found)
+
+
+def _planned(
+    written: "Written",
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    run_root: Path | None,
+    purpose: Purpose | Given,
+) -> Planned:
+    from orchestrator.model_config import hub_cache, read_model_config
+
+    spec = written.spec
+    problems = tuple(mistakes(spec.cluster, inventory, purpose))
+    if problems:
+        raise written.refused(problems)
+    try:
+        config = read_model_config(spec.model, hub_cache(environ))
+    except SpecError as exc:
+        place = written.document.place_of("model.path")
+        place = "--set " if place == "--set model.path" else f"{place}: "
+        raise SpecError(f"{place}{exc.message}", fix=exc.fix) from exc
+    if isinstance(purpose, Given):
+        found = planned_as_given(spec, config, environ, purpose)
+    else:
+        found = planned_hosts(spec, config, environ, inventory, purpose, run_root)
+    return Planned(
+        spec=found.spec, plan=found.plan, model_config=config, written=written, notes=found.notes
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The hosts that there are, and what a person should know of how they were counted."""
+
+    inventory: "Inventory"
+    notes: tuple[str, ...] = ()
+
+
+def inventory_at(
+    file: Path | None,
+    environ: Mapping[str, str],
+    backend: str = "local",
+    partition: str | None = None,
+    context: str | None = None,
+) -> Seen:
+    """The hosts in `file`, or else those of `backend`: Slurm's in `partition`, Kubernetes' of the
+    kubeconfig's `context`, or this machine."""
+    if file is None and backend == "slurm":
+        from orchestrator.backends.slurm.inventory import read_cluster
+        from orchestrator.inventory.slurm.gpus import gpu_table
+        from orchestrator.inventory.slurm.inventory import Use
+
+        found = read_cluster(slurm(), partition, whole=True)
+        return Seen(inventory=found.inventory(gpu_table(environ), Use()))
+    if file is None and backend == "kubernetes":
+        return _kubernetes_inventory(environ, context)
+    if file is None:
+        from orchestrator.inventory.local import this_machine
+
+        return Seen(inventory=this_machine(environ))
+    from orchestrator.inventory.file import read_inventory
+
+    return Seen(inventory=read_inventory(file))
+
+
+def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> Seen:
+    from orchestrator.backends.kubernetes.inventory import read_cluster, usual
+    from orchestrator.inventory.kubernetes.gpus import gpu_table
+
+    seen = read_cluster(kubernetes_api(context, environ))
+    return Seen(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
+
+
+def compare_plans(
+    path: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    inventory: Path | None,
+    compare: Sequence[str],
+) -> "list[Compared]":
+    """A plan for each combination of the values in `compare`, each `KEY=VALUE,VALUE`."""
+    from orchestrator.app.submission.combinations import combinations
+    from orchestrator.plan.show.compare import Compared
+
+    found = []
+    for values in combinations(compare):
+        said = " ".join(values)
+        try:
+            planned = plan_spec(path, (*overrides, *values), environ, inventory)
+        except PlanError as exc:
+            found.append(Compared(values=said, plan=None, refusal=exc.message))
+        else:
+            found.append(Compared(values=said, plan=planned.plan))
+    return found
+
+
+def zero_of(
+    path: Path, overrides: Sequence[str], environ: Mapping[str, str], inventory: Path | None
+) -> "ZeroTable":
+    """What ZeRO's levels need of the model on as many devices as the job has, fit or not."""
+    from orchestrator.load import read_spec
+    from orchestrator.model_config import hub_cache, read_model_config
+    from orchestrator.plan.model.families import shape_of
+    from orchestrator.plan.show.zero import ZeroTable
+
+    spec = read_spec(path, overrides)
+    shape = shape_of(read_model_config(spec.model, hub_cache(environ)))
+    devices = spec.cluster.hosts * spec.cluster.gpus_per_host
+    fabric = inventory_for(spec, environ, inventory).fabric(spec.cluster.gpus_per_host)
+    real = inventory is not None or spec.cluster.gpu or spec.cluster.backend != "local"
+    limit = fabric.profile.memory_bytes if fabric and real else None
+    return ZeroTable.of(shape, devices, spec.train.optimizer.name, limit)

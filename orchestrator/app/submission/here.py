@@ -1,0 +1,353 @@
+"""`ndctl submit --here`: a job in an allocation of Slurm that is there already.
+
+The process that was typed stays: it starts the agents as a step, tells what happens, warns the job
+of the allocation's end, ends it at ^C, and starts another step where the job can go on in one. The
+allocation is never queued again, nor ended.
+"""
+
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from orchestrator.app.cancel_job import cancel
+from orchestrator.app.commands import commands_of
+from orchestrator.app.excluded_hosts import excluded_hosts
+from orchestrator.app.planning.planned_hosts import Given
+from orchestrator.app.planning.plans import plan_and_look
+from orchestrator.app.submission import submit_job
+from orchestrator.app.submission.inside import Wanted, devices_in, named
+from orchestrator.app.submission.submit_job import Submission
+from orchestrator.backends.by_name import HERE
+from orchestrator.backends.slurm import job_lookup, render
+from orchestrator.backends.slurm.detach import Detached, start_beside
+from orchestrator.backends.slurm.here import HereBackend
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.contract.files.access import access_of, as_said
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import LeaderStarted
+from orchestrator.contract.spec.drills import Drill
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.dashboard.follow.follow_loop import follow_job
+from orchestrator.errors import BackendError, JobError, NdctlError
+from orchestrator.failover.after_leader import UNLED
+from orchestrator.failover.requeue_after_exit import restarts_in_vain
+from orchestrator.job.state import Run, Stage
+from orchestrator.job_paths import run_root_of
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.snapshot import known
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.load import read_spec
+from orchestrator.posix.locks import try_lock
+from orchestrator.seams import Clock, Shell
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+"""Between two looks at when the allocation ends."""
+STEPS_S = 2.0
+"""Between two looks at steps that go on without srun."""
+LEAVE_S, LEAVE_POLL_S = 15.0, 0.1
+"""For agents to leave by themselves once the job has ended."""
+END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTICE = (signal.SIGUSR1, signal.SIGUSR2)
+CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+"""What Slurm writes into the output of a step that scancel has ended; in other cases `DUE TO` and
+why follow. It writes the same where srun was killed, which srun does not outlive."""
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """A job that has been written, and the allocation that it is to have."""
+
+    launch: LaunchPlan
+    lines: int
+    """Of its journal, before."""
+    hosts: tuple[str, ...]
+
+
+def submit_here(
+    wanted: Wanted,
+    drills: tuple[Drill, ...],
+    environ: Mapping[str, str],
+    clock: Clock,
+    shell: Shell,
+) -> Here:
+    """Plan for the nodes of the allocation, and write the run directory. Raises NdctlError."""
+    backend = HereBackend(environ, clock, shell)
+    job = _allocation(backend, environ)
+    overrides = named(wanted, environ.get("SLURM_ARRAY_TASK_ID"))
+    root = run_root_of(wanted.run_root, environ, read_spec(wanted.spec, overrides).run_root)
+    nodes = _nodes(backend, job, root, environ, clock)
+    given = Given(nodes=nodes, devices=devices_in(environ))
+    planned = plan_and_look(wanted.spec, overrides, environ, purpose=given)
+    _check_end(job, planned.spec.cluster.slurm, clock)
+    submission = Submission(
+        planned=planned,
+        run_root=root,
+        drills=drills,
+        resume=wanted.resume,
+        new=wanted.new,
+        own=job.id,
+        backend=HERE,
+    )
+    launch, lines = submit_job.begin_inside(submission, environ, clock)
+    with as_said(access_of(launch)):
+        backend.allocated.make_folder(launch)
+        job_lookup.record(launch, job.id)
+    return Here(launch=launch, lines=lines, hosts=nodes)
+
+
+def _allocation(backend: HereBackend, environ: Mapping[str, str]) -> SlurmJob:
+    job_id = job_lookup.own_id(environ)
+    if job_id is None:
+        raise JobError(
+            "there is no allocation here: --here runs a job in one that Slurm has given you",
+            fix="`salloc --nodes=N --exclusive`, and type it in the shell that comes; or leave"
+            " --here away, and the job is queued",
+        )
+    if environ.get("SLURM_PROCID", "0") != "0" or environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        raise JobError(
+            "srun has started several of these: `ndctl submit --here` is typed once, and calls srun"
+            " itself",
+            fix="type it without srun; `srun ndctl agent SPEC` is for batch scripts",
+        )
+    job = backend.allocated.finder.show(_NO_LAUNCH, job_id)
+    if job is None or job.meaning != "running":
+        raise JobError(
+            f"Slurm job {job_id} is no allocation any more" + (f": {job.state}" if job else ""),
+            fix="`salloc` gives another; `unset SLURM_JOB_ID` where it is left over",
+        )
+    return job
+
+
+_NO_LAUNCH = LaunchPlan(
+    job="", run_dir="", launch=0, hosts=("",), devices_per_host=1, agent_timeout=1.0
+)
+"""For a look at a job whoever's it is."""
+
+
+def _nodes(
+    backend: HereBackend, job: SlurmJob, root: Path, environ: Mapping[str, str], clock: Clock
+) -> tuple[str, ...]:
+    """Nodes of the allocation that can be used. Raises JobError where none can."""
+    excluded = [
+        one for one in excluded_hosts(root, backend, environ, clock) if one.name in job.nodes
+    ]
+    for one in excluded:
+        log.warning("%s", one)
+    nodes = backend.usable(job, [one.name for one in excluded])
+    if not nodes:
+        raise JobError(
+            f"no node of the allocation, Slurm job {job.id}, can be used: {', '.join(job.nodes)}",
+            fix="`sinfo -R` says what Slurm, and `ndctl hosts` what ndctl holds against them",
+        )
+    return nodes
+
+
+def _check_end(job: SlurmJob, slurm: SlurmSpec, clock: Clock) -> None:
+    left = None if job.ends_at is None else job.ends_at - clock.now()
+    if left is not None and left <= slurm.notice_s:
+        raise JobError(
+            f"the allocation, Slurm job {job.id}, ends in {max(0.0, left):.0f} s, and the job would"
+            f" be told to leave {slurm.notice_s:g} s before (cluster.slurm.notice_s)",
+            fix="take an allocation with more time, or set cluster.slurm.notice_s to less",
+        )
+
+
+def run_here(here: Here, environ: Mapping[str, str], clock: Clock, shell: Shell, say: Say) -> int:
+    """Start the agents, and stay until the job has ended, or cannot go on in this allocation; the
+    exit code for it."""
+    starter = Starter(here, environ, clock, shell, say)
+    run_dir, commands = starter.run_dir, commands_of(starter.run_dir, environ)
+    with starter.running():
+        return follow_job(run_dir, here.lines, clock, lambda run: None, commands, starter.has_ended)
+
+
+@dataclass
+class Starter:
+    here: Here
+    environ: Mapping[str, str]
+    clock: Clock
+    shell: Shell
+    say: Say
+    process: Detached | None = None
+    """srun, of the present step."""
+    before: set[Path] = field(default_factory=set)
+    """What Slurm wrote of steps before it."""
+    starts: int = 0
+    asked_to_end: int = 0
+    """How often, by ^C and the like …"""
+    heeded: int = 0
+    """… and how many of these something was done about."""
+    near_end: bool = False
+    warned: bool = False
+    looked_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.backend = HereBackend(self.environ, self.clock, self.shell)
+        self.run_dir = RunDir(Path(self.here.launch.run_dir))
+        self.looked_at = self.clock.monotonic()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold the lock by which agents know that a step that ends is followed by another."""
+        self.run_dir.logs.mkdir(exist_ok=True)
+        before = {number: signal.getsignal(number) for number in (*END, *NOTICE)}
+        with self.run_dir.starter_lock.open("a") as file:
+            if not try_lock(file.fileno()):
+                raise JobError(f"{self.run_dir.starter_lock} is held by another process")
+            for number in END:
+                signal.signal(number, self._end)
+            for number in NOTICE:
+                signal.signal(number, self._notice)
+            try:
+                self._start(self.here.hosts)
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+                self._leave()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        self.asked_to_end += 1
+        if number == signal.SIGHUP:  # the terminal is gone: nothing can be written to it
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        self.near_end = True
+
+    def _leave(self) -> None:
+        """With nothing of the job left in the allocation."""
+        begun = self.clock.monotonic()
+        while self.process is not None and self.process.poll() is None:
+            if self.clock.monotonic() - begun > LEAVE_S:
+                break
+            self.clock.sleep(LEAVE_POLL_S)
+        with suppress(BackendError):
+            self.backend.clear(self.here.launch)
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+    def _start(self, hosts: tuple[str, ...]) -> None:
+        """A step on `hosts`. For its agents the allocation was queued again before it."""
+        argv = render.step_here(self.here.launch, hosts, sys.executable)
+        self.before = self._outputs()
+        own = self.here.launch.slurm.env if self.here.launch.slurm else {}
+        environ = {**self.environ, **own, "SLURM_RESTART_COUNT": str(self._restarts)}
+        with as_said(access_of(self.here.launch)):
+            self.process = start_beside(argv, environ, self._log)
+        self.starts, self.warned = self.starts + 1, False
+
+    @property
+    def _restarts(self) -> int:
+        """Of the next step."""
+        return int(self.environ.get("SLURM_RESTART_COUNT", "0")) + self.starts
+
+    @property
+    def _log(self) -> Path:
+        return render.folder(self.here.launch) / "srun.log"
+
+    # Asked again and again
+
+    def has_ended(self) -> bool:
+        """Whether the job has ended, or cannot go on here; what is to be done is done meanwhile."""
+        try:
+            self._heed()
+            self._look_at_the_end()
+            assert self.process is not None
+            return self.process.poll() is not None and self._settled(self.process.returncode)
+        except BackendError as exc:  # slurmctld is away: the step goes on without it
+            log.warning("%s", exc.message)
+            self.clock.sleep(STEPS_S)
+            return False
+
+    def _heed(self) -> None:
+        """^C has the ranks write a checkpoint and leave; a second one does not wait for that."""
+        if self.heeded >= self.asked_to_end:
+            return
+        self.heeded = self.asked_to_end
+        if self.heeded > 1:
+            self.say("ending it at once")
+            self.backend.clear(self.here.launch)
+            return
+        try:
+            self.say(cancel(self.run_dir, self.environ, self.clock))
+        except NdctlError as exc:
+            self.say(f"{exc}")
+
+    def _look_at_the_end(self) -> None:
+        """Warn the job of the allocation's end, of which Slurm itself warns batch jobs alone."""
+        now = self.clock.monotonic()
+        if self.warned or (not self.near_end and now - self.looked_at < LOOK_S):
+            return
+        self.looked_at = now
+        job = self.backend.allocated.finder.show(self.here.launch, self._job_id, tries=1)
+        notice_s = (self.here.launch.slurm or SlurmSpec()).notice_s
+        ends_at = job.ends_at if job is not None else None
+        is_near = ends_at is not None and ends_at - self.clock.now() <= notice_s
+        if is_near or self.near_end:
+            self.warned, self.near_end = True, False
+            for step in self.backend.steps(self.here.launch):
+                self.backend.slurm.ask(["scancel", "--signal=USR2", step])
+
+    @property
+    def _job_id(self) -> str:
+        return job_lookup.own_id(self.environ) or ""
+
+    def _settled(self, code: int) -> bool:
+        """srun has ended: so has the job, or it cannot go on here; else another step runs."""
+        run = known(self.run_dir)
+        if run.ending is not None:
+            return True
+        if self.backend.steps(self.here.launch):  # srun alone was killed
+            self.clock.sleep(STEPS_S)
+            return False
+        if self.heeded or (code >= 0 and self._was_cancelled()):
+            cancel(self.run_dir, self.environ, self.clock)
+            return True
+        why = self._why_not(run)
+        if why:
+            self._give_up(f"the job cannot go on here: {why}; srun ended with code {code}")
+            return True
+        self._start(self._hosts(run))
+        return False
+
+    def _give_up(self, why: str) -> None:
+        """Nobody leads the job: the journal gets its end from here."""
+        with Journal(self.run_dir.journal, self.clock) as journal:
+            host, pid = self.here.hosts[0], os.getpid()
+            ended = LeaderStarted(at=self.clock.now(), host=host, pid=pid, unable=why)
+            Supervisor(journal).feed(ended)
+
+    def _was_cancelled(self) -> bool:
+        said = (path.read_text(errors="replace") for path in self._outputs() - self.before)
+        return any(CANCELLED.search(text) for text in said)
+
+    def _outputs(self) -> set[Path]:
+        """What Slurm wrote of each step; the step's number is in the name."""
+        return {*render.folder(self.here.launch).glob("*_log.err")}
+
+    def _why_not(self, run: Run) -> str:
+        vain = restarts_in_vain(run, self._restarts - 1)
+        most = (run.job.max_allocations if run.job else None) or UNLED
+        if run.stage is not Stage.QUEUED and vain >= most:
+            return f"nothing came of {vain} steps in a row"
+        return self.backend.why_not(self.here.launch, run.left_out)
+
+    def _hosts(self, run: Run) -> tuple[str, ...]:
+        job = self.backend.allocated.finder.show(self.here.launch, self._job_id)
+        usable = self.backend.usable(job, run.left_out) if job is not None else ()
+        return tuple(host for host in usable if host in self.here.hosts)

@@ -1,0 +1,218 @@
+"""What a spec names outside of itself, looked for before anything is queued: data, tokenizer and
+weights. Of a job that resumes, `resume_check.py` looks at what it resumes from.
+
+The trainer would refuse the same, but only after the queue and with all hosts held. What is looked
+for goes by the trainer's own rules, without torch and transformers: `ndctl validate` stays fast.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.codec import Problem
+from orchestrator.contract.files.data_files import Found, UnusableFiles, find
+from orchestrator.contract.spec.data_spec import DataSpec
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.errors import JobError
+from orchestrator.load import Written
+from orchestrator.model_config import HUB_ID, cached_snapshots
+
+MOST_FILES = 1000
+"""Files of a glob that are looked at: whether there are any, and of one format, is what is asked
+here, and a shared file system with millions of them would take minutes."""
+BYTES = "bytes"
+OF_A_TOKENIZER = re.compile(
+    r"token|vocab|merges|spiece|sentencepiece|bpe|prophetnet|dict\.txt$|\.(model|spm)$"
+)
+"""In the name of some file that transformers makes a tokenizer of, whatever its family."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    problems: tuple[Problem, ...] = ()
+    """By which the trainer would refuse the job."""
+    unchecked: str = ""
+    """What was not looked for, or not found where it may yet come, and why."""
+    refusal: JobError | None = None
+    """Why the job cannot resume, whatever its spec says."""
+    doubts: tuple[str, ...] = ()
+    """What a person should know, and what does not stop the job."""
+    resumes: str = ""
+    """From which checkpoint the job resumes; empty of one that does not."""
+
+    def __or__(self, other: "Looked") -> Self:
+        """What came of both."""
+        return replace(
+            self,
+            problems=(*self.problems, *other.problems),
+            unchecked="; ".join(filter(None, (self.unchecked, other.unchecked))),
+            refusal=self.refusal or other.refusal,
+            doubts=(*self.doubts, *other.doubts),
+            resumes=self.resumes or other.resumes,
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Each to be told to whoever submits the job."""
+        return (*self.doubts, *filter(None, (self.unchecked,)))
+
+
+def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
+    """Look for everything that `spec` names outside of itself.
+
+    Args:
+        hub: the local Hugging Face cache.
+        hosts_of_a_file: the hosts are those of an inventory file, and may see other files.
+    """
+    if elsewhere := _elsewhere(spec, hosts_of_a_file):
+        named = tuple(_named(spec))
+        return Looked(unchecked=f"{_listed(named)} not checked: {elsewhere}" if named else "")
+    problems = tuple(_problems(spec, hub))
+    if problems and spec.cluster.backend == "slurm" and spec.cluster.slurm.setup:
+        # Lines of shell run on the hosts before the ranks do, and may fetch what is missing here.
+        missing = _listed([problem.path for problem in problems])
+        why = "cluster.slurm.setup has to bring what is missing"
+        return Looked(unchecked=f"{missing} not found from here: {why}")
+    return Looked(problems=problems)
+
+
+def findings_of(looked: Looked, written: Written) -> tuple[Finding, ...]:
+    """As `ndctl doctor` tells it."""
+    found = [
+        Finding(
+            what=problem.path,
+            verdict="stops",
+            found=f"{written.document.place_of(problem.path)}: {problem.said}",
+            fix=problem.fix,
+        )
+        for problem in looked.problems
+    ]
+    if looked.refusal is not None:
+        said, fix = looked.refusal.message, looked.refusal.fix
+        found.append(Finding(what="resume", verdict="stops", found=said, fix=fix))
+    found += [Finding(what="resume", verdict="warns", found=doubt) for doubt in looked.doubts]
+    if looked.resumes:
+        found.append(Finding(what="resume", verdict="ok", found=looked.resumes))
+    if looked.unchecked:
+        found.append(Finding(what="inputs", verdict="note", found=looked.unchecked))
+    elif not looked.problems:
+        found.append(Finding(what="inputs", verdict="ok", found="what the spec names is there"))
+    return tuple(found)
+
+
+def _named(spec: JobSpec) -> Iterator[str]:
+    """Keys that name something which only the hosts of the job may see."""
+    if not spec.data.files.startswith("{stdlib}"):
+        yield "data.files"
+    if spec.data.validation is not None and spec.data.validation.files is not None:
+        yield "data.validation.files"
+    if spec.data.tokenizer != BYTES:
+        yield "data.tokenizer"
+    if spec.model.weights is not None:
+        yield "model.weights"
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return f"{', '.join(names)} {'was' if len(names) == 1 else 'were'}"
+
+
+def _elsewhere(spec: JobSpec, hosts_of_a_file: bool) -> str:
+    """Why this machine cannot know what the ranks will find."""
+    if spec.cluster.backend == "kubernetes":
+        return "the pods see their own image and volumes"
+    if spec.cluster.backend == "slurm" and spec.cluster.slurm.container is not None:
+        return "the ranks see the files of their container"
+    return "the hosts are those of a file" if hosts_of_a_file else ""
+
+
+def _problems(spec: JobSpec, hub: Path) -> Iterator[Problem]:
+    yield from _data(spec.data)
+    if spec.data.tokenizer != BYTES:
+        yield from _tokenizer(spec.data.tokenizer, hub)
+    if spec.model.weights is not None:
+        yield from _weights(spec.model.weights, hub)
+
+
+# Data
+
+
+def _data(data: DataSpec) -> Iterator[Problem]:
+    held_out = data.validation.files if data.validation else None
+    train = _files("data.files", data.files, data)
+    validation = _files("data.validation.files", held_out, data) if held_out else None
+    yield from (one for one in (train, validation) if isinstance(one, Problem))
+    if isinstance(train, Found) and isinstance(validation, Found):
+        yield from _both(train, validation, held_out)
+
+
+def _files(key: str, pattern: str, data: DataSpec) -> Found | Problem:
+    try:
+        return find(pattern, data.format, MOST_FILES)
+    except UnusableFiles as exc:
+        limit = f"a glob of data files (this one {exc.said})"
+        return Problem(path=key, value=pattern, limit=limit, fix=exc.fix)
+
+
+def _both(train: Found, validation: Found, held_out: str | None) -> Iterator[Problem]:
+    key = "data.validation.files"
+    if validation.format != train.format:
+        limit = f"a glob of {train.format} files, as data.files is (it matches {validation.format})"
+        fix = "hold out files of the same format"
+        yield Problem(path=key, value=held_out, limit=limit, fix=fix)
+    elif len(train.files) < MOST_FILES and not train.without(validation).files:
+        limit = "a glob that leaves something of data.files to train on"
+        fix = "hold out fewer files, or give data.validation.fraction instead"
+        yield Problem(path=key, value=held_out, limit=limit, fix=fix)
+
+
+# Hugging Face folders
+
+
+def _tokenizer(name: str, hub: Path) -> Iterator[Problem]:
+    folder = _folder(name, hub)
+    if folder is not None and any(map(OF_A_TOKENIZER.search, _names(folder))):
+        return
+    what = "bytes, a folder with the files of a tokenizer, or a hub id in the local cache"
+    rest = '--include "*.json" --include "*.model" --include "*.txt"'
+    yield _absent("data.tokenizer", name, hub, (what, "the files of a tokenizer", rest))
+
+
+def _weights(name: str, hub: Path) -> Iterator[Problem]:
+    folder = _folder(name, hub)
+    if folder is not None and any((folder / file).exists() for file in WEIGHTS):
+        return
+    what = "a folder with safetensors, or a hub id in the local cache"
+    rest = '--include "*.safetensors*"'
+    yield _absent("model.weights", name, hub, (what, " or ".join(WEIGHTS), rest))
+
+
+def _folder(name: str, hub: Path) -> Path | None:
+    """Where transformers finds `name`: a folder goes before the cache, of which it takes the
+    revision that `main` names. The ranks never download."""
+    if Path(name).is_dir():
+        return Path(name)
+    return next(iter(cached_snapshots(name, hub, main_alone=True)), None)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:  # a folder that cannot be listed is of no use to a rank either
+        return []
+
+
+def _absent(key: str, name: str, hub: Path, words: tuple[str, str, str]) -> Problem:
+    """What was looked for in vain; `words` are the limit, the files, and options of hf download."""
+    what, files, rest = words
+    if Path(name).is_dir():
+        return Problem(path=key, value=name, limit=what, fix=f"that folder lacks {files}")
+    if not HUB_ID.fullmatch(name):
+        fix = "there is no such folder: check the path"
+        return Problem(path=key, value=name, limit=what, fix=fix)
+    limit = f"{what} (ranks do not download, and {hub} does not have it)"
+    return Problem(path=key, value=name, limit=limit, fix=f"hf download {name} {rest}")

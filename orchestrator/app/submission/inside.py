@@ -1,0 +1,250 @@
+"""A job in an allocation that is there already: `srun ndctl agent` in a batch script of the user's.
+
+Every task of the step comes here. The first one plans for the nodes and makes the run directory;
+the others wait until it has, and each becomes the agent of its node. The Slurm job is the job's
+own: it is queued again at its time limit, and without a node that was lost.
+"""
+
+import contextlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from orchestrator import run_module
+from orchestrator.app.planning.planned_hosts import Given
+from orchestrator.app.planning.plans import plan_and_look
+from orchestrator.app.submission import submit_job
+from orchestrator.app.submission.submit_job import Submission
+from orchestrator.backends.slurm import job_lookup, render
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.contract.files.access import access_of, as_said, umask_of
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError, JobError
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.job_paths import run_root_of
+from orchestrator.journal.current_launch import counting
+from orchestrator.journal.snapshot import known
+from orchestrator.load import read_spec
+from orchestrator.seams import Clock, Shell
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 900.0
+"""For the first task to plan and to make the run directory; it ends the step where it cannot."""
+POLL_S = 1.0
+END_S = 30.0
+FIRST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was typed."""
+
+    spec: Path
+    overrides: tuple[str, ...] = ()
+    run_root: str | None = None
+    resume: bool = False
+    new: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """Which task of which step this is."""
+
+    job_id: str
+    """As scontrol takes it."""
+    step: str
+    rank: int
+    restarts: int
+    nodes: tuple[str, ...]
+    devices: int | None
+    array_task: str | None
+
+    @classmethod
+    def from_mapping(cls, environ: Mapping[str, str]) -> Self:
+        """Raises JobError where srun has not started one of it on each node of a job."""
+        job_id, step = job_lookup.own_id(environ), environ.get("SLURM_STEP_ID")
+        if job_id is None or step is None or not step.isdigit():
+            raise JobError(
+                "this is no task of srun: `ndctl agent` is the agent of one node of a Slurm job",
+                fix="write `srun ndctl agent SPEC` into a batch script; `ndctl submit SPEC` queues"
+                " a job, and `ndctl submit SPEC --here` runs one in an allocation",
+            )
+        nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
+        there = int(environ.get("SLURM_STEP_NUM_NODES", "0"))
+        tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "0"))
+        if not len(nodes) == there == tasks:
+            raise JobError(
+                f"srun started {tasks} agents on {there} nodes, and Slurm job {job_id} has"
+                f" {len(nodes)} nodes: each needs one agent, which starts all ranks there",
+                fix=f"srun --nodes={len(nodes)} --ntasks={len(nodes)} --ntasks-per-node=1",
+            )
+        return cls(
+            job_id=job_id,
+            step=step,
+            rank=int(environ.get("SLURM_PROCID", "0")),
+            restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+            nodes=nodes,
+            devices=devices_in(environ),
+            array_task=environ.get("SLURM_ARRAY_TASK_ID"),
+        )
+
+    @property
+    def mark(self) -> str:
+        """By which the tasks of one step of one run know what is theirs."""
+        return f"{self.step}, restart {self.restarts}"
+
+
+def devices_in(environ: Mapping[str, str]) -> int | None:
+    """GPUs that the job has of each node, in Slurm's variables: `2` or `a100:2`."""
+    said = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE") or ""
+    found = re.search(r"(\d+)$", said)
+    return int(found[1]) if found else None
+
+
+def named(wanted: Wanted, array_task: str | None) -> tuple[str, ...]:
+    """The overrides; in a job array with the element's number behind the job's name, unless that is
+    among them."""
+    overrides = wanted.overrides
+    if array_task is None or any(one.startswith("name=") for one in overrides):
+        return overrides
+    name = read_spec(wanted.spec, overrides).name
+    return (*overrides, f"name='{name}-{array_task}'")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCommand:
+    """What this process is to become: the agent of its node, of a job that has begun."""
+
+    argv: list[str]
+    environ: Mapping[str, str]
+    umask: int | None
+    """None: as it is."""
+
+
+def agent_command(
+    wanted: Wanted, environ: Mapping[str, str], clock: Clock, shell: Shell
+) -> AgentCommand:
+    """With what the spec says of variables, hooks and permissions, as in a rendered script."""
+    task = Task.from_mapping(environ)
+    if task.rank != 0:
+        launch = _awaited(wanted, task, environ, clock)
+    else:
+        launch = _begun(wanted, task, environ, clock, shell)
+    return AgentCommand(
+        argv=_command(launch),
+        environ={**environ, **(launch.slurm.env if launch.slurm else {})},
+        umask=umask_of(launch),
+    )
+
+
+def let_the_first_speak(environ: Mapping[str, str], clock: Clock) -> None:
+    """What is wrong with the spec, or with how srun was called, every task finds out: the first one
+    says it, and ends the step. What is wrong with this node alone comes a little later."""
+    if environ.get("SLURM_PROCID", "0") != "0":
+        clock.sleep(FIRST_S)
+
+
+def end_step(environ: Mapping[str, str], shell: Shell) -> None:
+    """Where the first task gives up: the others wait for a run directory that does not come."""
+    job_id, step = job_lookup.own_id(environ), environ.get("SLURM_STEP_ID")
+    if job_id is not None and step is not None and environ.get("SLURM_PROCID") == "0":
+        with contextlib.suppress(TimeoutError):
+            shell(["scancel", f"{job_id}.{step}"], timeout=END_S)
+
+
+def _begun(
+    wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock, shell: Shell
+) -> LaunchPlan:
+    backend = SlurmBackend(environ, clock, shell)
+    overrides = named(wanted, task.array_task)
+    run_dir = _run_dir(wanted, overrides, environ)
+    launch = _started_again(run_dir, task)
+    if launch is None:
+        _warn_of(backend.batch_job(), environ)
+        given = Given(nodes=task.nodes, devices=task.devices)
+        planned = plan_and_look(wanted.spec, overrides, environ, purpose=given)
+        submission = Submission(
+            planned=planned,
+            run_root=run_dir.path.parent,
+            resume=wanted.resume,
+            new=wanted.new,
+            own=task.job_id,
+        )
+        launch, _ = submit_job.begin_inside(submission, environ, clock)
+        backend.take_allocation(launch)
+        with as_said(access_of(launch)):
+            backend.make_folder(launch)
+    with as_said(access_of(launch)):
+        backend.record(launch, task.mark)
+    return launch
+
+
+def _run_dir(wanted: Wanted, overrides: Sequence[str], environ: Mapping[str, str]) -> RunDir:
+    spec = read_spec(wanted.spec, overrides)
+    return RunDir((run_root_of(wanted.run_root, environ, spec.run_root) / spec.name).absolute())
+
+
+def _started_again(run_dir: RunDir, task: Task) -> LaunchPlan | None:
+    """The launch that this Slurm job began in a run before this one, and that has not ended."""
+    counts = counting(run_dir)
+    if counts is None or job_lookup.recorded(counts.launch) != task.job_id:
+        return None
+    run = known(run_dir)
+    if run.job is None or run.ending is not None:
+        return None
+    led = run.allocation
+    is_new = led is None or led.id != task.job_id or led.restarts < task.restarts
+    return counts.launch if is_new else None
+
+
+def _warn_of(job: SlurmJob, environ: Mapping[str, str]) -> None:
+    if not job.may_requeue:
+        log.warning(
+            "Slurm job %s is not queued again, at its time limit or without a lost node: write"
+            " `#SBATCH --requeue`",
+            job.id,
+        )
+    bound, there = len(os.sched_getaffinity(0)), int(environ.get("SLURM_CPUS_ON_NODE", "0"))
+    if bound < there:
+        log.warning(
+            "all ranks of a node share %s of its %s CPUs: write `srun --cpu-bind=none`",
+            bound,
+            there,
+        )
+
+
+def _awaited(wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock) -> LaunchPlan:
+    run_dir = _run_dir(wanted, named(wanted, task.array_task), environ)
+    begun = clock.monotonic()
+    while clock.monotonic() - begun < WAIT_S:
+        with contextlib.suppress(OSError):  # of a file server: it is read again
+            counts = counting(run_dir)
+            if counts and job_lookup.recorded_step(counts.launch) == (task.job_id, task.mark):
+                return counts.launch
+        clock.sleep(POLL_S)
+    raise BackendError(
+        f"the first task of step {task.step} has not begun the job in {run_dir.path} within"
+        f" {WAIT_S:.0f} s",
+        fix="what it says is in the step's output; every node has to see the run directory",
+    )
+
+
+def _command(launch: LaunchPlan) -> list[str]:
+    """The program that a rendered script starts on each node."""
+    copy = render.snapshot_path(launch) / render.ENTRY
+    place = str(copy) if launch.slurm and launch.slurm.snapshot else run_module.__file__
+    return [
+        *(sys.executable, "-P", "-u", place, render.TASK),
+        *(f"--run-dir={launch.run_dir}", f"--launch={launch.launch}"),
+        *(f"--devices={launch.devices_per_host}", f"--agent-timeout={launch.agent_timeout}"),
+        "--first-leads",
+        *render.hooks_of(launch),
+    ]

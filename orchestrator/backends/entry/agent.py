@@ -1,0 +1,236 @@
+"""The process of an agent: `python -m orchestrator.backends.entry.agent --run-dir DIR --host NAME`.
+
+With `--lead` it is the leader as well.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
+from orchestrator.agent.evidence.rank_evidence import holders, send_signal
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.backends.by_name import backend_named
+from orchestrator.contract.check_results import BEFORE_HOOK, Finding, troubles
+from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.files.leader_file import Term
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.failover.leader_lost import Claim, see_to_the_leader
+from orchestrator.failover.stale_launch import superseded
+from orchestrator.failover.takeover import follow, leave_to_the_leader
+from orchestrator.health.host_check import Wanted, examine_host, sight
+from orchestrator.health.host_probes import prober
+from orchestrator.job_secret import secret_from
+from orchestrator.posix.fd_limit import allow_files
+from orchestrator.posix.locks import is_free, try_lock
+from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
+from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
+from orchestrator.seams import Backend, Clock
+from orchestrator.system import SystemClock, log_to_stderr, run_command
+
+log = logging.getLogger("orchestrator.backends.entry.agent")
+
+LOCK_WAIT_S = 60.0
+"""For a former agent of this host, or what it left running, to be gone."""
+LOCK_POLL_S = 0.1
+FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
+"""For a leader in an allocation: after both of these, and after its interpreter and its look at its
+host, each of which takes a minute on a cold file server."""
+ORPHANS_S = 5.0
+"""The kernel ends what a former agent left running; what then still runs, a rank left itself."""
+
+
+def main(argv: list[str], environ: Mapping[str, str]) -> int:
+    args = _parser().parse_args(argv)
+    log_to_stderr()
+    log.info("up to %s open files", allow_files())  # its launcher, torchrun and ranks inherit it
+    clock = SystemClock()
+    run_dir = RunDir(args.run_dir)
+    once_it_serves(run_dir.make, "there is no room for logs", clock)
+    if not _hold_host(run_dir, args.host, clock):
+        return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
+    try:
+        with private_folder(environ) as folder:
+            return _be_agent(args, folder / SOCKET, environ, clock)
+    except NoPrivateFolder as exc:
+        log.error("leaving: there is no safe place for the socket of this host's ranks: %s", exc)
+        return exit_codes.FAILED
+
+
+def _be_agent(
+    args: argparse.Namespace, ranks_socket: Path, environ: Mapping[str, str], clock: Clock
+) -> int:
+    run_dir = RunDir(args.run_dir)
+    scheduled = args.restarts is not None
+    config = AgentConfig(
+        place=HostPlace(
+            python=sys.executable,
+            run_dir=run_dir,
+            host=args.host,
+            address=args.address,
+            socket=ranks_socket,
+            parent=os.getpid(),
+        ),
+        secret=secret_from(environ.get(env.TOKEN) or run_dir.token.read_text()),
+        term=Term(args.launch, args.restarts or 0),
+        devices=args.devices,
+        agent_timeout=args.agent_timeout,
+        findings=_look_at_host(args, environ),
+        find_leader_s=args.leader_late
+        + (FIND_ALLOCATED_S if scheduled and not args.patience else FIND_LEADER_S),
+        patience_s=args.patience,
+        outlives_leader=scheduled and not args.patience and not args.lead,
+        leader_at=args.leader_at,
+        probe=prober(_wanted(args), environ, sight(run_command)),
+    )
+    # Ranks have no use for it, and what they start may write its environment down.
+    environ = {name: value for name, value in environ.items() if name != env.TOKEN}
+    looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
+    why = once_it_serves(looked, "whether this host counts is not known", clock)
+    if why is not None:
+        log.error("leaving: %s", why)
+        return exit_codes.NOT_ADMITTED
+    if args.lead:
+        # Late: the agents of 2,047 hosts of 2,048 begin without it.
+        from orchestrator.backends.entry.leader import lead
+
+        return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
+    return asyncio.run(_follow(config, scheduled, args, environ, clock))
+
+
+def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """What of this host is not in order."""
+    found = troubles(examine_host(_wanted(args), environ, sight(run_command)))
+    if args.hook_failed:
+        fix = "where it fails on every host, correct cluster.slurm.hooks.before"
+        hook = Finding(what=BEFORE_HOOK, verdict="stops", found=args.hook_failed, fix=fix)
+        found = (hook, *found)
+    for finding in found:
+        log.warning("%s: %s: %s", finding.verdict, finding.what, finding.found)
+    return found
+
+
+def _wanted(args: argparse.Namespace) -> Wanted:
+    return Wanted(devices=args.devices, run_dir=args.run_dir, address=args.address)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.agent")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--address", required=True, help="where other hosts reach this one")
+    parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")
+    parser.add_argument("--port", type=int, default=0, help="there, if it is free [any]")
+    parser.add_argument(
+        "--leader-at", default="", help="HOST:PORT to try where the run directory leads to nobody"
+    )
+    parser.add_argument("--launch", type=int, required=True)
+    parser.add_argument(
+        "--restarts", type=int, help="how often the scheduler, if there is one, started it again"
+    )
+    parser.add_argument("--devices", type=int, required=True)
+    parser.add_argument("--agent-timeout", type=float, required=True)
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        help="seconds to wait in place for another leader, where the scheduler replaces lost hosts",
+    )
+    parser.add_argument(
+        "--turn",
+        type=int,
+        default=1,
+        help="of hosts that wait so, which one sees to it first that the leader is replaced",
+    )
+    parser.add_argument("--lead", action="store_true")
+    parser.add_argument(
+        "--leader-late",
+        type=float,
+        default=0.0,
+        help="seconds more than usual that a leader may take to begin",
+    )
+    parser.add_argument(
+        "--hook-failed", default="", help="why the spec's own line of shell failed on this host"
+    )
+    return parser
+
+
+async def _follow(
+    config: AgentConfig,
+    scheduled: bool,
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> int:
+    """Run a mere agent; SIGTERM ends its ranks and it.
+
+    Where a scheduler sends it, the leader has it as well, or is told, and says what is to be done:
+    ranks have until SIGKILL to write a checkpoint. A follower whose leader is gone takes over, or
+    follows the one that does, or has the job queued again, which is when the scheduler ends it.
+    """
+    agent = Agent(config, environ, clock)
+    named = _named(environ, clock)
+    loop = asyncio.get_running_loop()
+    if config.patience_s:
+        loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
+        seeing = asyncio.create_task(see_to_the_leader(agent, args.turn, named))
+        try:
+            return await agent.run()
+        finally:
+            seeing.cancel()
+    if not scheduled:
+        loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
+        return await agent.run()
+    leave_to_the_leader(agent)
+
+    async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
+        # Late, as most agents never lead.
+        from orchestrator.backends.entry.leader import lead_on
+
+        return await lead_on(agent, following, claim, args.bind, environ, clock)
+
+    return await follow(agent, named, clock, lead)
+
+
+def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Backend]:
+    return partial(backend_named, environ=environ, clock=clock, shell=run_command)
+
+
+def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
+    """Be the only agent of this host, with no process of a former one left."""
+    opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
+    fd = once_it_serves(opened, f"{host} cannot be taken over", clock)
+    begun = clock.monotonic()
+    while not try_lock(fd):
+        if clock.monotonic() - begun > LOCK_WAIT_S:
+            log.error("%s cannot be taken over: another agent holds it", host)
+            return False
+        clock.sleep(LOCK_POLL_S)
+    # At once: whoever wants to end the holder of the lock reads here which process that is.
+    with contextlib.suppress(OSError):  # a full disk has no room for it
+        os.ftruncate(fd, 0)
+        os.write(fd, str(os.getpid()).encode())
+    ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
+    while not is_free(ranks):
+        waited = clock.monotonic() - begun
+        if waited > LOCK_WAIT_S:
+            log.error("%s cannot be taken over: ranks of a former agent still run", host)
+            return False
+        if waited > patience:
+            patience += ORPHANS_S
+            for pid in holders(ranks):
+                log.warning("process %s was left by a former agent: killing it", pid)
+                send_signal(pid, signal.SIGKILL)
+        clock.sleep(LOCK_POLL_S)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], os.environ))

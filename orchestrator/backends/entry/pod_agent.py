@@ -1,0 +1,334 @@
+"""What a pod does (`pod_start.py` begins it): it is the agent of its host.
+
+Who this one is says its environment, what is to be done the ConfigMap that is mounted. The pod of
+node rank 0 leads, and writes the run directory of a launch that it does not have yet; the others
+wait for it.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+from orchestrator.agent.log_forwarder import Echo
+from orchestrator.backends.kubernetes.mirror.pod_logs import JOURNAL_MARK, METRICS_MARK
+from orchestrator.backends.kubernetes.render.names import KIND_VARIABLE
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover, handover_from
+from orchestrator.errors import BackendError, InUse, JobError
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
+from orchestrator.journal.run_dir_init import begin, is_of, read_folder
+from orchestrator.journal.snapshot import known, recall
+from orchestrator.seams import Clock
+from orchestrator.system import SystemClock, log_to_stderr
+
+log = logging.getLogger("orchestrator.kubernetes")
+
+FOLDER = "/etc/ndctl/submission"
+RANKS = ("JOB_COMPLETION_INDEX", "RANK", "PET_NODE_RANK")
+"""The node rank, in what JobSet and Trainer v2 and the training operator set."""
+OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun would take for its own defaults."""
+WAIT_S = 1.0
+SAY_S = 30.0
+OTHERS_END_S = 30.0
+"""A kubelet may take as long to say that a pod has ended."""
+NOT_WHAT_RUNS = (
+    "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
+    " To run this: `ndctl cancel`, then `ndctl submit --resume`"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """Who this pod is, by the downward API and its operator."""
+
+    host: str
+    """The node's name."""
+    address: str
+    node_rank: int
+    folder: Path
+    kind: str = ""
+    """Of the object that it is of; one that was applied by an older ndctl does not say."""
+
+    @classmethod
+    def from_mapping(cls, environ: Mapping[str, str]) -> Self:
+        """Raises KeyError with the name of what is missing."""
+        said = next((environ[name] for name in RANKS if environ.get(name)), None)
+        if said is None:
+            raise KeyError(" or ".join(RANKS))
+        return cls(
+            host=environ["NDCTL_NODE_NAME"],
+            address=environ["NDCTL_POD_IP"],
+            node_rank=int(said),
+            folder=Path(environ.get(env.SUBMISSION, FOLDER)),
+            kind=environ.get(KIND_VARIABLE, ""),
+        )
+
+    @property
+    def leads(self) -> bool:
+        return self.node_rank == 0
+
+
+def run(environ: Mapping[str, str]) -> int:
+    """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
+    of one pod, is the end of the job."""
+    log_to_stderr()
+    try:
+        return _run(environ)
+    except (OSError, JobError) as exc:
+        log.critical("this pod cannot go on, another in its place may: %s", exc)
+    except Exception as exc:
+        log.exception("this pod has a defect")
+        log.critical("this pod has a defect, another in its place is to try: %r", exc)
+    return exit_codes.LEADER_LOST
+
+
+def _run(environ: Mapping[str, str]) -> int:
+    clock = SystemClock()
+    try:
+        pod = Pod.from_mapping(environ)
+        handover = handover_from(read_folder(pod.folder))
+    except (KeyError, ValueError, OSError, Invalid) as exc:
+        log.critical("this is no pod of a job of this ndctl: %s", exc)
+        return exit_codes.REFUSED
+    run_dir = RunDir(Path(handover.launch.run_dir))
+    token = environ.get(env.TOKEN)
+    terminate = partial(os.kill, os.getpid(), signal.SIGTERM)
+    hear_late(partial(_was_deleted, handover, environ, clock), terminate)
+    try:
+        if pod.leads:
+            begun = begin(run_dir, handover, clock, token=not token)
+            same = is_of(run_dir, handover, begun)
+            if not same:
+                log.error(NOT_WHAT_RUNS, handover.launch.launch, run_dir.path)
+            _own(handover, environ, clock, same)
+        else:
+            see = partial(_see_to_the_leader, pod, handover, environ, clock)
+            begun = await_launch(run_dir, handover.launch.launch, clock, see)
+    except InUse:
+        raise
+    except JobError as exc:
+        log.critical("%s", exc)
+        return exit_codes.FAILED
+    if begun.ending is not None:
+        return _has_ended(pod, handover, begun, run_dir)
+    theirs = begun.job and begun.job.launch.kubernetes and begun.job.launch.kubernetes.kind
+    if pod.kind and theirs and pod.kind != theirs:
+        words = "this pod is of a %s, and launch %s in %s is of a %s of the same name: delete one"
+        log.critical(words, pod.kind, handover.launch.launch, run_dir.path, theirs)
+        return exit_codes.FAILED
+    return _be_agent(pod, handover, run_dir, environ)
+
+
+def hear_late(is_leaving: Callable[[], bool], leave: Callable[[], object]) -> threading.Thread:
+    """Hear of the SIGTERM that came before this process listened for it.
+
+    The kernel drops it then, for this is the first process of its container: a pod that is deleted
+    in its first moment would go on as if it was to stay, and be killed at the end of its grace. The
+    API server knows of the deletion before the kubelet does, so that to ask once is enough.
+    """
+
+    def ask() -> None:
+        try:
+            leaving = is_leaving()
+        except BackendError as exc:
+            log.info("whether this pod is to go already is not known: %s", exc)
+            return
+        if leaving:
+            log.warning("this pod was deleted before its process listened: it leaves")
+            leave()
+
+    thread = threading.Thread(target=ask, name="hear-late", daemon=True)
+    thread.start()
+    return thread
+
+
+def _was_deleted(handover: Handover, environ: Mapping[str, str], clock: Clock) -> bool:
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(environ, clock).is_leaving(handover.launch)
+
+
+def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[float], None]) -> Run:
+    """What is known of the run once the leader has begun `launch`.
+
+    Args:
+        see: called now and then with the seconds that were waited, to see to the leader's pod.
+
+    Raises JobError when a later one has come.
+    """
+    (run, tail), waited = recall(run_dir), 0.0
+    while True:
+        try:
+            for entry in tail.each():
+                run, _ = step(run, entry.event)
+        except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
+            log.warning("the journal cannot be read, trying again: %s", exc)
+        known = run.job.launch.launch if run.job else 0
+        if known == launch:
+            return run
+        if known > launch:
+            raise JobError(f"this pod is of launch {launch}, and launch {known} has come after it")
+        if waited % SAY_S == 0:
+            log.info("waiting for the leader's pod to begin launch %s", launch)
+            see(waited)
+        clock.sleep(WAIT_S)
+        waited += WAIT_S
+
+
+def _see_to_the_leader(
+    pod: Pod, handover: Handover, environ: Mapping[str, str], clock: Clock, waited_s: float
+) -> None:
+    """Where its pod never begins; one that runs may only be slow. Pods take turns, the later ones
+    more seldom: together they ask no more than a few."""
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    if not waited_s or waited_s % (SAY_S * pod.node_rank):
+        return
+    try:
+        KubernetesBackend(environ, clock).revive_leader(handover.launch, silent_s=None)
+    except BackendError as exc:
+        log.error("no other leader can be had yet, trying again: %s", exc)
+
+
+def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: bool) -> None:
+    """Of what `kubectl apply` made, too, one delete of the job takes everything away. `same`: what
+    was applied is what runs."""
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+    from orchestrator.backends.kubernetes.render import spec_hash
+
+    runs = spec_hash(handover) if same else ""
+    try:
+        KubernetesBackend(environ, clock).own(handover.launch, runs)
+    except BackendError as exc:
+        log.warning("the job does not own what was applied beside it: %s", exc.message)
+
+
+def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
+    """A pod that came again after the end, or objects that were deleted and applied once more."""
+    launch = handover.launch
+    log.warning(
+        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
+        " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
+        *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
+    )
+    if pod.leads:
+        _tell_journal(run_dir)
+    return exit_codes.FAILED if run.ending == "FAILED" else exit_codes.OK
+
+
+def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[str, str]) -> int:
+    from orchestrator.backends.entry.agent import main as agent
+
+    launch = handover.launch
+    argv = [
+        f"--run-dir={launch.run_dir}",
+        f"--host={pod.host}",
+        f"--address={pod.address}",
+        f"--launch={launch.launch}",
+        f"--devices={launch.devices_per_host}",
+        f"--agent-timeout={launch.agent_timeout}",
+        "--restarts=0",
+        f"--patience={(launch.kubernetes or KubernetesSpec()).pod_patience}",
+        f"--turn={max(pod.node_rank, 1)}",
+        *_rendezvous(environ),
+        *(["--lead"] if pod.leads else []),
+    ]
+    rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
+    with Echo(run_dir, pod.host, sys.stdout):
+        try:
+            code = agent(argv, rest)
+        except BackendError as exc:  # a right that is missing now is missing in the next pod, too
+            log.critical("the leader cannot begin: %s", exc)
+            return exit_codes.REFUSED
+    if pod.leads:
+        _tell_journal(run_dir)
+    code = _of_the_pod(code, pod, run_dir)
+    if pod.leads and code in (exit_codes.OK, exit_codes.FAILED):
+        clock = SystemClock()
+        await_others(partial(_others_run, handover, environ, clock), clock)
+    log.info("leaving with %s", code)
+    return code
+
+
+def await_others(others_run: Callable[[], int], clock: Clock) -> None:
+    """Until the other pods have ended: with the leader's the job is over for its operator, which
+    then deletes those that still run, and what they printed with them."""
+    until = clock.monotonic() + OTHERS_END_S
+    while True:
+        try:
+            left = others_run()
+        except BackendError as exc:
+            log.info("whether other pods still run is not known: %s", exc)
+            return
+        if not left:
+            return
+        if clock.monotonic() >= until:
+            log.warning("%s other pods still run %.0f s after the end", left, OTHERS_END_S)
+            return
+        clock.sleep(WAIT_S)
+
+
+def _others_run(handover: Handover, environ: Mapping[str, str], clock: Clock) -> int:
+    from orchestrator.backends.kubernetes.backend import KubernetesBackend
+
+    return KubernetesBackend(environ, clock).others_run(handover.launch)
+
+
+def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
+    """An agent that fails is no job that has FAILED: that is the journal's to say."""
+    if code == exit_codes.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
+        log.critical("this pod's agent failed, another in its place is to try")
+        return exit_codes.LEADER_LOST
+    return code
+
+
+def _rendezvous(environ: Mapping[str, str]) -> list[str]:
+    """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
+    there, so the leader takes it. A TrainJob says it with torchrun's prefix alone."""
+    host, port = (
+        environ.get(name) or environ.get(f"PET_{name}", "")
+        for name in ("MASTER_ADDR", "MASTER_PORT")
+    )
+    return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
+
+
+def _tell_journal(run_dir: RunDir) -> None:
+    """For who looks from outside when no pod runs any more: they read it in this pod's log."""
+    for mark, path in ((JOURNAL_MARK, run_dir.journal), (METRICS_MARK, run_dir.metrics)):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        lines = data[newest_line(data, MOST_TOLD) :] if mark == JOURNAL_MARK else data
+        told = lines.decode(errors="replace").splitlines()
+        for line in ends(told) if mark == METRICS_MARK else told:
+            sys.stdout.write(f"{mark}{line}\n")
+    sys.stdout.flush()
+
+
+MOST_TOLD = 4 << 20
+"""Bytes of the journal. A node keeps 10 MiB of a pod's log; who looked before has what came
+before."""
+ENDS = 200
+
+
+def newest_line(data: bytes, most: int) -> int:
+    """Where the last lines begin that are no longer than `most` bytes together."""
+    return 0 if len(data) <= most else data.index(b"\n", len(data) - most - 1) + 1
+
+
+def ends(lines: list[str]) -> list[str]:
+    """The first line and the last ones: enough to say how a job went."""
+    return lines if len(lines) <= ENDS else [lines[0], *lines[1 - ENDS :]]

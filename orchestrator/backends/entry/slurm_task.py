@@ -1,0 +1,130 @@
+"""What runs on each node of the allocation: the agent, in the process that Slurm started."""
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from orchestrator.backends.slurm.on_nodes import address
+from orchestrator.backends.slurm.on_nodes.hooks import run_hook
+from orchestrator.contract.files import env
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.nodes import parse_nodes
+from orchestrator.system import run_command
+
+log = logging.getLogger(__name__)
+
+ASK_S = 10.0
+
+
+def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Be the agent, to its end."""
+    args = _parser().parse_args(argv)
+    _await_agent()
+    host = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    log_to(RunDir(Path(args.run_dir)).agent_log(host))
+    reached = _address(host, environ)
+    environ = {**environ, "NDCTL_RUN_DIR": args.run_dir, env.HOST: host}
+    hook_log, failed = RunDir(Path(args.run_dir)).hook_log(host), ""
+    if args.before:
+        # Before anything of the agent is imported: it may bring what that needs.
+        failed = run_hook("before", args.before, environ, hook_log, args.before_limit)
+    from orchestrator.backends.entry.agent import main as agent
+
+    words = [
+        f"--run-dir={args.run_dir}",
+        f"--host={host}",
+        f"--address={reached}",
+        f"--launch={args.launch}",
+        f"--devices={args.devices}",
+        f"--agent-timeout={args.agent_timeout}",
+        f"--restarts={environ.get('SLURM_RESTART_COUNT', '0')}",
+        *(["--lead"] if args.first_leads and environ.get("SLURM_NODEID") == "0" else []),
+        f"--leader-late={args.before_limit if args.before else 0}",
+        f"--hook-failed={failed}",
+    ]
+    code = agent(words, _for_gloo(environ, reached))
+    if args.after:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Slurm kills what is left
+        if why := run_hook("after", args.after, environ, hook_log, args.after_limit):
+            log.warning("the after hook of %s: %s", host, why)
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.slurm_task")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--launch", type=int, required=True)
+    parser.add_argument("--devices", type=int, required=True)
+    parser.add_argument("--agent-timeout", type=float, required=True)
+    parser.add_argument(
+        "--first-leads",
+        action="store_true",
+        help="the agent of the step's first node leads; one that is started again never does",
+    )
+    parser.add_argument("--before", default="", help="line of shell, before the agent begins")
+    parser.add_argument("--before-limit", type=float, default=0.0, help="seconds for it")
+    parser.add_argument("--after", default="", help="line of shell, when the agent has ended")
+    parser.add_argument("--after-limit", type=float, default=0.0, help="seconds for it")
+    return parser
+
+
+def _await_agent() -> None:
+    """A notice that comes before the agent listens must not kill it; the end itself is announced
+    by SIGTERM."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+
+def log_to(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as exc:  # no room, say: then it is in the log of the step
+        sys.stderr.write(f"{path} cannot be opened, so the log is here: {exc}\n")
+        return
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+
+
+def _address(host: str, environ: Mapping[str, str]) -> str:
+    """Raises OSError when there is none: nobody could reach this host."""
+    resolved = address.resolve(host)
+    if resolved and not address.is_loopback(resolved):
+        return resolved
+    hosts = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    others = [name for name in hosts if name != host]
+    routed = address.routed_towards(others)
+    found = address.choose_address(resolved, _node_addr(host), routed, address.resolve)
+    if found is None:
+        raise OSError(f"{host}, the name of this host, means nothing here, nor does its NodeAddr")
+    return found
+
+
+def _node_addr(host: str) -> str:
+    with contextlib.suppress(TimeoutError):
+        said = run_command(["scontrol", "show", "node", "-a", "-o", host], timeout=ASK_S)
+        return next((node.address for node in parse_nodes(said.out)), "")
+    return ""
+
+
+def _for_gloo(environ: Mapping[str, str], reached: str) -> Mapping[str, str]:
+    """gloo takes what the machine's own name means; where that is no use, its interface is said."""
+    own = address.resolve(socket.gethostname())
+    known = any(name in environ for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"))
+    if known or own == reached:
+        return environ
+    interface = address.interface_of(reached)
+    return {**environ, "GLOO_SOCKET_IFNAME": interface} if interface else environ
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], dict(os.environ))

@@ -1,0 +1,127 @@
+"""Which cluster, and as whom: by a kubeconfig, or as a pod's service account.
+
+The Python client's own: it knows exec plugins, and renews tokens. It is imported late: other verbs
+do without.
+"""
+
+import contextlib
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER
+from orchestrator.errors import BackendError
+
+TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+NAMESPACE = TOKEN.with_name("namespace")
+
+
+class Access:
+    def __init__(self, context: str | None, environ: Mapping[str, str]) -> None:
+        self.wanted = context
+        self.environ = environ
+
+    @cached_property
+    def config(self) -> Any:
+        """The client's Configuration. Raises BackendError without credentials."""
+        from kubernetes.client import Configuration
+
+        config: Any = import_module("kubernetes.config")
+        made = Configuration()
+        try:
+            if self.in_cluster:
+                config.load_incluster_config(made)
+            else:
+                config.load_kube_config(self._file, self.wanted, made, persist_config=False)
+        except (config.ConfigException, OSError, ValueError) as exc:
+            raise BackendError(
+                f"there is no way to a Kubernetes cluster: {exc}",
+                fix="`kubectl config get-contexts` lists what your kubeconfig has; set KUBECONFIG,"
+                " or cluster.kubernetes.context to one of them",
+            ) from exc
+        made.retries = False  # ours say why
+        return made
+
+    @property
+    def in_cluster(self) -> bool:
+        return "KUBERNETES_SERVICE_HOST" in self.environ and TOKEN.exists()
+
+    @property
+    def _file(self) -> str | None:
+        return self.environ.get("KUBECONFIG") or None
+
+    @cached_property
+    def _active(self) -> tuple[str, str]:
+        """Context and namespace."""
+        if self.in_cluster:
+            with contextlib.suppress(OSError):
+                return IN_CLUSTER, NAMESPACE.read_text().strip()
+            return IN_CLUSTER, "default"
+        config: Any = import_module("kubernetes.config")
+        try:
+            contexts, current = config.list_kube_config_contexts(self._file)
+        except config.ConfigException as exc:
+            raise BackendError(
+                f"there is no way to a Kubernetes cluster: {exc}",
+                fix="set KUBECONFIG, or log in to the cluster as its administrators say",
+            ) from exc
+        found = current
+        if self.wanted is not None:
+            found = next((one for one in contexts if one["name"] == self.wanted), None)
+        if found is None:
+            known = ", ".join(one["name"] for one in contexts) or "none"
+            raise BackendError(
+                f"the kubeconfig has no context {self.wanted}; there are: {known}",
+                fix="set cluster.kubernetes.context to one of them",
+            )
+        return found["name"], found["context"].get("namespace") or "default"
+
+    @property
+    def context(self) -> str:
+        return self._active[0]
+
+    @property
+    def namespace(self) -> str:
+        """Where objects go that name none."""
+        return self._active[1]
+
+    @property
+    def server(self) -> str:
+        return str(self.config.host)
+
+    @property
+    def shown(self) -> str:
+        """The API server, as a person knows it."""
+        if self.in_cluster:
+            return "the API server"
+        return f"the API server of context {self.context} ({self.server})"
+
+    @property
+    def kubectl(self) -> str:
+        """The option that has kubectl ask the same one, with a space before it."""
+        return "" if self.in_cluster else f" --context {self.context}"
+
+    @property
+    def authority(self) -> bytes | None:
+        """The certificates that the server's own is signed with; None where the system's do."""
+        path = self.config.ssl_ca_cert
+        return Path(path).read_bytes() if path else None
+
+    @cached_property
+    def client(self) -> Any:
+        """The Python client's DynamicClient, for its `request` alone.
+
+        Discovery would cost each terminal command a dozen requests, and rights that a tenant may
+        lack: ndctl knows its kinds (resources.py).
+        """
+        from kubernetes.client import ApiClient
+
+        dynamic: Any = import_module("kubernetes.dynamic")
+        return dynamic.DynamicClient(ApiClient(self.config), discoverer=lambda *_: None)
+
+    def headers(self) -> dict[str, str]:
+        """Asked each time: tokens are short-lived, and the client renews them here."""
+        auth = self.config.auth_settings().get("BearerToken")
+        return {"authorization": auth["value"]} if auth and auth["value"] else {}

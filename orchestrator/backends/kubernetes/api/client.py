@@ -1,0 +1,266 @@
+"""What is asked of the API server: objects as plain JSON, watches, logs, commands in pods.
+
+Not through the Python client's model classes, which know neither the operators' kinds nor fields
+that are newer or older than they are.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.backends.kubernetes.api.access import Access
+from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, Forbidden, Missing, refusal
+from orchestrator.backends.kubernetes.api.pod_exec import execute
+from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
+from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
+from orchestrator.contract.read_json import read_json
+from orchestrator.errors import BackendError
+from orchestrator.seams import Clock
+
+MANAGER = "ndctl"
+"""Who owns the fields that we apply."""
+PAGE = 500
+MERGE = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    items: tuple[Object, ...]
+    version: str
+    """Where a watch goes on from."""
+
+
+class Asks(Protocol):
+    """An API server, of whom is asked and to whom nothing is done but on trial."""
+
+    @property
+    def context(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def server(self) -> str: ...
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+    def read(self, path: str) -> Any: ...
+    def get(self, resource: Resource, namespace: str | None, name: str) -> Object | None: ...
+    def list(
+        self, resource: Resource, namespace: str | None, *, labels: str = "", fields: str = ""
+    ) -> Listed: ...
+    def create(self, item: Object, namespace: str) -> Object: ...
+    def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object: ...
+    def refusal(self, verb: str, path: str) -> BackendError | None: ...
+
+
+class Api:
+    def __init__(self, context: str | None, environ: Mapping[str, str], clock: Clock) -> None:
+        self.access = Access(context, environ)
+        self.sending = Requests(self.access, clock)
+
+    @property
+    def requests(self) -> int:
+        """How many were sent, for measurements."""
+        return self.sending.sent
+
+    @property
+    def clock(self) -> Clock:
+        return self.sending.clock
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the server warned of so far, each once: what it will drop, or what is unsafe."""
+        return tuple(self.sending.warnings)
+
+    @property
+    def context(self) -> str:
+        return self.access.context
+
+    @property
+    def namespace(self) -> str:
+        """Where objects go that name none."""
+        return self.access.namespace
+
+    @property
+    def server(self) -> str:
+        return self.access.server
+
+    # Objects
+
+    def read(self, path: str) -> Any:
+        """What lies at a path, as `/version`."""
+        return self.sending.json("get", path)
+
+    def get(
+        self, resource: Resource, namespace: str | None, name: str, *, cached: bool = False
+    ) -> Object | None:
+        """None where there is no such object. `cached`: as in `list`."""
+        query = {"resourceVersion": "0"} if cached else None
+        try:
+            found: Object = self.sending.json("get", resource.path(namespace, name), query)
+            return found
+        except Missing:
+            if resource.group and not self.has(resource):
+                raise
+            return None
+
+    def about(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        """The metadata of an object alone, which may hold much more."""
+        try:
+            path = resource.path(namespace, name)
+            found: Object = self.sending.json("get", path, accept=METADATA)
+            return found
+        except Missing:
+            return None
+
+    def has(self, resource: Resource) -> bool:
+        """Whether the cluster knows the kind, in this version."""
+        root = f"/apis/{resource.group}/{resource.version}"
+        try:
+            known = self.sending.json("get", root if resource.group else f"/api/{resource.version}")
+        except Missing:
+            return False
+        return any(one["name"] == resource.plural for one in known.get("resources", ()))
+
+    def list(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        cached: bool = False,
+    ) -> Listed:
+        """In pages; `cached`: what the API server has in memory will do."""
+        items: list[Object] = []
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE)}
+        if cached:
+            query |= {"resourceVersion": "0", "limit": ""}
+        while True:
+            page = self.sending.json("list", resource.path(namespace), query)
+            items += page.get("items") or ()
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return Listed(items=tuple(items), version=page["metadata"]["resourceVersion"])
+
+    def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object:
+        """Server-side: what ndctl says of an object becomes so, whatever was there. A server from
+        1.25 on refuses a field that it does not know; older ones do not hear that they should."""
+        resource = resource_of(item)
+        path = resource.path(item["metadata"].get("namespace", namespace), item["metadata"]["name"])
+        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        query["dryRun"] = "All" if dry_run else ""
+        try:
+            made: Object = self.sending.json("patch", path, query, item, APPLY)
+        except Forbidden as exc:
+            # An apply that would create is refused without our name; a creation has it.
+            better = None if exc.user else self.refusal("create", path.rpartition("/")[0])
+            raise (better if isinstance(better, Forbidden) else exc) from None
+        return made
+
+    def create(self, item: Object, namespace: str) -> Object:
+        """Raises Conflict where it exists."""
+        place = lookup(item, ("metadata", "namespace"), namespace)
+        path, query = resource_of(item).path(place), {"fieldManager": MANAGER}
+        made: Object = self.sending.json("create", path, query, item)
+        return made
+
+    def refusal(self, verb: str, path: str) -> BackendError | None:
+        """How the API server refuses a request, which has no effect; None where it does not."""
+        query = {"dryRun": "All"}
+        body: Object | None = {} if verb in ("create", "patch") else None
+        if verb in ("get", "list", "watch"):
+            query = {"watch": "true", "timeoutSeconds": "1"} if verb == "watch" else {}
+        try:
+            verb = "list" if verb == "watch" else verb
+            self.sending.json(verb, path, query, body, MERGE if verb == "patch" else JSON)
+        except BackendError as exc:
+            return exc
+        return None
+
+    def merge(
+        self, resource: Resource, namespace: str | None, name: str, change: Object, sub: str = ""
+    ) -> Object:
+        """RFC 7386: what is null is taken away, lists are replaced."""
+        path = resource.path(namespace, name, sub)
+        made: Object = self.sending.json("patch", path, {"fieldManager": MANAGER}, change, MERGE)
+        return made
+
+    def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        grace_s: int | None = None,
+        uid: str = "",
+    ) -> None:
+        """What is gone already is as good. `uid`: only this very one."""
+        body: dict[str, Any] = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        body["propagationPolicy"] = "Background"
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        with contextlib.suppress(Missing):
+            self.sending.json("delete", resource.path(namespace, name), None, body)
+
+    def delete_all(self, resource: Resource, namespace: str, *, labels: str) -> None:
+        self.sending.json("deletecollection", resource.path(namespace), {"labelSelector": labels})
+
+    # Streams
+
+    def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        version: str,
+        labels: str = "",
+        fields: str = "",
+        timeout_s: float,
+    ) -> Iterator[Object]:
+        """Events from `version` on, until the server closes it. Raises as requests do, once."""
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "labelSelector": labels,
+            "fieldSelector": fields,
+            "timeoutSeconds": str(max(1, int(timeout_s))),
+        }
+        asked = Asked(verb="watch", path=resource.path(namespace))
+        for line in self.sending.lines(asked, query, timeout_s + READ_S):
+            event = read_json(line)
+            if event["type"] == "ERROR":
+                code = int(event["object"].get("code", 500))
+                raise refusal(asked, code, json.dumps(event["object"]).encode())
+            yield event
+
+    def log(  # noqa: PLR0913 - what may be asked of a log
+        self,
+        namespace: str,
+        pod: str,
+        container: str,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+        quiet_s: float = READ_S,
+    ) -> Iterator[bytes]:
+        """Lines of a pod's output, the last `tail` alone. `since` a time of whole seconds (RFC
+        3339), or empty for all: with their times before them. `quiet_s`: how long nothing may come
+        while it is followed."""
+        query = {
+            "container": container,
+            "follow": "true" if follow else "",
+            "timestamps": "" if since is None else "true",
+            "sinceTime": since or "",
+            "tailLines": "" if tail is None else str(tail),
+        }
+        path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        yield from self.sending.lines(Asked(verb="get", path=path), query, quiet_s)
+
+    def exec(
+        self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
+    ) -> tuple[int, bytes, bytes]:
+        """Run a command in a pod: its exit code, what it wrote, and its errors."""
+        return execute(self.access, namespace, pod, container, argv, timeout_s=timeout_s)

@@ -1,0 +1,109 @@
+"""Which fields the kinds of this cluster have, and which of an object's they lack.
+
+An API server drops a field that the kind's schema does not have, before 1.25 without a word. So a
+job would lose a field on an operator that is too old, and behave otherwise than it should.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.backends.kubernetes.api.api_errors import Missing
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.resources import Object, Resource, lookup
+from orchestrator.errors import BackendError
+
+Schema = Mapping[str, Any]
+GROUP_KIND = "x-kubernetes-group-version-kind"
+OPEN = "x-kubernetes-preserve-unknown-fields"
+PER_GROUP, WHOLE = "/openapi/v3/apis", "/openapi/v2"
+"""The second, of several MB, is asked of servers before 1.24 alone, which lack the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A field of an object that its kind does not have."""
+
+    path: tuple[str | int, ...]
+    known: tuple[str, ...]
+    """Its siblings that the kind has."""
+
+    def __str__(self) -> str:
+        text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
+        return text.removeprefix(".")
+
+
+@dataclass
+class KindSchemas:
+    """The schemas of one cluster, each document of them read once."""
+
+    api: Asks
+    documents: dict[str, Mapping[str, Schema]] = field(default_factory=dict)
+    """Path -> name -> schema; empty where the server has no such document."""
+
+    def of(self, resource: Resource) -> Schema | None:
+        """None where the server does not say, or this person may not ask."""
+        try:
+            for path in (f"{PER_GROUP}/{resource.group}/{resource.version}", WHOLE):
+                if (found := _named(self._read(path), resource)) is not None:
+                    return found
+        except BackendError:
+            pass
+        return None
+
+    def _read(self, path: str) -> Mapping[str, Schema]:
+        if path not in self.documents:
+            try:
+                document = self.api.read(path)
+            except Missing:
+                document = {}
+            schemas = lookup(document, ("components", "schemas"))
+            self.documents[path] = schemas or lookup(document, ("definitions",), {})
+        return self.documents[path]
+
+
+def _named(schemas: Mapping[str, Schema], resource: Resource) -> Schema | None:
+    wanted = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+    for schema in schemas.values():
+        if wanted in schema.get(GROUP_KIND, ()):
+            return schema
+    return None
+
+
+def lacking(item: Object, schema: Schema) -> Iterator[Lacking]:
+    """The fields of `item` that `schema` does not have; of none twice, and none below one."""
+    own = {"apiVersion", "kind", "metadata"}  # which every kind has, whatever its schema says
+    yield from _lacking({key: one for key, one in item.items() if key not in own}, schema, ())
+
+
+def _lacking(value: Any, schema: Schema, path: tuple[str | int, ...]) -> Iterator[Lacking]:
+    if isinstance(value, Mapping):
+        yield from _of_mapping(value, schema, path)
+    elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        for at, one in enumerate(value):
+            yield from _lacking(one, schema["items"], (*path, at))
+
+
+def _of_mapping(
+    value: Mapping[str, Any], schema: Schema, path: tuple[str | int, ...]
+) -> Iterator[Lacking]:
+    properties, others = schema.get("properties"), schema.get("additionalProperties")
+    for key, one in value.items():
+        if isinstance(properties, Mapping) and key in properties:
+            yield from _lacking(one, properties[key], (*path, key))
+        elif isinstance(others, Mapping):
+            yield from _lacking(one, others, (*path, key))
+        elif isinstance(properties, Mapping) and not schema.get(OPEN) and not others:
+            yield Lacking((*path, key), tuple(properties))
+
+
+def has(schema: Schema, path: Sequence[str]) -> bool:
+    """Whether a kind has a field; also where its schema leaves open what is there."""
+    for key in path:
+        properties = schema.get("properties")
+        if not isinstance(properties, Mapping):
+            return True
+        if key not in properties:
+            return bool(schema.get(OPEN))
+        schema = properties[key]
+    return True

@@ -1,0 +1,166 @@
+"""One request to the API server: with timeouts, and sent again where that may help.
+
+The Python client's DynamicClient carries it: plain JSON of any kind, the user's credentials, TLS
+and proxies. It neither sends a request again nor says in words what went wrong; this does.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.backends.kubernetes.api.access import Access
+from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, is_undecided, refusal
+from orchestrator.backends.kubernetes.resources import Object
+from orchestrator.contract.read_json import read_json
+from orchestrator.errors import BackendError, Unreachable
+from orchestrator.seams import Clock
+
+CONNECT_S = 5.0
+READ_S = 30.0
+AGAIN_S = (0.5, 2.0)
+"""Before a second and a third try; Retry-After is heard up to `MOST_S`."""
+MOST_S = 10.0
+APPLY = "application/apply-patch+yaml"
+WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
+"""One of the header's warnings, which a proxy may put into one line."""
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Of an object what it is called and its labels and annotations, without what it holds."""
+CONNECTION = re.compile(r"HTTPS?Connection(Pool)?\(host='[^']*', port=\d+\): ")
+"""What urllib3 puts before what it has to say."""
+
+
+class Requests:
+    def __init__(self, access: Access, clock: Clock) -> None:
+        self.access = access
+        self.clock = clock
+        self.sent = 0
+        self.warnings: dict[str, None] = {}
+        """What the server said beside its answers, each once, in the order in which it came."""
+
+    def json(
+        self,
+        verb: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        content: str = JSON,
+        accept: str = JSON,
+    ) -> Any:
+        """The object that the API server answers with. Raises BackendError."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        asked = Asked(verb=verb, path=path, accept=accept)
+        for wait_s in (*AGAIN_S, None):
+            try:
+                timeout = (CONNECT_S, READ_S)
+                answer = self._send(METHODS[verb], asked, query or {}, body, content, timeout)
+                self.warnings |= dict.fromkeys(warnings_in(answer.headers.get("Warning")))
+                return read_json(answer.data)
+            except ApiException as exc:
+                if wait_s is None or not is_undecided(exc.status, (exc.body or "").encode()):
+                    raise _refused(self.access, asked, exc) from exc
+                self.clock.sleep(_retry_after(exc, wait_s))
+            except (urllib3.exceptions.HTTPError, OSError) as exc:
+                # A create without an answer may have been carried out: a second one would
+                # be refused for the first one's sake.
+                if wait_s is None or verb == "create":
+                    raise unreachable(self.access, exc) from exc
+                self.clock.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
+
+    def lines(self, asked: Asked, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
+        """Lines of an answer as they come. Raises Unanswered after `quiet_s` without a byte."""
+        import urllib3
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            answer = self._send("GET", asked, query, None, "", (CONNECT_S, quiet_s))
+        except ApiException as exc:
+            raise _refused(self.access, asked, exc) from exc
+        except (urllib3.exceptions.HTTPError, OSError) as exc:
+            raise unreachable(self.access, exc) from exc
+        rest = b""
+        try:
+            for chunk in answer.stream(amt=None, decode_content=False):
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield from lines
+        except urllib3.exceptions.HTTPError as exc:
+            raise unreachable(self.access, exc) from exc
+        finally:
+            answer.close()
+        if rest:
+            yield rest
+
+    def _send(
+        self,
+        method: str,
+        asked: Asked,
+        query: Mapping[str, str],
+        body: Object | None,
+        content: str,
+        timeout: tuple[float, float],
+    ) -> Any:
+        """The answer of a request that was granted, unread.
+
+        Raises ApiException with the status of any other answer (0: TLS failed), and what urllib3
+        raises where there is none.
+        """
+        self.sent += 1
+        return self.access.client.request(
+            method,
+            asked.path,
+            body,
+            query_params=[(key, value) for key, value in query.items() if value],
+            header_params={"Accept": asked.accept},
+            content_type=content,
+            _request_timeout=timeout,
+            serialize=False,
+        )
+
+
+METHODS: Mapping[str, str] = {
+    "get": "GET",
+    "list": "GET",
+    "create": "POST",
+    "patch": "PATCH",
+    "delete": "DELETE",
+    "deletecollection": "DELETE",
+}
+
+
+def warnings_in(header: str | None) -> list[str]:
+    """The texts of a Warning header (RFC 7234, 5.5), as API servers since 1.19 send it."""
+    return [re.sub(r"\\(.)", r"\1", one) for one in WARNING.findall(header or "")]
+
+
+def _retry_after(exc: Any, wait_s: float) -> float:
+    said = (exc.headers or {}).get("Retry-After")
+    with contextlib.suppress(TypeError, ValueError):
+        return min(float(said or ""), MOST_S)
+    return wait_s
+
+
+def _refused(access: Access, asked: Asked, exc: Any) -> BackendError:
+    """Of the client's ApiException. It has no status where TLS failed."""
+    if not exc.status:
+        return unreachable(access, exc)
+    return refusal(asked, exc.status, (exc.body or "").encode())
+
+
+def unreachable(access: Access, exc: Exception) -> Unreachable:
+    """No connection came about, or it broke."""
+    return Unreachable(
+        f"{access.shown} cannot be reached: {_why(exc)}",
+        fix=f"`kubectl{access.kubectl} cluster-info` says whether it is up",
+    )
+
+
+def _why(exc: Exception) -> str:
+    """Without the addresses of objects in memory, and the host, which is said before."""
+    cause = exc.__cause__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    words = CONNECTION.sub("", str(exc).split("object at 0x")[-1].split(">: ")[-1])
+    return " ".join(words.split()) or type(exc).__name__

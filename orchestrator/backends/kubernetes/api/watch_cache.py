@@ -1,0 +1,155 @@
+"""What a list and a watch together say: `Cache` is what events do to it, pure; `Watching` asks."""
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.resources import Object, Resource
+from orchestrator.errors import Unanswered
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 300.0
+"""The server closes a watch after so long; a fresh one goes on where it was."""
+POLL_S = 3.0
+"""Between two lists where there is no right to watch."""
+CATCH_UP_S = 1.0
+"""For what has changed to come."""
+BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+@dataclass(slots=True)
+class Cache:
+    """Objects by namespace and name, as of `version`."""
+
+    items: dict[tuple[str, str], Object] = field(default_factory=dict)
+    version: str = ""
+    """Empty: nothing is known, list first."""
+
+    def fill(self, items: tuple[Object, ...], version: str) -> None:
+        self.items = {_key(item): item for item in items}
+        self.version = version
+
+    def take(self, event: Object) -> bool:
+        """Take in one event of a watch; whether an object changed. A bookmark only moves on."""
+        item = event["object"]
+        self.version = item["metadata"]["resourceVersion"]
+        match event["type"]:
+            case "ADDED" | "MODIFIED":
+                before = self.items.get(_key(item))
+                self.items[_key(item)] = item
+                return before is None or _version(before) != _version(item)
+            case "DELETED":
+                return self.items.pop(_key(item), None) is not None
+        return False
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return item["metadata"].get("namespace", ""), item["metadata"]["name"]
+
+
+def _version(item: Object) -> str:
+    return str(item["metadata"].get("resourceVersion", ""))
+
+
+@dataclass(slots=True, kw_only=True)
+class Watching:
+    """Objects of one kind, kept up to date for as long as somebody iterates.
+
+    Survives an API server that goes and comes, and one that has forgotten where the watch was
+    (410): then everything is listed anew, and what vanished meanwhile is gone from the cache.
+    """
+
+    api: Api
+    clock: Clock
+    resource: Resource
+    namespace: str | None
+    labels: str = ""
+    cached: bool = False
+    """What the API server has in memory will do to begin with."""
+    trim: Callable[[Object], Object] = lambda item: item
+    """What of an object is kept."""
+    cache: Cache = field(default_factory=Cache)
+    anew: bool = False
+    """List again after a silence: then it is over as soon as the server answers, not at the next
+    event."""
+    polls: bool = False
+    """There is a right to list and none to watch."""
+    silent_since: float | None = None
+    """When the server last stopped answering; None while it does."""
+
+    def changes(self, deadline: float) -> Iterator[Cache]:
+        """The cache, first as listed and then after each change, until `deadline` (monotonic).
+
+        Raises BackendError when the server refuses; silence is waited out. Without the right to
+        watch all is listed again and again, and yielded whether or not it changed.
+        """
+        failures = 0
+        while (left := deadline - self.clock.monotonic()) > 0:
+            try:
+                if not self.cache.version:
+                    self._list()
+                    self.silent_since = None
+                    yield self.cache
+                for changed in self._changed(left):
+                    failures, self.silent_since = 0, None
+                    if changed:
+                        yield self.cache
+                    if self.clock.monotonic() > deadline:
+                        return
+                failures = 0
+            except Expired:
+                self.cache.version = ""
+            except Unanswered:
+                if self.silent_since is None:
+                    self.silent_since = self.clock.monotonic()
+                pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+                failures += 1
+                if self.anew:
+                    self.cache.version = ""
+                self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
+
+    def _changed(self, left_s: float) -> Iterator[bool]:
+        if not self.polls:
+            try:
+                yield from self._watch(min(WATCH_S, left_s))
+            except Forbidden as exc:
+                log.warning("%s are listed every %.0f s: %s", self.resource.word, POLL_S, exc)
+                self.polls = True
+            return
+        self.clock.sleep(min(POLL_S, left_s))
+        self._list()
+        yield True
+
+    def catch_up(self) -> Cache:
+        """What has come to be by now, for who asks now and then: one request, for the changes.
+
+        Raises BackendError where the server does not answer, or refuses.
+        """
+        try:
+            if self.cache.version:
+                for _ in self._watch(CATCH_UP_S):
+                    pass
+        except (Expired, Forbidden):
+            self.cache.version = ""
+        if not self.cache.version:
+            self._list()
+        return self.cache
+
+    def _list(self) -> None:
+        found = self.api.list(self.resource, self.namespace, labels=self.labels, cached=self.cached)
+        self.cache.fill(tuple(self.trim(item) for item in found.items), found.version)
+
+    def _watch(self, timeout_s: float) -> Iterator[bool]:
+        """Takes in each event; whether it changed anything."""
+        for event in self.api.watch(
+            self.resource,
+            self.namespace,
+            version=self.cache.version,
+            labels=self.labels,
+            timeout_s=timeout_s,
+        ):
+            yield self.cache.take({**event, "object": self.trim(event["object"])})

@@ -1,0 +1,299 @@
+"""What stands in the way of a launch, and what may make it wait, before anything is made.
+
+One list for `ndctl submit`, its dry run, and `ndctl doctor SPEC`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
+from orchestrator.backends.kubernetes.checks import permissions
+from orchestrator.backends.kubernetes.checks.kinds_available import fields_unknown, kind_there
+from orchestrator.backends.kubernetes.checks.nodes_available import nodes_there
+from orchestrator.backends.kubernetes.checks.pod_security import (
+    BURSTABLE,
+    INIT_CONTAINER,
+    level_of,
+    privileges,
+    to_allow,
+)
+from orchestrator.backends.kubernetes.checks.queues import gang_there, queue_there
+from orchestrator.backends.kubernetes.checks.references import AT, get_or_none, missing
+from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.render.checks import problems, refuse
+from orchestrator.backends.kubernetes.resources import (
+    CLAIMS,
+    JOB_KINDS,
+    NAMESPACES,
+    QUOTAS,
+    ROLE_BINDINGS,
+    Object,
+    lookup,
+    name_of,
+    resource_of,
+)
+from orchestrator.backends.kubernetes.submitting import strangers
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.errors import BackendError, SpecError, Unanswered
+from orchestrator.inventory.gpus import GpuTable
+from orchestrator.inventory.kubernetes.quantities import quantity
+
+SHARED = "ReadWriteMany"
+RIGHTS = "rights"
+"""What a finding on the rights of the person is about."""
+
+
+def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tuple[Finding, ...]:
+    """What does not stop the job.
+
+    Raises SpecError, or BackendError where the cluster alone objects, with everything that does.
+    """
+    try:
+        found = examine_job(api, namespace, handover, table)
+    except Unanswered:
+        refuse(handover)  # what is wrong with the spec itself is known all the same
+        raise
+    stops = [one for one in found if one.verdict == "stops"]
+    if not stops:
+        return found
+    said = "\n".join(f"{one.what}: {one.found}\n  fix: {one.fix}" for one in stops)
+    message = (
+        f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
+        + said.replace("\n", "\n  ")
+    )
+    if mistakes := tuple(problems(handover.launch)):
+        raise SpecError(message) from Invalid(mistakes)
+    raise BackendError(message)
+
+
+def examine_job(
+    api: Asks, namespace: str, handover: Handover, table: GpuTable
+) -> tuple[Finding, ...]:
+    """What is wrong with the spec, a dry run of every object by the server, and a look at all that
+    they need. Raises Unanswered where the server does not answer."""
+    mistakes = tuple(_stops(one) for one in problems(handover.launch))
+    there = namespace_there(api, namespace)
+    if there.verdict == "stops":
+        return (*mistakes, there)  # of all else the server would say the same
+    cluster = _objects(api, namespace, handover) if not mistakes else _kind(api, handover)
+    around = (
+        *missing(api, namespace, handover, of_pods=not mistakes),
+        *_around(api, namespace, handover, table),
+    )
+    warned = (
+        Finding(what="api server warns", verdict="warns", found=text) for text in api.warnings
+    )
+    return (*mistakes, there, *cluster, *around, *warned)
+
+
+def _kind(api: Asks, handover: Handover) -> tuple[Finding, ...]:
+    spec = handover.launch.kubernetes or KubernetesSpec()
+    return (kind_there(KindSchemas(api), spec.kind),)
+
+
+def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ...]:
+    """Of a spec that can be rendered: what its kinds and the server say to each object."""
+    launch, schemas = handover.launch, KindSchemas(api)
+    spec = launch.kubernetes or KubernetesSpec()
+    kind = kind_there(schemas, spec.kind)
+    known = kind.verdict == "ok"
+    unknown = tuple(fields_unknown(schemas, handover, namespace)) if known else ()
+    made = objects(handover, namespace)
+    return (kind, *unknown, *_tried(api, namespace, launch, made, own_kind=known))
+
+
+def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> Iterator[Finding]:
+    """What is in the cluster already."""
+    launch = handover.launch
+    spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
+    yield from _of_other_kinds(api, namespace, launch)
+    yield from _of_strangers(api, namespace, spec, launch.job)
+    yield from _runs(api, namespace, spec, hosts)
+    yield from _security(api, namespace, spec, hosts)
+    if spec.guaranteed and spec.kind == "pytorchjob" and hosts > 1:
+        fix = "have that template set, or use kind: jobset, whose pods have no such container"
+        yield Finding(what=f"{AT}.guaranteed", verdict="warns", found=BURSTABLE, fix=fix)
+    yield from _quotas(api, namespace, launch)
+    yield from queue_there(api, namespace, spec)
+    yield from gang_there(spec, hosts)
+    yield from nodes_there(api, handover.job.plan, launch, table)
+
+
+def namespace_there(api: Asks, namespace: str) -> Finding:
+    what = "namespace"
+    try:
+        there = api.get(NAMESPACES, None, namespace)
+    except Forbidden:
+        found = f"{namespace}; whether it exists may not be asked"
+        return Finding(what=what, verdict="note", found=found)
+    if there is None:
+        fix = f"`kubectl create namespace {namespace}`, or set {AT}.namespace"
+        found = f"there is no namespace {namespace}"
+        return Finding(what=what, verdict="stops", found=found, fix=fix)
+    phase = lookup(there, ("status", "phase"), "Active")
+    if phase != "Active":
+        fix = "wait until it is gone, and create it again"
+        return Finding(what=what, verdict="stops", found=f"{namespace} is {phase}", fix=fix)
+    return Finding(what=what, verdict="ok", found=namespace)
+
+
+def _tried(
+    api: Asks,
+    namespace: str,
+    launch: LaunchPlan,
+    made: list[dict[str, Any]],
+    *,
+    own_kind: bool,
+) -> Iterator[Finding]:
+    """What the server says to each object. `own_kind`: the job's kind is there to be tried."""
+    spec = launch.kubernetes or KubernetesSpec()
+    kind = JOB_KINDS[spec.kind].resource
+    submits = [one for one in permissions.needed(spec) if one.need == "submit"]
+    lacking = permissions.missing(api, submits, namespace)
+    if lacking:  # a dry run would say the same of each object, one verb at a time
+        refusal = permissions.refused(api, lacking, namespace, "nothing was submitted")
+        yield Finding(what=RIGHTS, verdict="stops", found=refusal.message, fix=refusal.fix)
+        return
+    refused: dict[str, Finding] = {}
+    for item in made:
+        if not own_kind and resource_of(item).group == kind.group:
+            continue
+        if resource_of(item) == ROLE_BINDINGS:
+            continue  # of a person without the verb `bind` it takes a Role that is there already
+        try:
+            api.apply(item, namespace, dry_run=True)
+        except Unanswered:
+            raise
+        except BackendError as exc:
+            what = f"{item['kind']} {name_of(item)}"
+            finding = Finding(what=what, verdict="stops", found=exc.message, fix=exc.fix)
+            refused.setdefault(exc.message, finding)  # a right that lacks for one lacks for others
+    yield from refused.values()
+    if not refused:
+        found = (
+            f"{api.server} takes the {len(made)} objects of {kind.kind} {namespace}/{launch.job}"
+        )
+        yield Finding(what="dry run", verdict="ok", found=found)
+
+
+def _stops(problem: Problem) -> Finding:
+    return Finding(what=problem.path, verdict="stops", found=problem.said, fix=problem.fix)
+
+
+def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+    """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
+    mine = (launch.kubernetes or KubernetesSpec()).kind
+    for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
+        if get_or_none(api, kind, namespace, launch.job) is not None:
+            yield _stops(
+                Problem(
+                    path="name",
+                    value=launch.job,
+                    limit=f"one that no {kind.kind} of namespace {namespace} has",
+                    fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
+                    f" {JOB_KINDS[mine].resource.kind}; or take another name",
+                )
+            )
+
+
+def _of_strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Finding]:
+    """What has the name of an object of the job is not overwritten, nor deleted with it."""
+    for helper in strangers(api, namespace, spec, job):
+        limit = f"such that {helper} is free: namespace {namespace} has one, of something else"
+        yield _stops(Problem(path="name", value=job, limit=limit, fix="take another name"))
+
+
+def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+    """The volume of run directories, that all pods of a job read and write."""
+    what, claim = "run volume", spec.runs.claim
+    if claim is None and spec.runs.host_path is None:
+        return  # the spec lacks it, which was said
+    if claim is None:
+        found = f"{spec.runs.host_path} of each node, which has to be the same everywhere"
+        yield Finding(what=what, verdict="note", found=found)
+        return
+    item = get_or_none(api, CLAIMS, namespace, claim)
+    if item is None:
+        return  # where it is absent that was said already
+    modes = lookup(item, ("spec", "accessModes"), ())
+    phase = lookup(item, ("status", "phase"), "Pending")
+    found = f"{claim} is {phase}, {', '.join(modes)}"
+    if SHARED not in modes and hosts > 1:
+        fix = f"make it of a storage class of a shared file system, with accessModes [{SHARED}]"
+        yield Finding(what=what, verdict="stops", found=f"{found}; {hosts} hosts write", fix=fix)
+    elif phase == "Lost":
+        fix = "its volume is gone: make another claim"
+        yield Finding(what=what, verdict="stops", found=found, fix=fix)
+    else:
+        yield Finding(what=what, verdict="ok" if phase == "Bound" else "note", found=found)
+
+
+def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+    """Whether the job's pods would be let in: a dry run of the job makes none."""
+    there = get_or_none(api, NAMESPACES, None, namespace)
+    level, what = level_of(there or {}), "pod security"
+    if level == "privileged":
+        return
+    asked = privileges(spec)
+    for key in asked:
+        yield _stops(
+            Problem(
+                path=f"{AT}.{key}",
+                limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
+                fix="leave it out, or have an administrator type"
+                f" `{to_allow('privileged', namespace)}`",
+            )
+        )
+    found = f"pods of {namespace} have to keep to the standard {level}"
+    if level == "restricted" and spec.kind == "pytorchjob" and hosts != 1:
+        fix = f"{to_allow('baseline', namespace)}  (as an administrator)"
+        found = f"{found}: {INIT_CONTAINER}"
+        yield Finding(what=what, verdict="warns", found=found, fix=fix)
+    elif not asked:
+        yield Finding(what=what, verdict="ok", found=found)
+
+
+def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+    """What can never fit; what does not fit now waits, and says so."""
+    try:
+        quotas = api.list(QUOTAS, namespace).items
+    except BackendError:
+        return
+    wanted = _wanted(launch)
+    for quota in quotas:
+        hard: Object = lookup(quota, ("spec", "hard"), {})
+        for resource, (key, amount) in wanted.items():
+            if resource in hard and quantity(amount) * len(launch.hosts) > quantity(hard[resource]):
+                total = f"{len(launch.hosts)} pods with {amount} each"
+                yield _stops(
+                    Problem(
+                        path=key,
+                        value=amount,
+                        limit=f"such that {total} fit into {hard[resource]}, the quota"
+                        f" {name_of(quota)}'s {resource}",
+                        fix="ask for less or for fewer hosts, or for more quota",
+                    )
+                )
+
+
+def _wanted(launch: LaunchPlan) -> dict[str, tuple[str, str]]:
+    """Key of a quota -> the key of the spec and how much of it a pod takes."""
+    spec = launch.kubernetes or KubernetesSpec()
+    found = {"pods": ("cluster.hosts", "1"), "count/pods": ("cluster.hosts", "1")}
+    if spec.gpu_resource:
+        gpus = ("cluster.gpus_per_host", str(launch.devices_per_host))
+        found[f"requests.{spec.gpu_resource}"] = gpus
+    if spec.cpu:
+        found |= dict.fromkeys(("cpu", "requests.cpu"), (f"{AT}.cpu", spec.cpu))
+    if spec.memory:
+        keys = ("memory", "requests.memory", "limits.memory")
+        found |= dict.fromkeys(keys, (f"{AT}.memory", spec.memory))
+    if spec.cpu and spec.guaranteed:
+        found["limits.cpu"] = (f"{AT}.cpu", spec.cpu)
+    return found

@@ -1,0 +1,200 @@
+"""What a person has to be allowed in a namespace, and what of it is missing: asked of the API
+server beforehand, so that a submission is not refused in the middle."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from orchestrator.backends.kubernetes.api.api_errors import YOU, Forbidden
+from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
+    CONFIG_MAPS,
+    EVENTS,
+    JOB_KINDS,
+    PODS,
+    POLICIES,
+    ROLE_BINDINGS,
+    ROLES,
+    RUNTIMES,
+    SECRETS,
+    Object,
+    Resource,
+    lookup,
+)
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.errors import BackendError, Unanswered
+
+ROLE = "ndctl-user"
+"""Of manifests/base: all of it."""
+Need = Literal["submit", "again", "look"]
+"""`submit`: nothing is submitted without. `again`: no job in the place of one that ended.
+`look`: something of a job cannot be seen, or not from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    verb: str
+    resource: Resource
+    sub: str = ""
+    need: Need = "submit"
+
+    @property
+    def word(self) -> str:
+        return self.resource.word + (f"/{self.sub}" if self.sub else "")
+
+
+class Asks(Protocol):
+    """What of `Api` is used here."""
+
+    def create(self, item: Object, namespace: str) -> Object: ...
+    def refusal(self, verb: str, path: str) -> BackendError | None: ...
+
+
+def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
+    """What it takes to submit, watch and cancel jobs like this one."""
+    kind = JOB_KINDS[spec.kind].resource
+    beside = [POLICIES] if spec.network_policy and not spec.host_network else []
+    given: tuple[Right, ...] = ()
+    if spec.service_account is None:
+        beside += [ACCOUNTS, ROLES, ROLE_BINDINGS]
+        # Only a person who has a right may give it to the job's pods.
+        of_pods = ("get", "list", "watch", *(("delete",) if spec.kind == "pytorchjob" else ()))
+        given = (*(Right(verb, PODS) for verb in of_pods), Right("list", EVENTS))
+    if spec.kind == "trainjob":
+        beside.append(RUNTIMES)
+    found = (
+        *(Right(verb, kind) for verb in ("get", "create", "patch")),
+        # It is deleted where a submission is taken back, and all that belongs to it goes with it.
+        *(Right(verb, CONFIG_MAPS) for verb in ("get", "create", "patch", "delete")),
+        Right("create", SECRETS),
+        *(Right(verb, resource) for resource in beside for verb in ("create", "patch")),
+        *given,
+        *replacing(spec),
+        Right("list", kind, need="look"),
+        Right("list", EVENTS, need="look"),
+        Right("get", PODS, "log", "look"),
+        *(Right(verb, PODS, "exec", "look") for verb in ("get", "create")),
+    )
+    kept: dict[tuple[str, str], Right] = {}
+    for one in found:  # of two that are alike the first counts, as what a submission takes
+        kept.setdefault((one.verb, one.word), one)
+    return tuple(kept.values())
+
+
+def replacing(spec: KubernetesSpec) -> tuple[Right, ...]:
+    """What it takes besides to put a job in the place of one that ended."""
+    kind = JOB_KINDS[spec.kind].resource
+    of_pods = ("list", "watch", "deletecollection")
+    return (
+        *(Right(verb, kind, need="again") for verb in ("list", "watch", "delete")),
+        *(Right(verb, PODS, need="again") for verb in of_pods),
+    )
+
+
+def missing(api: Asks, rights: Sequence[Right], namespace: str | None) -> list[Right]:
+    """Those of `rights` that we do not have in `namespace`, None: in the whole cluster. Where that
+    may not be asked, none is missing as far as can be told."""
+    found = []
+    for right in rights:
+        try:
+            if not _may(api, right, namespace):
+                found.append(right)
+        except Unanswered:
+            raise
+        except BackendError:
+            return []
+    return found
+
+
+def _may(api: Asks, right: Right, namespace: str | None) -> bool:
+    about = {"verb": right.verb, "group": right.resource.group, "resource": right.resource.plural}
+    about |= {"subresource": right.sub} if right.sub else {}
+    about |= {"namespace": namespace} if namespace else {}
+    said = api.create(
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": about},
+        },
+        namespace or "",
+    )
+    return bool(lookup(said, ("status", "allowed"), False))
+
+
+def require(api: Asks, rights: Sequence[Right], namespace: str, what: str) -> None:
+    """Raises Forbidden with all of `rights` that are missing. `what`: is not done then."""
+    if lacking := missing(api, rights, namespace):
+        raise refused(api, lacking, namespace, what)
+
+
+def refused(api: Asks, lacking: Sequence[Right], namespace: str, what: str) -> Forbidden:
+    """All that is missing, and what an administrator adds."""
+    user = user_of(api, lacking, namespace)
+    lines = "\n".join(f"    - {rule}" for rule in rules_of(lacking))
+    commands = "\n".join(f"    {line}" for line in commands_of(lacking, namespace, user))
+    return Forbidden(
+        f"{user or 'you'} may not {listing(lacking)} in namespace {namespace}: {what}",
+        fix=f"an administrator adds these rules to a Role of yours in {namespace}\n{lines}\n"
+        f"  or types\n{commands}\n"
+        f"  or binds you to the Role {ROLE} of manifests/base, which has all of them",
+        user=user or "",
+    )
+
+
+def commands_of(rights: Sequence[Right], namespace: str, user: str | None) -> Iterator[str]:
+    """What gives `rights`, to be typed as it is: a Role for each set of verbs."""
+    for verbs, some in _by_verbs(rights).items():
+        words = ",".join(dict.fromkeys(right.word for right in some))
+        plural = some[0].resource.plural + (f"-{some[0].sub}" if some[0].sub else "")
+        role = f"ndctl-{'-'.join(verbs)}-{plural}"
+        yield (
+            f"kubectl create role {role} --verb={','.join(verbs)} --resource={words} -n {namespace}"
+        )
+        yield (
+            f"kubectl create rolebinding {role} --role={role} --user={user or YOU} -n {namespace}"
+        )
+
+
+def _by_verbs(rights: Sequence[Right]) -> dict[tuple[str, ...], list[Right]]:
+    """Rights on resources that are wanted with the same verbs."""
+    verbs: dict[str, list[str]] = {}
+    for right in rights:
+        verbs.setdefault(right.word, []).append(right.verb)
+    found: dict[tuple[str, ...], list[Right]] = {}
+    for right in rights:
+        found.setdefault(tuple(verbs[right.word]), []).append(right)
+    return found
+
+
+def user_of(api: Asks, lacking: Sequence[Right], namespace: str) -> str | None:
+    """Our name, as the API server knows us: it says it where it refuses something, so what may not
+    be done is tried without effect (`dryRun`). Every version does that."""
+    for right in lacking:
+        whole = right.verb in ("create", "list", "watch", "deletecollection") and not right.sub
+        path = right.resource.path(namespace, "" if whole else "ndctl", right.sub)
+        said = api.refusal(right.verb, path)
+        if isinstance(said, Forbidden) and said.user:
+            return said.user
+    return None
+
+
+def listing(rights: Sequence[Right]) -> str:
+    """As in `create/patch secrets, list events`."""
+    verbs: dict[str, list[str]] = {}
+    for right in rights:
+        verbs.setdefault(right.word, []).append(right.verb)
+    return ", ".join(f"{'/'.join(some)} {word}" for word, some in verbs.items())
+
+
+def rules_of(rights: Sequence[Right]) -> list[str]:
+    """As a Role takes them, each in one line of YAML."""
+    resources: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for right in dict.fromkeys(replace(one, verb="", need="submit") for one in rights):
+        same = (one for one in rights if (one.resource, one.sub) == (right.resource, right.sub))
+        verbs = tuple(dict.fromkeys(one.verb for one in same))
+        name = right.resource.plural + (f"/{right.sub}" if right.sub else "")
+        resources.setdefault((right.resource.group, verbs), []).append(name)
+    return [
+        f'{{apiGroups: ["{group}"], resources: [{", ".join(names)}], verbs: [{", ".join(verbs)}]}}'
+        for (group, verbs), names in resources.items()
+    ]

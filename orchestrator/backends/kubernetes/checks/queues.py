@@ -1,0 +1,126 @@
+"""What keeps a job from holding a part of its nodes while it waits for the rest: a queue of Kueue,
+or a scheduler that binds the pods of a group all at once."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
+from orchestrator.backends.kubernetes.render.checks import GANG_SCHEDULERS
+from orchestrator.backends.kubernetes.resources import Resource, name_of
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
+from orchestrator.errors import BackendError
+
+AT = "cluster.kubernetes"
+POD_GROUPS: Mapping[Literal["volcano", "coscheduling"], str] = {
+    "volcano": "scheduling.volcano.sh",
+    "coscheduling": "scheduling.x-k8s.io",
+}
+"""The API group of each scheduler's PodGroups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """What a cluster has for `gang_scheduler: auto`."""
+
+    spec: KubernetesSpec
+    """With that in it."""
+    note: str = ""
+    kueue: tuple[str, ...] | None = None
+    """The labels that are levels of Kueue's Topology; None where they were not read."""
+
+
+def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
+    """`spec` as it is where it says itself what binds its pods, or has one alone."""
+    if spec.gang_scheduler != "auto" or spec.queue is not None or hosts == 1:
+        return Gang(spec)
+    queues = _queues(api, namespace)
+    if len(queues) == 1:
+        (queue,) = queues
+        note = f"the job goes into {queue}, the queue of Kueue in namespace {namespace}:"
+        note += f" {AT}.queue: {queue} says so in the spec, gang_scheduler: null keeps it out"
+        return Gang(replace(spec, queue=queue), note, kueue_levels(api))
+    for name in GANG_SCHEDULERS[spec.kind]:
+        if _serves(api, POD_GROUPS[name]):
+            note = f"{name} is there, and binds the job's pods all at once:"
+            note += f" {AT}.gang_scheduler: {name} says so in the spec, null leaves it out"
+            return Gang(replace(spec, gang_scheduler=name), note)
+    return Gang(spec)
+
+
+def _queues(api: Asks, namespace: str) -> list[str]:
+    """The namespace's; none where there is no Kueue, or no right to see them."""
+    try:
+        return [name_of(one) for one in api.list(_local_queues(api), namespace).items]
+    except BackendError:
+        return []
+
+
+def _local_queues(api: Asks) -> Resource:
+    """Raises Missing where there is no Kueue."""
+    version = str(api.read(f"/apis/{KUEUE}")["preferredVersion"]["version"])
+    return Resource(KUEUE, version, "localqueues", "LocalQueue")
+
+
+def _serves(api: Asks, group: str) -> bool:
+    try:
+        return bool(api.read(f"/apis/{group}"))
+    except BackendError:
+        return False
+
+
+def gang_there(spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+    if hosts == 1 or spec.queue is not None or spec.gang_scheduler != "auto":
+        return
+    yield Finding(
+        what="gang scheduling",
+        verdict="warns",
+        found="none was found: of two jobs that want more nodes than there are, each may hold some"
+        " and wait for ever for the others",
+        fix=f"have Kueue installed (manifests/overlays/kueue), or volcano; set {AT}.queue where"
+        f" there are several queues; or {AT}.gang_scheduler: null, if jobs never compete",
+    )
+
+
+def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the spec's queue is, and which levels of nearness may be asked for."""
+    queue, what = spec.queue, "queue"
+    try:
+        resource = _local_queues(api)
+    except Missing:
+        if queue is not None:
+            found = f"{AT}.queue={queue}, and there is no Kueue"
+            fix = f"set {AT}.queue to null, or have Kueue installed"
+            yield Finding(what=what, verdict="stops", found=found, fix=fix)
+        return
+    except BackendError as exc:
+        yield Finding(what=what, verdict="note", found=f"not known: {exc.message}")
+        return
+    if queue is None:
+        found = f"Kueue {resource.version} is there; no {AT}.queue is set"
+        yield Finding(what=what, verdict="note", found=found)
+        return
+    yield _queue(api, resource, namespace, queue)
+    levels = kueue_levels(api)
+    said = ", ".join(levels) if levels else "none" if levels is not None else "may not be read"
+    hint = ""
+    if levels and spec.topology is None:
+        hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} asks for pods near to each other"
+    yield Finding(what="kueue topology", verdict="note", found=f"levels: {said}{hint}")
+
+
+def _queue(api: Asks, resource: Resource, namespace: str, name: str) -> Finding:
+    what = "queue"
+    try:
+        item = api.get(resource, namespace, name)
+    except Forbidden as exc:
+        found = f"{name}; whether it exists may not be asked ({exc.message})"
+        return Finding(what=what, verdict="note", found=found)
+    if item is not None:
+        return Finding(what=what, verdict="ok", found=name)
+    fix = f"`kubectl -n {namespace} get localqueues` lists those that there are"
+    found = f"there is no {name} in {namespace}"
+    return Finding(what=what, verdict="stops", found=found, fix=fix)

@@ -1,0 +1,213 @@
+"""What the pods of a job name, and do not start without: Secrets, ConfigMaps, claims, an account, a
+priority class. Pure but for the looks at whether it is there."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, pod_template
+from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
+    CLAIMS,
+    CONFIG_MAPS,
+    PRIORITIES,
+    RUNTIME_CLASSES,
+    SECRETS,
+    Object,
+    Resource,
+    lookup,
+)
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.kubernetes_spec import (
+    EnvFrom,
+    KubernetesSpec,
+    MountedVolume,
+    ValueFrom,
+)
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.errors import BackendError, Unanswered
+
+AT = "cluster.kubernetes"
+PULLS = re.compile(r"image_pull_secrets|imagePullSecrets")
+"""In the path of a Secret that a kubelet pulls images with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    resource: Resource
+    name: str
+    key: str | None = None
+    """That it has to have, of a Secret or ConfigMap."""
+
+
+def missing(
+    api: Asks, namespace: str, handover: Handover, *, of_pods: bool = True
+) -> Iterator[Finding]:
+    """Those that are not there. What may not be looked at is passed over. `of_pods`: those that
+    the pods' template alone names as well, which a spec with mistakes has none of."""
+    for reference, path in references(handover, of_pods=of_pods).items():
+        place = namespace if reference.resource.namespaced else None
+        if (lack := _lack(api, place, reference)) is not None:
+            fix = _to_create(namespace, reference, path)
+            yield Finding(what=path, verdict="stops", found=lack, fix=fix)
+
+
+def references(handover: Handover, *, of_pods: bool = True) -> dict[Reference, str]:
+    """Each with the key of the spec that names it."""
+    launch = handover.launch
+    spec = launch.kubernetes or KubernetesSpec()
+    own = {
+        Reference(CONFIG_MAPS, names.config_map_of(launch.job)),
+        Reference(ACCOUNTS, names.account_of(launch.job)),
+    }
+    found = dict(_of_keys(spec))
+    template = f"{AT}.pod_template.spec"
+    pod = pod_template(handover)["spec"] if of_pods else {}
+    for reference, place in _of_pod(pod):
+        # What a key names stands in the template as well; the key is what a person wrote.
+        if reference not in own:
+            found.setdefault(reference, f"{template}.{place}")
+    return found
+
+
+def _of_keys(spec: KubernetesSpec) -> Iterator[tuple[Reference, str]]:
+    for name, value in spec.env.items():
+        if isinstance(value, ValueFrom):
+            yield Reference(*_source(value), value.key), f"{AT}.env.{name}"
+    for at, one in enumerate(spec.env_from):
+        yield Reference(*_source(one)), f"{AT}.env_from[{at}]"
+    for at, volume in enumerate(spec.volumes):
+        if volume.secret is not None or volume.config_map is not None:
+            yield Reference(*_source(volume)), f"{AT}.volumes[{at}]"
+    single = (
+        (CLAIMS, spec.runs.claim, "runs.claim"),
+        *((CLAIMS, one.claim, f"volumes[{at}].claim") for at, one in enumerate(spec.volumes)),
+        *(
+            (SECRETS, name, f"image_pull_secrets[{at}]")
+            for at, name in enumerate(spec.image_pull_secrets)
+        ),
+        (ACCOUNTS, spec.service_account, "service_account"),
+        (PRIORITIES, spec.priority_class, "priority_class"),
+    )
+    for resource, named, key in single:
+        if named is not None:
+            yield Reference(resource, named), f"{AT}.{key}"
+
+
+def _source(one: ValueFrom | EnvFrom | MountedVolume) -> tuple[Resource, str]:
+    return (SECRETS, one.secret) if one.secret is not None else (CONFIG_MAPS, str(one.config_map))
+
+
+OF_A_POD: Mapping[str, Resource] = {
+    "serviceAccountName": ACCOUNTS,
+    "priorityClassName": PRIORITIES,
+    "runtimeClassName": RUNTIME_CLASSES,
+}
+
+
+def _of_pod(pod: Mapping[str, Any]) -> Iterator[tuple[Reference, str]]:
+    """With the place of each in the pod."""
+    for field, resource in OF_A_POD.items():
+        if pod.get(field):
+            yield Reference(resource, pod[field]), field
+    for one in pod.get("imagePullSecrets", ()):
+        if one.get("name"):
+            yield Reference(SECRETS, one["name"]), f"imagePullSecrets[{one['name']}]"
+    for key in CONTAINER_LISTS:
+        for one in pod.get(key, ()):
+            for reference, place in _of_container(one):
+                yield reference, f"{key}[{one['name']}].{place}"
+    for one in pod.get("volumes", ()):
+        for reference, place in _of_volume(one):
+            yield reference, f"volumes[{one['name']}].{place}"
+
+
+def _of_container(container: Mapping[str, Any]) -> Iterator[tuple[Reference, str]]:
+    for one in container.get("env", ()):
+        source = one.get("valueFrom") or {}
+        for field, resource in (("secretKeyRef", SECRETS), ("configMapKeyRef", CONFIG_MAPS)):
+            named = source.get(field)
+            if _is_needed(named):
+                yield Reference(resource, named["name"], named.get("key")), f"env[{one['name']}]"
+    for at, one in enumerate(container.get("envFrom", ())):
+        for field, resource in (("secretRef", SECRETS), ("configMapRef", CONFIG_MAPS)):
+            if _is_needed(one.get(field)):
+                yield Reference(resource, one[field]["name"]), f"envFrom[{at}].{field}"
+
+
+def _of_volume(volume: Mapping[str, Any]) -> Iterator[tuple[Reference, str]]:
+    claim = lookup(volume, ("persistentVolumeClaim", "claimName"))
+    if claim is not None:
+        yield Reference(CLAIMS, claim), "persistentVolumeClaim"
+    secret = volume.get("secret")
+    if isinstance(secret, Mapping) and secret.get("secretName") and not secret.get("optional"):
+        yield from _keys(SECRETS, secret["secretName"], secret, "secret")
+    if _is_needed(volume.get("configMap")):
+        yield from _keys(CONFIG_MAPS, volume["configMap"]["name"], volume["configMap"], "configMap")
+    for at, source in enumerate(lookup(volume, ("projected", "sources"), ())):
+        for field, resource in (("secret", SECRETS), ("configMap", CONFIG_MAPS)):
+            if _is_needed(source.get(field)):
+                place = f"projected.sources[{at}].{field}"
+                yield from _keys(resource, source[field]["name"], source[field], place)
+
+
+def _keys(
+    resource: Resource, name: str, source: Mapping[str, Any], place: str
+) -> Iterator[tuple[Reference, str]]:
+    """Without `items` a volume has all keys that there are."""
+    items = source.get("items") or ()
+    if not items:
+        yield Reference(resource, name), place
+    for at, item in enumerate(items):
+        yield Reference(resource, name, item.get("key")), f"{place}.items[{at}]"
+
+
+def _is_needed(source: Any) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(source, Mapping) and bool(source.get("name")) and not source.get("optional")
+
+
+def _lack(api: Asks, namespace: str | None, reference: Reference) -> str | None:
+    """What of it is not there, in words; None where all is, or may not be asked."""
+    resource, name, key = reference.resource, reference.name, reference.key
+    try:
+        item = api.get(resource, namespace, name)
+    except Unanswered:
+        raise
+    except BackendError:
+        return None
+    where = f"namespace {namespace}" if namespace else "the cluster"
+    if item is None:
+        return f"must be a {resource.kind} of {where}; there is no {name}"
+    keys = {*lookup(item, ("data",), {}), *lookup(item, ("binaryData",), {})}
+    if key is not None and key not in keys:
+        there = ", ".join(sorted(keys)) or "none"
+        return f"must be a key of {resource.kind} {name} of {where}; it has no {key}, only {there}"
+    return None
+
+
+def _to_create(namespace: str, reference: Reference, path: str) -> str:
+    resource, name, key = reference.resource, reference.name, reference.key
+    of = f"kubectl -n {namespace}"
+    if PULLS.search(path):
+        return f"`{of} create secret docker-registry {name} …`, or leave it out"
+    from_file = f" --from-file={key}=FILE" if key is not None else " --from-env-file=FILE"
+    words: Mapping[Resource, str] = {
+        SECRETS: f"`{of} create secret generic {name}{from_file}`",
+        CONFIG_MAPS: f"`{of} create configmap {name}{from_file}`",
+        CLAIMS: f"name one that `{of} get pvc` shows, or make it",
+        ACCOUNTS: "leave it out: then the job gets one of its own, with the rights that it needs",
+        PRIORITIES: "name one that `kubectl get priorityclass` shows",
+        RUNTIME_CLASSES: "name one that `kubectl get runtimeclass` shows",
+    }
+    return words[resource]
+
+
+def get_or_none(api: Asks, resource: Resource, namespace: str | None, name: str) -> Object | None:
+    """None also where it may not be looked at."""
+    with contextlib.suppress(BackendError):
+        return api.get(resource, namespace, name)
+    return None

@@ -1,0 +1,1 @@
+"""What a leader does only on Kubernetes: it watches its job's object and reports to it."""

@@ -1,0 +1,94 @@
+"""The leader's eye on its own job object, for as long as it leads.
+
+A job that is deleted takes its pods' account along, and with it every right to ask: what the leader
+asks when SIGTERM comes is refused, and it could not tell a job that is gone from a pod that is to
+come back. A watch that was begun before is told of the deletion all the same.
+"""
+
+import logging
+import threading
+
+from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.observe.object_fields import launch_of
+from orchestrator.backends.kubernetes.resources import JobKind, Object
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 300.0
+SHORT_S = 1.0
+AGAIN_S = 5.0
+"""After a silence, or a refusal that may be the job's own end."""
+REFUSED_S = 300.0
+
+
+class OwnJob:
+    def __init__(
+        self, api: Api, clock: Clock, kind: JobKind, namespace: str, launch: LaunchPlan
+    ) -> None:
+        self.api, self.clock, self.kind = api, clock, kind
+        self.namespace, self.launch = namespace, launch
+        self.job: Object | None = None
+        """As it was last seen."""
+        self.gone = threading.Event()
+        """It was deleted, or another one has its name."""
+        self.seen = threading.Event()
+        """It was looked for, with whatever result."""
+
+    def begin(self) -> None:
+        threading.Thread(target=self._follow, name="own-job", daemon=True).start()
+
+    @property
+    def uid(self) -> str:
+        return str(self.job["metadata"]["uid"]) if self.job is not None else ""
+
+    def _follow(self) -> None:
+        while not self.gone.is_set():
+            try:
+                self._look()
+                self.seen.set()
+                if not self.gone.is_set():
+                    begun = self.clock.monotonic()
+                    self._watch()
+                    if self.clock.monotonic() - begun < SHORT_S:
+                        self.clock.sleep(SHORT_S)  # a server that closes each watch at once
+            except Expired:
+                continue
+            except Unanswered:
+                self.clock.sleep(AGAIN_S)
+            except BackendError as exc:
+                self.seen.set()
+                self._refused(exc)
+
+    def _refused(self, exc: BackendError) -> None:
+        """An older Role has no `watch`: then the leader asks once it has to know."""
+        log.warning(
+            "the leader cannot watch its own job, and is not told if it is deleted: %s", exc
+        )
+        self.clock.sleep(REFUSED_S if isinstance(exc, Forbidden) else AGAIN_S)
+
+    def _look(self) -> None:
+        found = self.api.get(self.kind.resource, self.namespace, self.launch.job)
+        if found is None or launch_of(found) not in (None, self.launch.launch):
+            self.gone.set()
+        else:
+            self.job = found
+
+    def _watch(self) -> None:
+        assert self.job is not None
+        events = self.api.watch(
+            self.kind.resource,
+            self.namespace,
+            version=str(self.job["metadata"]["resourceVersion"]),
+            fields=f"metadata.name={self.launch.job}",
+            timeout_s=WATCH_S,
+        )
+        for event in events:
+            if event["type"] == "DELETED":
+                self.gone.set()
+                return
+            if event["type"] == "MODIFIED":
+                self.job = event["object"]

@@ -1,0 +1,276 @@
+"""The leader tells Kubernetes how its job goes: events on the job's object, its ConfigMap
+`JOB-state`, and the progress that Kubeflow Trainer shows.
+
+All requests are made by a thread of its own. The leader's loop hands over values and goes on: an
+API server that is lost costs what was to be told, and not a moment of training.
+"""
+
+import hashlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orchestrator.backends.kubernetes.api.api_errors import Conflict
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.leader.own_job import OwnJob
+from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer, status_body
+from orchestrator.backends.kubernetes.observe.reports import stamp, to_annotation, to_data
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import CONFIG_MAPS, JobKind, Object
+from orchestrator.contract.files.fence import GivenUp
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import Event
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.job.reports.job_news import Budget, News, admit, news_of
+from orchestrator.job.reports.job_report import JobReport, report_of
+from orchestrator.job.reports.last_steps import Pace, pace_of_last
+from orchestrator.job.state import Run
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 64
+"""News that wait for an API server; the oldest give way."""
+SOON_S = 1.0
+"""Between two writes of a state that changes."""
+STEP_S = 30.0
+"""The same where nothing but steps came: each write wakes whoever watches."""
+BACKOFF_S = (2.0, 5.0, 15.0, 30.0)
+REFUSED_S = 600.0
+"""Before what was refused is tried again: the right may have been given."""
+FAREWELL_S = 5.0
+"""For the last words of a job; its pod ends then, whatever the API server does."""
+
+
+@dataclass(slots=True)
+class Channel:
+    """One way to tell: by itself silent for a while when it is refused or not answered."""
+
+    what: str
+    again_at: float = 0.0
+    failures: int = 0
+    said: str = ""
+    """What the log has of it, once."""
+
+    def told(self, clock: Clock, tell: Callable[[], object]) -> bool:
+        """Whether `tell` went through."""
+        if clock.monotonic() < self.again_at:
+            return False
+        try:
+            tell()
+        except (BackendError, OSError) as exc:
+            silent = isinstance(exc, Unanswered | OSError)
+            wait_s = BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)] if silent else REFUSED_S
+            self.again_at, self.failures = clock.monotonic() + wait_s, self.failures + 1
+            if self.said != str(exc):
+                log.warning("%s, and training goes on without: %s", self.what, exc)
+                self.said = str(exc)
+            return False
+        self.failures, self.said = 0, ""
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    report: JobReport
+    at: float
+    """Monotonic."""
+
+
+def due_s(report: JobReport, written: Written | None, now: float) -> float:
+    """Seconds until it is to be written; 0 for now."""
+    if written is None:
+        return 0.0
+    before = replace(written.report, updated=report.updated, step=report.step, loss=report.loss)
+    wait_s = STEP_S if before == report else SOON_S
+    return max(0.0, written.at + wait_s - now)
+
+
+class LeaderReporter:
+    def __init__(  # noqa: PLR0913 - the world outside, piece by piece
+        self,
+        *,
+        api: Api,
+        clock: Clock,
+        kind: JobKind,
+        namespace: str,
+        launch: LaunchPlan,
+        run_dir: RunDir,
+        guard: Callable[[], None],
+        pod: str,
+        own: OwnJob,
+        trainer: TrainerServer | None,
+    ) -> None:
+        self.api, self.clock, self.kind = api, clock, kind
+        self.namespace, self.launch, self.run_dir = namespace, launch, run_dir
+        self.guard, self.pod, self.own, self.trainer = guard, pod, own, trainer
+        self.lock = threading.Lock()
+        self.woken = threading.Event()
+        self.closing = False
+        self.run: Run | None = None
+        self.waiting: deque[News] = deque(maxlen=MOST_WAITING)
+        self.budget = Budget()
+        self.written: Written | None = None
+        self.progressed: Written | None = None
+        self.events = Channel("events of the job cannot be made")
+        self.state = Channel(f"ConfigMap {names.state_map_of(launch.job)} cannot be written")
+        self.owner = Channel("ConfigMap JOB-state is not made to go with its job")
+        self.owned = False
+        self.progress = Channel("Kubeflow Trainer does not take the job's progress")
+        self.thread = threading.Thread(target=self._work, name="reporter", daemon=True)
+
+    def begin(self) -> None:
+        self.own.begin()
+        self.thread.start()
+
+    # For the leader, whose loop must not wait
+
+    def hear(self, before: Run, event: Event, after: Run) -> None:
+        news = list(news_of(before, event, after))
+        with self.lock:
+            self.run = after
+            for one in news:
+                self.budget, told = admit(self.budget, one)
+                if told is not None:
+                    self.waiting.append(told)
+        if news or (before.state, before.attempt) != (after.state, after.attempt):
+            self.woken.set()
+
+    def close(self) -> None:
+        self.closing = True
+        self.woken.set()
+        self.thread.join(FAREWELL_S)
+
+    # Its thread
+
+    def _work(self) -> None:
+        while True:
+            closing = self.closing  # asked first: what came before it is told
+            try:
+                self.guard()
+                wait_s = self._tell(last=closing)
+            except GivenUp:
+                return  # what another leader tells is newer
+            except OSError as exc:
+                log.warning("whether this leader may tell how its job goes is not known: %s", exc)
+                wait_s = STEP_S
+            if closing:
+                return
+            self.woken.wait(wait_s)
+            self.woken.clear()
+
+    def _tell(self, *, last: bool = False) -> float:
+        """All that is due, and at the `last` time whatever it is; seconds until more may be."""
+        if last:
+            for channel in (self.events, self.state, self.owner, self.progress):
+                channel.again_at = 0.0
+        with self.lock:
+            run = self.run
+        if run is None or run.job is None:
+            return STEP_S
+        now, pace = self.clock.monotonic(), _pace(self.run_dir.metrics)
+        report = self._report(run, pace)
+        self._tell_news(report)
+        if last or due_s(report, self.written, now) <= 0:
+            self._write_state(report)
+        if self.trainer is not None and (last or due_s(report, self.progressed, now) <= 0):
+            self._tell_trainer(self.trainer, report, pace)
+        waits = [STEP_S, due_s(report, self.written, now)]
+        if self.waiting:
+            waits.append(self.events.again_at - self.clock.monotonic())
+        return max(SOON_S, min(waits))
+
+    def _report(self, run: Run, pace: Pace | None) -> JobReport:
+        report = report_of(run, self.clock.now())
+        if pace is None or pace.attempt != run.attempt:
+            return report
+        return replace(report, step=max(report.step, pace.step), loss=pace.loss)
+
+    def _tell_news(self, report: JobReport) -> None:
+        while self.waiting:
+            with self.lock:
+                news = self.waiting[0]
+            if not self.events.told(self.clock, partial(self._post, news, report)):
+                return
+            with self.lock:
+                if self.waiting and self.waiting[0] is news:
+                    self.waiting.popleft()
+
+    def _post(self, news: News, report: JobReport) -> None:
+        self.own.seen.wait(SOON_S)  # for the object's uid, by which `kubectl describe` finds it
+        item = event_of(news, report, self.kind, self.namespace, self.launch.job)
+        item["involvedObject"] |= {"uid": self.own.uid} if self.own.uid else {}
+        item["reportingInstance"] = item["source"]["host"] = self.pod
+        try:
+            self.api.create(item, self.namespace)
+        except Conflict:
+            return  # it was made, and the answer was lost
+
+    def _write_state(self, report: JobReport) -> None:
+        change = {"data": to_data(report), "metadata": {"annotations": to_annotation(report)}}
+        if not self.state.told(self.clock, partial(self._change_map, change)):
+            return
+        self.written = Written(report=report, at=self.clock.monotonic())
+        if (job := self.own.job) is not None and not self.owned:
+            # By itself: an API server may want more rights for that than for the rest.
+            mine = {"metadata": {"ownerReferences": [_owner(self.kind, job)]}}
+            self.owned = self.owner.told(self.clock, partial(self._change_map, mine))
+
+    def _change_map(self, change: dict[str, Any]) -> None:
+        self.api.merge(CONFIG_MAPS, self.namespace, names.state_map_of(self.launch.job), change)
+
+    def _tell_trainer(self, server: TrainerServer, report: JobReport, pace: Pace | None) -> None:
+        body = status_body(report, pace)
+        if self.progress.told(self.clock, partial(server.post, body)):
+            self.progressed = Written(report=report, at=self.clock.monotonic())
+
+
+def _pace(metrics: Path) -> Pace | None:
+    try:
+        return pace_of_last(metrics)
+    except OSError:  # of storage that is away for a while the journal alone tells
+        return None
+
+
+def event_of(
+    news: News, report: JobReport, kind: JobKind, namespace: str, job: str
+) -> dict[str, Any]:
+    """By its name it is the same event however often it is made."""
+    digest = hashlib.sha256(f"{news.reason} {news.at} {news.text}".encode()).hexdigest()[:16]
+    at, resource = stamp(news.at), kind.resource
+    name, notes = f"{job}.{digest}", to_annotation(report)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": namespace, "annotations": notes},
+        "involvedObject": {
+            "apiVersion": f"{resource.group}/{resource.version}",
+            "kind": resource.kind,
+            "name": job,
+            "namespace": namespace,
+        },
+        "reason": news.reason,
+        "message": news.text,
+        "type": "Warning" if news.warning else "Normal",
+        "count": 1,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "source": {"component": "ndctl"},
+        "reportingComponent": "ndctl.dev/leader",
+    }
+
+
+def _owner(kind: JobKind, job: Object) -> Mapping[str, str]:
+    """So that it goes with the job."""
+    return {
+        "apiVersion": f"{kind.resource.group}/{kind.resource.version}",
+        "kind": kind.resource.kind,
+        "name": job["metadata"]["name"],
+        "uid": job["metadata"]["uid"],
+    }

@@ -1,0 +1,102 @@
+"""`status.trainerStatus` of a TrainJob (Kubeflow Trainer 2.2 and later): its operator, where the
+gate TrainJobStatus is on, gives pods the address of a server, a CA and a token, and takes the
+progress of the job there. What is posted is an `UpdateTrainJobStatusRequest` of its API.
+"""
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from orchestrator.backends.kubernetes.observe.reports import stamp
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.job.reports.job_report import JobReport
+from orchestrator.job.reports.last_steps import Pace
+
+URL = "KUBEFLOW_TRAINER_SERVER_URL"
+CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
+TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
+ANSWER_S = 10.0
+MOST_SECONDS = 2**31 - 1
+"""The fields are 32 bits wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerServer:
+    url: str
+    ca: Path
+    token: Path
+    """Both are read each time: they are renewed within the hour."""
+
+    @classmethod
+    def from_mapping(cls, environ: Mapping[str, str]) -> Self | None:
+        """None where the operator takes no progress."""
+        url, ca, token = (environ.get(name) for name in (URL, CA, TOKEN))
+        if not (url and ca and token):
+            return None
+        return cls(url, Path(ca), Path(token))
+
+    def post(self, body: Mapping[str, Any]) -> None:
+        """Raises OSError where it does not answer, BackendError where it refuses."""
+        place = urlsplit(self.url)
+        try:
+            connection = http.client.HTTPSConnection(
+                place.hostname or "",
+                place.port,
+                timeout=ANSWER_S,
+                context=ssl.create_default_context(cafile=str(self.ca)),
+            )
+            headers = {
+                "Authorization": f"Bearer {self.token.read_text().strip()}",
+                "Content-Type": "application/json",
+            }
+            try:
+                connection.request("POST", place.path, json.dumps(body), headers)
+                answer = connection.getresponse()
+                said = answer.read().decode(errors="replace")
+            finally:
+                connection.close()
+        except http.client.HTTPException as exc:
+            raise Unanswered(f"{self.url} answers in no HTTP: {exc!r}") from exc
+        if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise Unanswered(f"{self.url} answers {answer.status}: {said[:300]}")
+        if answer.status != http.HTTPStatus.OK:
+            raise BackendError(
+                f"{self.url} refuses it with {answer.status}: {said[:300]}",
+                fix="the log of Kubeflow Trainer's controller says why",
+            )
+
+
+def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
+    """As the API has it: whole percents and seconds, metrics as texts."""
+    status: dict[str, Any] = {
+        "progressPercentage": _percent(report),
+        "lastUpdatedTime": stamp(report.updated),
+        "metrics": [
+            {"name": name, "value": value} for name, value in _metrics(report, pace).items()
+        ],
+    }
+    left = report.steps - report.step
+    if report.state == "RUNNING" and pace is not None and pace.step_s is not None:
+        status["estimatedRemainingSeconds"] = min(MOST_SECONDS, round(left * pace.step_s))
+    elif report.state == "SUCCEEDED":
+        status["estimatedRemainingSeconds"] = 0
+    return {"trainerStatus": status}
+
+
+def _percent(report: JobReport) -> int:
+    """100 alone of a job that has done all its steps."""
+    return min(100, 100 * report.step // report.steps) if report.steps else 0
+
+
+def _metrics(report: JobReport, pace: Pace | None) -> dict[str, str]:
+    found = {"step": str(report.step), "attempt": str(report.attempt)}
+    if report.loss is not None:
+        found["loss"] = f"{report.loss:.6g}"
+    if pace is not None and pace.tokens_per_second is not None and report.state == "RUNNING":
+        found["tokens_per_second"] = f"{pace.tokens_per_second:.6g}"
+    return found

@@ -1,0 +1,1 @@
+"""A job seen from outside of its cluster: a copy of its journal, metrics and logs."""

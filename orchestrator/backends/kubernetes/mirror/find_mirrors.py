@@ -1,0 +1,93 @@
+"""Mirrors of jobs: those that were made before, and of what is in the cluster."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.backends.kubernetes.api.api_errors import Missing
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.mirror.mirror import Mirror
+from orchestrator.backends.kubernetes.mirror.mirror_paths import (
+    IN_CLUSTER,
+    REMOTE,
+    folder_of,
+    is_mirror,
+    known_mirrors,
+)
+from orchestrator.backends.kubernetes.observe.object_fields import LABEL
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, name_of
+from orchestrator.contract.read_json import read_json
+from orchestrator.errors import BackendError, JobError, Unreachable
+from orchestrator.seams import Clock
+
+
+def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
+    """One that was made before."""
+    context = read_json((path / REMOTE).read_text())["context"]
+    api = Api(None if context == IN_CLUSTER else context, environ, clock)
+    return Mirror(path, api)
+
+
+def seek_mirror(
+    run_root: Path,
+    job: str,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> "Mirror":
+    """Of a job of the cluster, seen before or not. Raises JobError where there is none."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    made = Mirror(folder_of(run_root, api.context, space, job), api)
+    seen_before = is_mirror(made.run_dir.path)
+    try:
+        if _adopted(made, space, job) or seen_before:
+            return made
+    except BackendError:
+        if not seen_before:
+            raise
+        return made  # whoever refreshes it says why the cluster does not
+    raise JobError(
+        f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
+        fix=f"`ndctl list --backend kubernetes -n {space}` lists those that there are",
+    )
+
+
+def _adopted(made: Mirror, space: str, job: str) -> bool:
+    for kind, one in JOB_KINDS.items():
+        try:
+            found = made.api.get(one.resource, space, job)
+        except Missing:
+            continue  # the cluster has no such kind
+        if found is not None and made.adopt(kind, space, found):
+            return True
+    return False
+
+
+def mirrors_at(
+    run_root: Path,
+    context: str | None,
+    namespace: str | None,
+    environ: Mapping[str, str],
+    clock: Clock,
+) -> list["Mirror"]:
+    """Of all of ndctl's jobs in a namespace; of a cluster that cannot be reached, those that were
+    seen before."""
+    api = Api(context, environ, clock)
+    space = namespace or api.namespace
+    found = []
+    try:
+        for kind, one in JOB_KINDS.items():
+            with contextlib.suppress(Missing):
+                for job in api.list(one.resource, space, labels=LABEL).items:
+                    made = Mirror(folder_of(run_root, api.context, space, name_of(job)), api)
+                    if made.adopt(kind, space, job):
+                        found.append(made)
+    except Unreachable:
+        above = folder_of(run_root, api.context, space, "")
+        known = [path for path in known_mirrors(run_root) if path.parent == above]
+        if not known:
+            raise
+        return [Mirror(path, api) for path in known]
+    return sorted(found, key=lambda one: one.run_dir.path.name)

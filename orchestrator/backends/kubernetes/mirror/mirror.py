@@ -1,0 +1,529 @@
+"""A job seen from outside: a copy of its journal and metrics, as a run directory that views read.
+
+    <run root>/.kubernetes/<context>/<namespace>/<job>/
+      remote.json     whose copy it is, and how much of each file has come
+      journal.jsonl   metrics.jsonl   spec.yaml   logs/
+
+What comes is what any running pod of the job says (`fetch`), or when none runs any more what the
+leader's pod printed at its end. While a leader lives this process holds the journal as the leader
+does, so that views see that it lives.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.mirror.fetch import read_news
+from orchestrator.backends.kubernetes.mirror.mirror_paths import IN_CLUSTER, REMOTE, is_mirror
+from orchestrator.backends.kubernetes.mirror.pod_logs import (
+    JOURNAL_MARK,
+    METRICS_MARK,
+    PodLogs,
+    uid_of,
+)
+from orchestrator.backends.kubernetes.mirror.report_lookup import newest_report
+from orchestrator.backends.kubernetes.observe import object_fields
+from orchestrator.backends.kubernetes.observe.object_fields import LABEL, leads
+from orchestrator.backends.kubernetes.render import names
+from orchestrator.backends.kubernetes.resources import (
+    CONFIG_MAPS,
+    PODS,
+    Object,
+    name_of,
+)
+from orchestrator.contract.codec import encode
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.actions import Ending, StartAttempt, StopAttempt
+from orchestrator.contract.messages.events import JobSubmitted, StepReached
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
+from orchestrator.contract.submission_payload import Handover, handover_from
+from orchestrator.errors import BackendError, Unanswered, Unreachable
+from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
+from orchestrator.job.state import ENDED
+from orchestrator.journal.journal import Entry, Place, mark, newest, read, to_line
+from orchestrator.journal.snapshot import known
+from orchestrator.posix.locks import try_lock
+from orchestrator.seams import Completed
+
+FETCH_S = 30.0
+CANCEL_S = 30.0
+LOG_AGAIN_S = (0.5, 1.0, 2.0)
+"""A node that is busy, or whose container has just ended, may not say at first."""
+LEARN_S = 10.0
+"""Between two looks for what a job whose pods do not answer told elsewhere."""
+MOST_ASKED = 3
+"""Pods, in one look: where none of these can say, all others would hardly either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remote:
+    """`remote.json`."""
+
+    context: str
+    namespace: str
+    kind: Kind
+    job: str
+    run_dir: str
+    """Inside the pods."""
+    python: str
+    """The interpreter there."""
+    launch: int
+    settled: bool = True
+    """False: it is being handed over, or that was cut off, and the cluster may not have it."""
+    journal: int = 0
+    """Bytes that have come; what lies behind them is this machine's own guess."""
+    metrics: int = 0
+    led_at: float | None = None
+    """When a leader was last heard to live, by this machine's clock."""
+
+
+class Mirror:
+    def __init__(self, path: Path, api: Api) -> None:
+        self.run_dir = RunDir(path)
+        self.api = api
+        self.held: int | None = None
+        """The journal's file, while a leader lives."""
+        self.logs: PodLogs | None = None
+        self.speaker: Object | None = None
+        """The pod that answered last: asked again, without a list of all pods before."""
+        self.heard: set[str] = set()
+        """Leaders' pods, by uid, that have ended and whose last words are known."""
+        self.before: dict[Path, bytes] | None = None
+        """What `expect` found, by path; None: no launch is being handed over."""
+        self.stale: BackendError | None = None
+        """Why the last look failed; None where it did not."""
+        self.learned_at: float | None = None
+        """When reports were last looked for, monotonic."""
+        self.stopping = False
+        """Ranks were told to stop: their last checkpoint and the job's end may come any moment."""
+
+    @property
+    def remote(self) -> Remote:
+        return Remote(**read_json((self.run_dir.path / REMOTE).read_text()))
+
+    def write(self, remote: Remote) -> None:
+        self.run_dir.make()
+        write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
+
+    def expect(self, handover: Handover, namespace: str) -> None:
+        """A launch is about to be handed to the cluster: until its leader says so, say it here. So
+        it is known here whatever becomes of this process; `keep` or `forget` follows."""
+        job, launch = handover.job, handover.launch
+        spec = launch.kubernetes or KubernetesSpec()
+        former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
+        remote = Remote(
+            context=self.api.context,
+            namespace=namespace,
+            kind=spec.kind,
+            job=launch.job,
+            run_dir=launch.run_dir,
+            python=spec.python,
+            launch=launch.launch,
+            settled=False,
+            journal=former.journal if former else 0,
+            metrics=former.metrics if former else 0,
+        )
+        self.before = {
+            path: path.read_bytes() for path in self._written(launch.launch) if path.exists()
+        }
+        self.write(remote)
+        self.run_dir.spec_of(launch.launch).write_text(handover.spec)
+        if not former or not self.run_dir.spec.exists():
+            # Else it is that of a launch that trained, as this one has yet to.
+            write_whole(self.run_dir.spec, handover.spec.encode())
+        self.run_dir.report.unlink(missing_ok=True)
+        known = read(self.run_dir.journal)[-1:] if former else ()
+        guess = Entry(seq=known[0].seq + 1 if known else 1, event=job, actions=())
+        put(self.run_dir.journal, remote.journal, to_line(guess))
+
+    def _written(self, launch: int) -> tuple[Path, ...]:
+        """By `expect`, and by the command that submits."""
+        run_dir = self.run_dir
+        specs = (run_dir.spec, run_dir.spec_of(launch))
+        return run_dir.path / REMOTE, *specs, run_dir.journal, run_dir.submitted, run_dir.report
+
+    def keep(self) -> None:
+        """The cluster has the launch of `expect`."""
+        remote = self.remote
+        self.write(replace(remote, settled=True))
+        if not remote.journal:  # it starts over
+            put(self.run_dir.metrics, 0, b"")
+            shutil.rmtree(self.run_dir.logs, ignore_errors=True)
+        self.before = None
+
+    def forget(self) -> None:
+        """The cluster has nothing of the launch of `expect`: all is as it was before."""
+        before, self.before = self.before or {}, None
+        if self.run_dir.path / REMOTE not in before:
+            shutil.rmtree(self.run_dir.path, ignore_errors=True)
+            return
+        for path in self._written(self.remote.launch):
+            if path in before:
+                write_whole(path, before[path])
+            else:
+                path.unlink(missing_ok=True)
+
+    def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
+        """Learn of a job that is in the cluster; whether it is one of ndctl's."""
+        name, launch = name_of(job), object_fields.launch_of(job)
+        if is_mirror(self.run_dir.path) and self.remote.launch == launch:
+            return True
+        parcel = self.api.get(CONFIG_MAPS, namespace, names.config_map_of(name))
+        if parcel is None or launch is None:
+            return False
+        handed = handover_from(contents(parcel))
+        made_at = object_fields.seconds_of(job["metadata"]["creationTimestamp"])
+        self.expect(replace(handed, job=replace(handed.job, at=made_at)), namespace)
+        self.keep()
+        return True
+
+    @property
+    def has_begun(self) -> bool:
+        remote, path = self.remote, self.run_dir.journal
+        return path.exists() and path.stat().st_size == remote.journal > 0
+
+    def here(self, launch: LaunchPlan) -> LaunchPlan:
+        remote, spec = self.remote, launch.kubernetes or KubernetesSpec()
+        context = None if remote.context == IN_CLUSTER else remote.context
+        return replace(
+            launch, kubernetes=replace(spec, context=context, namespace=remote.namespace)
+        )
+
+    @property
+    def led_at(self) -> float | None:
+        return self.remote.led_at if is_mirror(self.run_dir.path) else None
+
+    @property
+    def cluster(self) -> str:
+        return self.api.context
+
+    # What has happened
+
+    def refresh(self) -> None:
+        """Bring the copy up to date. What cannot be had now stays as it is.
+
+        Raises BackendError where the API server or none of the pods' nodes answers, or one refuses.
+        """
+        try:
+            self._refresh()
+        except BackendError as exc:
+            self.stale = exc
+            self._hold(False)
+            raise
+        self.stale = None
+
+    def _refresh(self) -> None:
+        remote = self.remote
+        if self.speaker is not None:
+            with contextlib.suppress(BackendError):  # it may be gone; the list below tells
+                if self._hear(self.speaker):
+                    return
+            self.speaker = None
+        try:
+            pods = self.pods(remote)
+        except Unreachable:
+            raise
+        except BackendError:
+            self._learn(remote, ())
+            raise
+        unheard = self._hear_one_of(pods)
+        if self.speaker is not None:
+            if object_fields.is_leaving(self.speaker):
+                # No sign of a job that goes on: whether it does is to be asked of Kubernetes.
+                self.speaker = None
+                self._hold(False)
+            return
+        if unheard is None:
+            self._hold(False)
+            self._from_logs(remote, pods)
+        self._learn(remote, pods)
+        if unheard is not None:
+            raise unheard
+
+    def _hear_one_of(self, pods: Iterable[Object]) -> BackendError | None:
+        """Make the first that answers the speaker; why the last of those that do not does not."""
+        there = [
+            pod for pod in sorted(pods, key=_usefulness) if object_fields.phase_of(pod) == "Running"
+        ]
+        unheard: BackendError | None = None
+        for pod in there[:MOST_ASKED]:
+            try:
+                if self._hear(pod):
+                    self.speaker = pod
+                    return None
+            except BackendError as exc:  # its node may be dead, with the phase that it had
+                unheard = exc
+        return unheard
+
+    def pods(self, remote: Remote) -> list[Object]:
+        labels = f"{LABEL}={remote.job}"
+        return list(self.api.list(PODS, remote.namespace, labels=labels).items)
+
+    def _hear(self, pod: Object) -> bool:
+        """Take all that a pod has to say; False where it cannot say."""
+        while True:
+            remote = self.remote
+            done = self._ask(remote, pod)
+            if done is None:
+                return False
+            if not self._take(remote, done):
+                return True
+
+    def _ask(self, remote: Remote, pod: Object) -> bytes | None:
+        """None where this pod cannot say: it may just have begun, or be about to end."""
+        module = "orchestrator.backends.kubernetes.mirror.fetch"
+        argv = [remote.python, "-P", "-m", module, remote.run_dir, str(remote.journal)]
+        code, out, _ = self.api.exec(
+            remote.namespace,
+            name_of(pod),
+            names.CONTAINERS[remote.kind],
+            [*argv, str(remote.metrics)],
+            timeout_s=FETCH_S,
+        )
+        return out if code == 0 else None
+
+    def _take(self, remote: Remote, answer: bytes) -> bool:
+        """Whether there is more."""
+        told, journal, state, metrics = read_news(answer)
+        begun = remote.journal
+        if told.launch < remote.launch:
+            return False  # its leader has yet to begin, and there is what a former launch left
+        if journal and _first_seq(journal) == 0:
+            self.write(replace(remote, journal=0, metrics=0))
+            return False  # the next look begins anew
+        if journal and _first_seq(journal) == 1:
+            begun = 0  # another run of the same name, or the first look
+        if journal:
+            put(self.run_dir.journal, begun, journal)
+            self.stopping = is_stopping(journal, before=self.stopping)
+        if state:
+            write_whole(self.run_dir.state, state)
+        if metrics:
+            local = self.run_dir.metrics
+            put(local, local.stat().st_size if told.metrics_from and local.exists() else 0, metrics)
+        self.write(
+            replace(
+                remote,
+                settled=True,
+                journal=begun + told.journal,
+                metrics=told.metrics_from + told.metrics,
+                led_at=self.api.clock.now() if told.led else remote.led_at,
+            )
+        )
+        self._hold(told.led)
+        if journal and not told.more:
+            self._accept(told.launch)
+        return told.more
+
+    def _accept(self, launch: int) -> None:
+        """`spec.yaml` is that of the newest launch that came to train, as the leader has it."""
+        path = self.run_dir.spec_of(launch)
+        if path.exists() and has_trained(self.run_dir):
+            spec = path.read_bytes()
+            if spec != self.run_dir.spec.read_bytes():
+                write_whole(self.run_dir.spec, spec)
+
+    def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
+        """A leader's last words, in the log of its pod that has ended: read once.
+
+        Raises BackendError where lines before them never came here: a pod's log is short.
+        """
+        for pod in pods:
+            if (
+                not object_fields.is_over(pod)
+                or not leads(pod)
+                or object_fields.launch_of(pod) != remote.launch
+            ):
+                continue
+            if uid_of(pod) in self.heard:
+                continue
+            lines = self.lines(remote, pod)
+            journal = _marked(lines, JOURNAL_MARK)
+            if journal:
+                self.heard.add(uid_of(pod))
+            begun = behind_line(self.run_dir.journal, max(0, _first_seq(journal) - 1))
+            if begun is None or begun > remote.journal:
+                there = RunDir(Path(remote.run_dir)).journal
+                raise BackendError(
+                    f"the log of pod {name_of(pod)}, which has ended, has only the last lines of"
+                    " the job's journal, and those before have not been seen from here",
+                    fix=f"the whole journal is {there}, on the volume that the pods have mounted",
+                )
+            if begun + len(journal) >= max(1, remote.journal):
+                put(self.run_dir.journal, begun, journal)
+                put(self.run_dir.metrics, 0, _marked(lines, METRICS_MARK))
+                self.write(replace(remote, settled=True, journal=begun + len(journal), metrics=0))
+
+    def lines(self, remote: Remote, pod: Object) -> list[bytes]:
+        """What a pod has printed; nothing where its node does not say."""
+        container = names.CONTAINERS[remote.kind]
+        try:
+            return list(self.api.log(remote.namespace, name_of(pod), container))
+        except BackendError:
+            return []
+
+    def _learn(self, remote: Remote, pods: Sequence[Object]) -> None:
+        """What the job told elsewhere since its journal was last heard; looked for now and then."""
+        now = self.api.clock.monotonic()
+        if self.learned_at is not None and now - self.learned_at < LEARN_S:
+            return
+        self.learned_at, run = now, known(self.run_dir)
+        if run.ending is not None:
+            return
+        begun = [pod for pod in sorted(pods, key=_usefulness) if object_fields.has_begun(pod)]
+        report = newest_report(self.api, remote, run, begun[:MOST_ASKED])
+        before = read_report(self.run_dir)
+        if report is not None and (before is None or is_newer(report, before)):
+            self._write_report(report)
+
+    def remember(self, ending: Ending, why: str) -> None:
+        """Its scheduler says that it is over: so it is also while the cluster cannot be asked."""
+        run = known(self.run_dir)
+        if run.job is None or run.ending is not None:
+            return
+        before, now = read_report(self.run_dir), self.api.clock.now()
+        if before is not None and before.launch == self.remote.launch:
+            if before.state in ENDED:
+                return
+            self._write_report(replace(before, state=ending, message=why, updated=now))
+        else:
+            self._write_report(replace(report_of(run, now), state=ending, message=why))
+
+    def _write_report(self, report: JobReport) -> None:
+        body = json.dumps(encode(report), indent=2)
+        write_whole(self.run_dir.report, body.encode())
+
+    def _hold(self, led: bool) -> None:
+        if led and self.held is None:
+            fd = os.open(self.run_dir.journal, os.O_RDWR | os.O_CREAT, 0o644)
+            try_lock(fd)  # if another ndctl has it, that says the same
+            self.held = fd
+        elif not led and self.held is not None:
+            os.close(self.held)
+            self.held = None
+
+    def let_go(self) -> None:
+        self._hold(False)
+
+    # Its logs
+
+    def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> list[str]:
+        """The ranks' logs as a run directory has them, of what the pods printed; and which could
+        not be read, in words. Who follows them asks again by itself.
+
+        hosts: only of these, where pods of theirs are left.
+        """
+        remote = self.remote
+        if self.logs is None:
+            container = names.CONTAINERS[remote.kind]
+            self.logs = PodLogs(self.run_dir, self.api, remote.namespace, container)
+        pods = self.pods(remote)
+        pods = [pod for pod in pods if object_fields.node_of(pod) in hosts] or pods
+        if follow:
+            self.logs.follow(pods)
+            return []
+        missing = self.logs.fetch(pods)
+        for wait_s in LOG_AGAIN_S:
+            if not missing:
+                break
+            self.api.clock.sleep(wait_s)
+            missing = self.logs.fetch([pod for pod, _ in missing])
+        return [
+            f"the log of pod {name_of(pod)} could not be read to its end: {why.message}"
+            for pod, why in missing
+        ]
+
+    # Its end
+
+    def cancel(self) -> Completed | None:
+        """Have `ndctl cancel` done in a pod; None where none runs, none answers, or it may not be
+        asked: then the job is suspended, which its ranks take as an order to leave as well."""
+        remote = self.remote
+        running = filter(object_fields.is_running, sorted(self.pods(remote), key=_usefulness))
+        root = str(Path(remote.run_dir).parent)
+        argv = [remote.python, "-P", "-m", "orchestrator", "cancel", remote.job, "--no-wait"]
+        for pod in islice(running, MOST_ASKED):
+            with contextlib.suppress(Unanswered, Forbidden):
+                code, out, err = self.api.exec(
+                    remote.namespace,
+                    name_of(pod),
+                    names.CONTAINERS[remote.kind],
+                    [*argv, f"--run-root={root}"],
+                    timeout_s=CANCEL_S,
+                )
+                return Completed(code, out.decode().strip(), err.decode().strip())
+        return None
+
+
+def _usefulness(pod: Object) -> tuple[bool, bool, bool, str]:
+    """The leader's first: it sees its own writes at once. Then those that are to go, and last
+    those whose node is not heard."""
+    silent = "Ready" not in object_fields.conditions_of(pod)
+    return silent, object_fields.is_leaving(pod), not leads(pod), name_of(pod)
+
+
+def contents(config_map: Object) -> dict[str, bytes]:
+    """The files in a ConfigMap."""
+    plain = {key: text.encode() for key, text in (config_map.get("data") or {}).items()}
+    packed = config_map.get("binaryData") or {}
+    return plain | {key: base64.b64decode(text) for key, text in packed.items()}
+
+
+def is_stopping(journal: bytes, *, before: bool) -> bool:
+    """Whether the last order to ranks that these lines have is to stop; `before`: without one."""
+    stop, start = journal.rfind(mark(StopAttempt)), journal.rfind(mark(StartAttempt))
+    return before if stop == start else stop > start
+
+
+def has_trained(run_dir: RunDir) -> bool:
+    """Whether a step of the newest launch is in the journal."""
+    path = run_dir.journal
+    begun = newest(path, JobSubmitted, Place(offset=path.stat().st_size))
+    with path.open("rb") as file:
+        file.seek(begun.offset)
+        return mark(StepReached) in file.read()
+
+
+def put(path: Path, offset: int, data: bytes) -> None:
+    """`data` from `offset` on, and nothing behind it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        stack.callback(os.close, fd)
+        os.ftruncate(fd, offset)
+        os.pwrite(fd, data, offset)
+
+
+def behind_line(path: Path, number: int) -> int | None:
+    """Bytes of a journal up to the end of that line; None where it has fewer."""
+    if not number:
+        return 0
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        size = sum(map(len, islice(file, number - 1)))
+        last = file.readline()
+        return size + len(last) if last.endswith(b"\n") else None
+    return None
+
+
+def _first_seq(journal: bytes) -> int:
+    """0 where it does not begin with a line: the file is another one than it was."""
+    try:
+        return int(read_json(journal.partition(b"\n")[0])["seq"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def _marked(lines: Iterable[bytes], mark: str) -> bytes:
+    found = [line for line in lines if line.startswith(mark.encode())]
+    return b"".join(line.removeprefix(mark.encode()) + b"\n" for line in found)

@@ -1,0 +1,1 @@
+"""What the objects of a job say of it, as values. Pure."""

@@ -1,0 +1,287 @@
+"""What Kubernetes has of a job, in words to act on. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from orchestrator.backends.kubernetes.node_affinity import not_kept_off
+from orchestrator.backends.kubernetes.observe.object_fields import (
+    CANCELLED,
+    LABEL,
+    QUEUE,
+    alive,
+    begun_at,
+    conditions_of,
+    deleted_at,
+    event_time,
+    is_leaving,
+    is_running,
+    launch_of,
+    leads,
+    newest_first,
+    node_of,
+    one_line,
+    phase_of,
+    pods_of,
+    said_of,
+    seconds_of,
+)
+from orchestrator.backends.kubernetes.observe.pending_reasons import (
+    DISRUPTED,
+    Trouble,
+    gravity,
+    job_troubles,
+    pod_trouble,
+)
+from orchestrator.backends.kubernetes.render.names import (
+    AVOID_ANNOTATION,
+    EXCLUDED_ANNOTATION,
+    HASH_ANNOTATION,
+    RUNS_ANNOTATION,
+    is_pod_of,
+)
+from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
+from orchestrator.contract.launch import Cause
+from orchestrator.contract.messages.actions import Ending
+from orchestrator.contract.spec.kubernetes_spec import Kind
+
+Meaning = Literal["missing", "leaving", "suspended", "waiting", "running", "succeeded", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A job as Kubernetes has it."""
+
+    name: str
+    """As `kubectl get` takes it, with the namespace."""
+    meaning: Meaning
+    launch: int | None
+    pods: int = 0
+    running: int = 0
+    hosts: int = 0
+    """Pods that it is to have."""
+    troubles: tuple[Trouble, ...] = ()
+    """The gravest first."""
+    reason: str = ""
+    """What the operator says."""
+    cancelled_by: str = ""
+    queue: str = ""
+    """Of Kueue."""
+    leader_runs: bool = False
+    """The pod that leads runs."""
+    deleted_at: float | None = None
+    """When the job was deleted, as near as what is left of it tells; None: not known."""
+    with_namespace: bool = False
+    """It was deleted with its namespace."""
+
+    @property
+    def is_over(self) -> bool:
+        """No pod is there, and none will be unless somebody asks for it."""
+        return self.pods == 0 and self.ending is not None
+
+    @property
+    def ending(self) -> Ending | None:
+        """How it ended, where no pod will come again; None where one may."""
+        match self.meaning:
+            case "missing" | "leaving":
+                return "CANCELLED"
+            case "succeeded":
+                return "SUCCEEDED"
+            case "failed":
+                return "FAILED"
+        return "CANCELLED" if self.cancelled_by else None
+
+    @property
+    def words(self) -> str:
+        """In one line."""
+        match self.meaning:
+            case "missing" | "leaving":
+                return f"{self._deleted}{self._left}"
+            case "succeeded":
+                return f"{self.name} has ended (Succeeded)"
+            case "failed":
+                said = f": {self.reason}" if self.reason else ""
+                return f"{self.name} has Failed{said}{self._first}"
+            case "suspended" if self.cancelled_by:
+                return f"{self.name} is suspended: cancelled by {self.cancelled_by}"
+            case "suspended" if self.queue:
+                return f"{self.name} waits in Kueue's queue {self.queue}, suspended{self._first}"
+            case "suspended":
+                return f"{self.name} is suspended{self._first}"
+            case "waiting":
+                return f"{self.name} waits, {self._count}{self._first}"
+            case "running":
+                return f"{self.name}: {self._count}{self._first}"
+
+    @property
+    def _deleted(self) -> str:
+        if self.with_namespace:
+            namespace = self.name.partition(" ")[2].partition("/")[0]
+            return f"namespace {namespace} was deleted, and {self.name} with it"
+        verb = "is being" if self.meaning == "leaving" else "was"
+        return f"{self.name} {verb} deleted, not known by whom"
+
+    @property
+    def _left(self) -> str:
+        if not self.pods:
+            return ""
+        pods = "1 pod" if self.pods == 1 else f"{self.pods} pods"
+        return f"; {pods} of it may still write a checkpoint"
+
+    @property
+    def _count(self) -> str:
+        if not self.pods:
+            return "it has no pod yet"
+        return f"{self.running} of {max(self.pods, self.hosts)} pods run"
+
+    @property
+    def _first(self) -> str:
+        if not self.troubles:
+            return ""
+        more = len({one.pod for one in self.troubles}) - 1
+        others = f" (and {more} more pods in trouble)" if more > 0 else ""
+        return f"; {self.troubles[0]}{others}"
+
+
+def observe(
+    kind: JobKind,
+    name: str,
+    job: Object | None,
+    pods: Sequence[Object] = (),
+    events: Sequence[Object] = (),
+    hosts: int = 0,
+) -> Observed:
+    """`pods` and `events` may be of other jobs as well; `hosts`: how many pods the job is to have.
+    None: there is no such job."""
+    if job is None:
+        mine = [pod for pod in pods if lookup(pod, ("metadata", "labels", LABEL)) == _bare(name)]
+        gone_at = max(filter(None, map(deleted_at, mine)), default=None)
+        left = len(alive(mine))
+        return Observed(name=name, meaning="missing", launch=None, pods=left, deleted_at=gone_at)
+    mine = pods_of(job, pods)
+    there = alive(mine)
+    running = [pod for pod in there if is_running(pod)]
+    troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
+    troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
+    meaning, reason = _standing(kind, job, bool(running))
+    if is_leaving(job) and not has_ended(job):
+        meaning = "leaving"  # finalizers hold the object; nothing brings its pods back
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    return Observed(
+        name=name,
+        meaning=meaning,
+        launch=launch_of(job),
+        pods=len(there),
+        running=len(running),
+        hosts=hosts,
+        troubles=tuple(sorted(troubles, key=gravity)),
+        reason=reason,
+        cancelled_by=notes.get(CANCELLED, ""),
+        queue=str(lookup(job, ("metadata", "labels", QUEUE), "")),
+        leader_runs=any(leads(pod) for pod in running),
+        deleted_at=deleted_at(job),
+    )
+
+
+def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observed:
+    """With what the job's pods wrote down: `asked`, the annotations of their ConfigMap."""
+    if has_ended(job):
+        return seen
+    more = (*_not_what_runs(job, asked), *_not_kept_off(job, asked))
+    return replace(seen, troubles=tuple(sorted((*seen.troubles, *more), key=gravity)))
+
+
+def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+    """The same launch was applied again with another text: pods that are made anew read it, and go
+    on with the run as it began."""
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    runs, applied = asked.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
+    if runs is None or runs == applied:
+        return []
+    why = f"what was applied last is not what launch {launch_of(job)} began with, and goes on with"
+    name = name_of(job)
+    advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
+    return [Trouble(what="not what runs", why=why, advice=advice)]
+
+
+def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+    """Pods may come again to nodes that the job has no use for: it takes a controller to keep them
+    off."""
+    wanted = dict.fromkeys(filter(None, asked.get(AVOID_ANNOTATION, "").split(",")))
+    notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
+    done = notes.get(EXCLUDED_ANNOTATION, "").split(",")
+    if not (left := [host for host in wanted if host not in done]):
+        return []
+    why = f"new pods may come to {', '.join(left)}, which the job does not use"
+    return [Trouble(what="no controller", why=why, advice=not_kept_off(left))]
+
+
+def _bare(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+OVER: Mapping[str, Meaning] = {
+    "Succeeded": "succeeded",
+    "Completed": "succeeded",
+    "Complete": "succeeded",
+    "Failed": "failed",
+}
+"""Condition of a PyTorchJob, a JobSet or a TrainJob -> what it means."""
+
+
+def _standing(kind: JobKind, job: Object, running: bool) -> tuple[Meaning, str]:
+    conditions = conditions_of(job)
+    for name, meaning in OVER.items():
+        if name in conditions:
+            return meaning, said_of(conditions[name])
+    if lookup(job, kind.suspend) is True or ("Suspended" in conditions and not running):
+        return "suspended", said_of(conditions.get("Suspended", {}))
+    if running:
+        return "running", said_of(conditions.get("Restarting", {}))
+    return "waiting", said_of(conditions.get("Restarting", {}))
+
+
+def has_ended(job: Object) -> bool:
+    return any(name in conditions_of(job) for name in OVER)
+
+
+TAKEN = ("Evicted", "Preempted")
+"""What no pod can do anything about; that a node is lost may be the job's own fault."""
+
+
+def taken(
+    kind: Kind,
+    job: str,
+    host: str,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    since: float,
+) -> str:
+    """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
+    there = [pod for pod in pods if node_of(pod) == host]
+    newest = max(there, key=begun_at, default={})
+    trouble = pod_trouble(newest) if newest else None
+    if trouble is not None and trouble.what in TAKEN and phase_of(newest) == "Failed":
+        return f"{trouble.what}: {trouble.why}" if trouble.why else trouble.what
+    for event in newest_first(events):
+        at, name = event_time(event), str(lookup(event, ("involvedObject", "name"), ""))
+        node = lookup(event, ("source", "host")) or event.get("reportingInstance")
+        mine = is_pod_of(kind, job, name) and node == host and event.get("reason") == "Evicted"
+        if mine and at and seconds_of(at) >= since:
+            return f"Evicted: {one_line(str(event.get('message', '')))}"
+    return ""
+
+
+def cause(kind: JobKind, job: Object | None, pod: Object | None, launch: int) -> Cause:
+    """Why the leader's `pod` is being ended."""
+    if job is None or is_leaving(job) or launch_of(job) not in (None, launch):
+        return "cancelled"
+    if lookup(job, ("metadata", "annotations", CANCELLED)):
+        return "cancelled"
+    if lookup(job, kind.suspend) is True:
+        return "preempted" if lookup(job, ("metadata", "labels", QUEUE)) else "requeued"
+    conditions = conditions_of(pod or {})
+    what, _ = DISRUPTED.get(str(conditions.get("DisruptionTarget", {}).get("reason")), ("", ""))
+    if what:
+        return "preempted" if what == "Preempted" else "drained"
+    return "requeued" if pod is None or is_leaving(pod) else "unknown"

@@ -1,0 +1,151 @@
+"""Pods that are to go: one whose node may not answer, or all of a job."""
+
+import logging
+
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.finalizers import by_force
+from orchestrator.backends.kubernetes.node_affinity import INSTALL
+from orchestrator.backends.kubernetes.observe.object_fields import LABEL, alive, is_leaving
+from orchestrator.backends.kubernetes.resources import (
+    JOB_KINDS,
+    NODES,
+    PODS,
+    Object,
+    lookup,
+    name_of,
+)
+from orchestrator.contract.spec.kubernetes_spec import Kind
+from orchestrator.errors import BackendError, MustLeave, Unanswered
+from orchestrator.inventory.kubernetes.nodes import READY, parse_node
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+CLEAR_S = 120.0
+"""For all pods to be gone, beyond their own grace period."""
+GRACE_S = 30.0
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+FORCED_S = 30.0
+"""For the controller to delete by force, once it is time for that."""
+NAMED: tuple[Kind, ...] = ("pytorchjob",)
+"""Kinds whose pods have names that are known beforehand: the pods' account may delete those."""
+
+
+def end_pod(
+    api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
+) -> None:
+    """Delete a pod and see it go.
+
+    A node that does not answer never says that its pod is gone: then it goes by force; also where
+    we may not read nodes, once a node that answers would have ended it.
+
+    Raises:
+        MustLeave: it is of a kind whose pods the controller alone deletes, and none does.
+    """
+    if kind not in NAMED:
+        _end_by_controller(api, clock, kind, host, pod, force_after_s)
+        return
+    namespace, name, uid = pod["metadata"]["namespace"], name_of(pod), pod["metadata"]["uid"]
+    if not is_leaving(pod):
+        api.delete(PODS, namespace, name, uid=uid)
+    if _goes(api, clock, host, pod, clock.monotonic() + force_after_s):
+        return
+    try:
+        api.delete(PODS, namespace, name, grace_s=0, uid=uid)
+    except BackendError as exc:
+        raise BackendError(
+            f"pod {name} stays on {host}, which does not answer: {exc.message}",
+            fix=f"`{by_force(pod)}`" + (f"\n  or {exc.fix}" if exc.fix else ""),
+        ) from exc
+
+
+def _end_by_controller(
+    api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
+) -> None:
+    """The controller also says of it that it has Failed, and forces it, where its node is dead."""
+    metadata, name = pod["metadata"], name_of(pod)
+    job, of = metadata["labels"][LABEL], JOB_KINDS[kind].resource.kind
+    way = f"`{by_force(pod)}`\n  or an administrator types `{INSTALL}`, and it is done by itself"
+    deadline = clock.monotonic() + force_after_s
+    asked = is_leaving(pod) or asking.end(api, clock, metadata["namespace"], kind, job, pod)
+    if not asked:
+        raise MustLeave(
+            f"pod {name} on {host} is not deleted: the controller alone may delete pods of a {of},"
+            " and none looks after this job",
+            fix=way,
+        )
+    gone = _goes(api, clock, host, pod, deadline)
+    if not gone and not _gone(api, clock, pod, clock.monotonic() + FORCED_S):
+        raise BackendError(
+            f"pod {name} stays on {host}, which does not answer: the controller alone may delete"
+            f" pods of a {of} by force, and it has not",
+            fix=way,
+        )
+
+
+def _goes(api: Api, clock: Clock, host: str, pod: Object, deadline: float) -> bool:
+    """Whether it goes by itself; False: its node does not answer, so nothing but force helps.
+
+    Raises Unanswered where the node answers.
+    """
+    grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
+    if _gone(api, clock, pod, deadline):
+        return True
+    answers = node_answers(api, host)
+    if answers is not False:
+        if _gone(api, clock, pod, deadline + grace_s):
+            return True
+        answers = node_answers(api, host)
+    if answers:
+        name, namespace = name_of(pod), pod["metadata"]["namespace"]
+        raise Unanswered(
+            f"pod {name} on {host} does not end, though its node answers",
+            fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
+        )
+    return False
+
+
+def node_answers(api: Api, host: str) -> bool | None:
+    """Whether a node does; None where we may not know."""
+    try:
+        node = api.get(NODES, None, host)
+    except Forbidden as exc:
+        log.warning("whether %s answers is not known: %s", host, exc)
+        return None
+    return node is not None and parse_node(node).ready == READY
+
+
+def _gone(api: Api, clock: Clock, pod: Object, deadline: float) -> bool:
+    """Whether this very pod goes away until then; looked at once in any case."""
+    metadata = pod["metadata"]
+    for cache in _watching(api, clock, metadata["namespace"], metadata["labels"][LABEL]).changes(
+        deadline
+    ):
+        if all(one["metadata"]["uid"] != metadata["uid"] for one in cache.items.values()):
+            return True
+    return False
+
+
+def await_no_pods(api: Api, clock: Clock, namespace: str, job: str) -> None:
+    """Raises BackendError where some stay."""
+    left: list[Object] = []
+    deadline = clock.monotonic() + CLEAR_S + GRACE_S
+    for cache in _watching(api, clock, namespace, job).changes(deadline):
+        left = alive(list(cache.items.values()))
+        if not left:
+            return
+    names = ", ".join(name_of(pod) for pod in left[:3]) or "which ones is not known"
+    raise BackendError(
+        f"pods of {job} do not end: {names}",
+        fix=f"`kubectl -n {namespace} get pods -l {LABEL}={job} -o wide`; where a node"
+        " does not answer, `kubectl delete pod NAME --force --grace-period=0`",
+    )
+
+
+def _watching(api: Api, clock: Clock, namespace: str, job: str) -> Watching:
+    return Watching(
+        api=api, clock=clock, resource=PODS, namespace=namespace, labels=f"{LABEL}={job}"
+    )

@@ -1,0 +1,239 @@
+"""Which Slurm job a launch is: by the id that was written down, else by its comment or script.
+
+Gone is only what slurmctld, twice asked, says that it does not know.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.backends.slurm import observe, pending_hints, render
+from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.contract.files.atomic_write import write_whole, written_beside
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.read_json import read_json
+from orchestrator.errors import BackendError
+from orchestrator.inventory.slurm.hostlist import expand, fold
+from orchestrator.seams import Sighting
+
+LOOK_AGAIN_S = 1.0
+"""One empty answer is not to be believed; the second is taken after this."""
+GLANCE_S = 4.0
+"""For an answer to somebody who only looks."""
+RESUME = {"SUSPENDED": "scontrol resume {id}", "STOPPED": "scancel --signal=CONT {id}"}
+"""What lets a job go on, by the state of a job all of whose processes stand still: one that gave
+its CPUs to others, and one that keeps them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    slurm: Slurm
+    any_job: bool = False
+    """A job is shown by its number alone, whoever's it is."""
+
+    def find(self, launch: LaunchPlan) -> SlurmJob | None:
+        """The Slurm job of this launch; None when Slurm surely has none.
+
+        Raises BackendError when that cannot be told.
+        """
+        if not _may_be_queued(launch):
+            return None
+        job = self._look(launch)
+        if job is None:
+            self.slurm.clock.sleep(LOOK_AGAIN_S)
+            job = self._look(launch)
+        return job
+
+    def find_all(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
+        """Every job of this launch that is not over: an sbatch that was not answered may have made
+        another. Raises BackendError when that cannot be told."""
+        if not _may_be_queued(launch):
+            return ()
+        living = self._living(launch)
+        if not living:
+            self.slurm.clock.sleep(LOOK_AGAIN_S)
+            living = self._living(launch)
+        return living
+
+    def _living(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
+        jobs = {job.id: job for job in self._queue([launch]) if _is_of(job, launch)}
+        noted = recorded(launch)
+        shown = self.show(launch, noted) if noted is not None else None
+        if shown is not None:
+            jobs[shown.id] = shown
+        return tuple(job for job in jobs.values() if not job.is_over)
+
+    def _look(self, launch: LaunchPlan) -> SlurmJob | None:
+        noted = recorded(launch)
+        if noted is not None:
+            return self.show(launch, noted)
+        ours = _of(launch, self._queue([launch]))
+        if ours is not None:
+            record(launch, ours.id)
+        return ours
+
+    def show(self, launch: LaunchPlan, job_id: str, tries: int = 3) -> SlurmJob | None:
+        argv = ["scontrol", "show", "job", "-a", "-o", job_id]
+        done = self.slurm.ask(argv, tries=tries)
+        if done.code != 0:
+            if UNKNOWN_JOB.search(done.err):
+                return None
+            raise refusal(argv, done)
+        jobs = observe.parse_jobs(done.out)
+        if self.any_job:
+            return next((job for job in jobs if job.id == job_id), None)
+        # Job ids start again when a cluster is set up anew: another's is none of ours.
+        return _of(launch, jobs)
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> list[Sighting]:
+        """How each stands, for somebody who only looks: one question for all of them, two where
+        one is missing, and no patience. Never raises."""
+        try:
+            found = self._glimpse(launches)
+            if None in found:
+                self.slurm.clock.sleep(LOOK_AGAIN_S)
+                again = self._glimpse(launches)
+                found = [new or old for new, old in zip(again, found, strict=True)]
+        except BackendError as exc:
+            return [
+                Sighting(f"{name_of(one) or 'the job'}: {exc.message}", True) for one in launches
+            ]
+        return [_sighting(launch, job) for launch, job in zip(launches, found, strict=True)]
+
+    def _glimpse(self, launches: Sequence[LaunchPlan]) -> list[SlurmJob | None]:
+        """By their ids, where these are known: what a script of the user's own, or an element of an
+        array, is called tells nothing."""
+        ids = [recorded(launch) for launch in launches]
+        known = sorted({job_id for job_id in ids if job_id is not None})
+        unknown = [launch for launch, job_id in zip(launches, ids, strict=True) if job_id is None]
+        jobs = self._by_id(known) if known else ()
+        if unknown:
+            jobs += self._queue(unknown, "--states=all", tries=1, answer_s=GLANCE_S)
+        return [_of(launch, jobs) for launch in launches]
+
+    def _by_id(self, ids: Sequence[str]) -> tuple[SlurmJob, ...]:
+        which = ["--states=all", "-j", ",".join(ids)]
+        argv = ["squeue", "-h", "-a", *which, "-o", observe.SQUEUE_FORMAT]
+        done = self.slurm.ask(argv, tries=1, answer_s=GLANCE_S)
+        if done.code != 0 and not UNKNOWN_JOB.search(done.err):
+            raise refusal(argv, done)
+        return observe.parse_queue(done.out)
+
+    def _queue(
+        self,
+        launches: Sequence[LaunchPlan],
+        *more: str,
+        tries: int = 3,
+        answer_s: float | None = None,
+    ) -> tuple[SlurmJob, ...]:
+        names = f"--name={','.join(sorted({render.job_name(one) for one in launches}))}"
+        argv = ["squeue", "-h", "-a", names, *more, "-o", observe.SQUEUE_FORMAT]
+        return observe.parse_queue(self.slurm.told(argv, tries=tries, answer_s=answer_s))
+
+
+def own_id(environ: Mapping[str, str]) -> str | None:
+    """Of the Slurm job in which this runs; of an array's element as `12_3`, for the number of one
+    element is that of the whole array, and means all of it to scontrol and scancel."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
+
+
+def _may_be_queued(launch: LaunchPlan) -> bool:
+    """Whether sbatch may have been called for it: the script is written before, and a job from a
+    script that a person gave to sbatch is recorded when it begins."""
+    return recorded(launch) is not None or render.script_path(launch).exists()
+
+
+def _of(launch: LaunchPlan, jobs: Sequence[SlurmJob]) -> SlurmJob | None:
+    """The newest of `jobs` that is this launch's; the recorded one before all others."""
+    ours = [job for job in jobs if _is_of(job, launch)]
+    noted = recorded(launch)
+    return next((job for job in ours if job.id == noted), ours[-1] if ours else None)
+
+
+def _is_of(job: SlurmJob, launch: LaunchPlan) -> bool:
+    return is_marked(job, launch) or job.command == str(render.script_path(launch))
+
+
+def is_marked(job: SlurmJob, launch: LaunchPlan) -> bool:
+    """Whether its comment says that it is this launch's."""
+    mark = render.mark(launch)
+    return job.comment == mark or job.comment.startswith(f"{mark};")
+
+
+def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
+    if job is not None and not job.is_over:
+        return Sighting(
+            pending_hints.standing_words(job),
+            held=True,
+            excluded=_excluded(launch, job),
+            resume=RESUME.get(job.state, "").format(id=job.id),
+        )
+    name = name_of(launch) if job is None else f"Slurm job {job.id}"
+    if name is None:
+        return Sighting(None, held=False)
+    return Sighting(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
+
+
+def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:
+    """Of a job that waits: Slurm takes another exclude list of no other."""
+    if job.meaning not in ("queued", "held"):
+        return {}
+    by_spec = expand((launch.slurm and launch.slurm.exclude) or "")
+    return {
+        name: f"scontrol update JobId={job.id} ExcNodeList={fold({*job.excluded} - {name})}"
+        for name in sorted({*job.excluded} - {*by_spec})
+    }
+
+
+def name_of(launch: LaunchPlan) -> str | None:
+    job_id = recorded(launch)
+    return job_id and f"Slurm job {job_id}"
+
+
+def recorded(launch: LaunchPlan) -> str | None:
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        return str(read_json(_record_path(launch).read_text())["job_id"])
+    return None
+
+
+def record(launch: LaunchPlan, job_id: str, step: str = "") -> None:
+    """`step`: of the job, in which its agents are, where those have to find each other by it."""
+    _record_path(launch).parent.mkdir(exist_ok=True)
+    write_whole(_record_path(launch), _record(job_id, step))
+
+
+def recorded_step(launch: LaunchPlan) -> tuple[str, str] | None:
+    """Job and step, of a launch whose agents find each other by it."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        said = read_json(_record_path(launch).read_text())
+        return str(said["job_id"]), str(said["step"])
+    return None
+
+
+def claim(launch: LaunchPlan, job_id: str) -> str:
+    """Record `job_id` unless another is recorded; the one that is then. One of two that ask at the
+    same time gets it."""
+    if (noted := recorded(launch)) is not None:
+        return noted
+    path = _record_path(launch)
+    path.parent.mkdir(exist_ok=True)
+    with written_beside(path, _record(job_id)) as fresh:
+        try:
+            path.hardlink_to(fresh)
+        except FileExistsError:
+            pass
+        except PermissionError:  # of a file system without links: the last of two gets it
+            fresh.replace(path)
+    return recorded(launch) or job_id
+
+
+def _record(job_id: str, step: str = "") -> bytes:
+    return json.dumps({"job_id": job_id} | ({"step": step} if step else {})).encode()
+
+
+def _record_path(launch: LaunchPlan) -> Path:
+    return Path(launch.run_dir) / "slurm" / f"launch-{launch.launch}.json"

@@ -1,0 +1,44 @@
+"""`leader.json`: where the leader of a launch listens, and in the end that the job is over."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.read_json import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Agents and leader that belong together."""
+
+    launch: int
+    """Number of the submission."""
+    restarts: int = 0
+    """How often the scheduler has started it again: what an earlier start left says nothing."""
+
+
+def announce(run_dir: RunDir, term: Term, address: str, port: int, name: str = "") -> None:
+    """Say where the leader of `term` listens; `name` of its host, where names lead to hosts."""
+    _write(run_dir, {**asdict(term), "address": address, "port": port, "name": name})
+
+
+def announce_end(run_dir: RunDir, term: Term) -> None:
+    """Agents that have not come yet need not look for a leader any more."""
+    _write(run_dir, {**asdict(term), "over": True})
+
+
+def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
+    write_whole(run_dir.leader, json.dumps(body).encode())
+
+
+def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
+    """What the leader of `term` said: `address`, `port`, `name`, or `over`; empty before it has."""
+    try:
+        leader = read_json(run_dir.leader.read_text())
+    except (OSError, ValueError):
+        return {}
+    ours = isinstance(leader, dict) and leader.items() >= asdict(term).items()
+    return leader if ours else {}

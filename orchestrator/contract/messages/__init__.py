@@ -1,0 +1,3 @@
+"""What programs of a job tell each other: events, actions, and messages between leader, agent
+and rank.
+"""

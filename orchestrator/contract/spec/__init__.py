@@ -1,0 +1,1 @@
+"""The job spec, a module for each part of it."""

@@ -1,0 +1,161 @@
+"""How a job is split: the degrees of the mesh, and the method on each of its axes."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Literal, Self
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.spec.limits import AtLeast, Matches
+from orchestrator.contract.spec.types import Auto, Count
+
+Depth = Annotated[int, AtLeast(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpSpec:
+    """FSDP2's knobs, for `parallel.data: fsdp`."""
+
+    wrap: Annotated[str, Matches(r"\w+", "a class name, or auto", "LlamaDecoderLayer")] = "auto"
+    """Class of the modules that are gathered one at a time; `auto` is the decoder layer."""
+    reshard_after_forward: bool | Annotated[int, AtLeast(2)] | Auto = "auto"
+    """true frees each layer's weights after its forward pass (ZeRO-3), false keeps them until the
+    backward pass (ZeRO-2), and a number shards them over that many ranks in between. `auto`: the
+    planner's choice of true and false; true without a planner. Pipelines with several stages per
+    rank gather and free a whole stage at a time, whatever this says."""
+    forward_prefetch: Depth = 1
+    """Layers whose weights are gathered ahead in the forward pass."""
+    backward_prefetch: Depth = 1
+    """The same in the backward pass."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and moments in the host's memory, and update them there."""
+
+    @property
+    def reshard(self) -> bool | int:
+        """After the forward pass; `auto` where no planner decided it is true."""
+        return True if self.reshard_after_forward == "auto" else self.reshard_after_forward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSpec:
+    """How micro batches travel through the stages, for pp above 1."""
+
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"] | Auto = "auto"
+    """`zbv` is the zero-bubble schedule on V-shaped stages; `auto` is the planner's choice, and
+    1f1b without a planner."""
+    stages_per_rank: Count | Auto = "auto"
+    """Stages that a rank has; `auto` is 2 for interleaved_1f1b and zbv, else 1."""
+
+    def __post_init__(self) -> None:
+        limits = {
+            "gpipe": (1, 1),
+            "1f1b": (1, 1),
+            "interleaved_1f1b": (2, math.inf),
+            "zbv": (2, 2),
+            "auto": (1, math.inf),
+        }
+        low, high = limits[self.schedule]
+        if self.stages_per_rank != "auto" and not low <= self.stages_per_rank <= high:
+            limit = f"{low}" if low == high else f"at least {low}"
+            raise Invalid(
+                [
+                    Problem(
+                        path="stages_per_rank",
+                        value=self.stages_per_rank,
+                        limit=f"{limit} with schedule {self.schedule}",
+                        fix="set stages_per_rank to auto",
+                    )
+                ]
+            )
+
+    @property
+    def stages(self) -> int:
+        """Stages per rank."""
+        if self.stages_per_rank != "auto":
+            return self.stages_per_rank
+        return 2 if self.schedule in ("interleaved_1f1b", "zbv") else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSpec:
+    """Degrees of the mesh, outermost first, and the methods.
+
+    `auto` leaves a degree to the planner; without one dp_shard takes every rank that the others
+    leave, and these are 1.
+    """
+
+    pp: Count | Auto = "auto"
+    """Pipeline-parallel degree."""
+    dp_replicate: Count | Auto = "auto"
+    """Copies of the sharded model (HSDP when above 1)."""
+    dp_shard: Count | Auto = "auto"
+    """FSDP degree."""
+    cp: Count | Auto = "auto"
+    """Context-parallel degree."""
+    tp: Count | Auto = "auto"
+    """Tensor-parallel degree, inside one host or one NVLink block."""
+    data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
+    """What data-parallel ranks share: `fsdp` shards everything over dp_shard; `ddp` copies
+    everything over dp_replicate; `zero1` copies all but the optimizer's state."""
+    fsdp: FsdpSpec = field(default_factory=FsdpSpec)
+    context: Literal["ring", "ulysses", "all_gather"] = "ring"
+    """How attention sees the whole sequence when cp cuts it."""
+    pipeline: PipelineSpec = field(default_factory=PipelineSpec)
+
+    def __post_init__(self) -> None:
+        if self.data != "fsdp" and (problems := [*self._problems_of_copies()]):
+            raise Invalid(problems)
+
+    def _problems_of_copies(self) -> Iterator[Problem]:
+        if self.dp_shard not in ("auto", 1):
+            yield Problem(
+                path="dp_shard",
+                value=self.dp_shard,
+                limit=f"1 with data: {self.data}, which shards no weights",
+                fix=f"set dp_replicate to {self.dp_shard} and dp_shard to 1",
+            )
+        if self.fsdp != FsdpSpec():
+            names = [field.name for field in fields(FsdpSpec)]
+            default = FsdpSpec()
+            given = [n for n in names if getattr(self.fsdp, n) != getattr(default, n)]
+            if given == ["reshard_after_forward"] and self.fsdp.reshard_after_forward is True:
+                return  # What `auto` means without a planner.
+            yield Problem(
+                path="fsdp",
+                value=", ".join(given),
+                limit=f"left out with data: {self.data}",
+                fix="remove fsdp, or set data to fsdp",
+            )
+
+    @property
+    def degrees(self) -> tuple[int | Auto, ...]:
+        """Outermost first, as asked for."""
+        return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
+
+    def filled(self, world_size: int) -> Self:
+        """Without `auto`, as far as `world_size` ranks alone can tell."""
+        mesh = self.filled_mesh(world_size)
+        reshard, schedule = self.fsdp.reshard_after_forward, self.pipeline.schedule
+        return replace(
+            self,
+            **asdict(mesh),
+            fsdp=replace(self.fsdp, reshard_after_forward=True) if reshard == "auto" else self.fsdp,
+            pipeline=replace(self.pipeline, schedule="1f1b")
+            if schedule == "auto"
+            else self.pipeline,
+        )
+
+    def filled_mesh(self, world_size: int) -> Mesh:
+        """dp_shard takes what the others leave; any other `auto` is 1."""
+        given = {axis: 1 if d == "auto" else d for axis, d in zip(AXES, self.degrees, strict=True)}
+        if self.dp_shard == "auto" and self.data == "fsdp":
+            given["dp_shard"] = max(1, world_size // math.prod(given.values()))
+        return Mesh(**given)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of degrees that are all numbers."""
+        given = {axis: d for axis, d in zip(AXES, self.degrees, strict=True) if d != "auto"}
+        assert len(given) == len(AXES)
+        return Mesh(**given)

@@ -1,0 +1,118 @@
+"""What a submission hands over: the beginnings of a run directory, as files.
+
+Where whoever submits cannot write the directory, or its batch script is submitted by hand, the job
+writes it from these. Nothing in it tells of the time: `job.at` is 0 until the job has begun.
+"""
+
+import gzip
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.contract.read_json import read_json
+
+SUBMISSION = "submission.json"
+SUBMITTED = "submitted.json"
+SPEC = "spec.yaml"
+PLAN = "plan.json"
+TRAINER = "trainer.json"
+PACKED = ".gz"
+"""Ends the name of a file that is compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    job: JobSubmitted
+    """The journal's line of this launch."""
+    spec: str
+    """The text of the run directory's spec.yaml."""
+    plan: Mapping[str, Any]
+    """Of its plan-<n>.json."""
+    trainer: Mapping[str, Any]
+    """Of its trainer-<n>.json."""
+    new: bool = False
+    """A run of the same name that ended before is put aside first."""
+    submitted: Mapping[str, Any] | None = None
+    """Of its submitted.json: what was typed. None where that says nothing to the job's hosts."""
+
+    @property
+    def launch(self) -> LaunchPlan:
+        return self.job.launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Submission:
+    job: JobSubmitted
+    new: bool
+
+
+def renamed(handover: Handover, run_dir: Path) -> Handover:
+    """The same job in another run directory, which it has its name from."""
+    launch, name = handover.launch, run_dir.name
+    if str(run_dir) == launch.run_dir:
+        return handover
+    submitted = handover.submitted
+    if submitted is not None:
+        submitted = {**submitted, "overrides": [*submitted["overrides"], f"name={name}"]}
+    return replace(
+        handover,
+        job=replace(handover.job, launch=replace(launch, job=name, run_dir=str(run_dir))),
+        # The name is the first key of a spec that ndctl wrote, and needs no escapes.
+        spec=re.sub(r"\Aname: .*", f"name: '{name}'", handover.spec),
+        trainer={**handover.trainer, "out": str(run_dir)},
+        submitted=submitted,
+    )
+
+
+def files_of(handover: Handover) -> dict[str, str]:
+    """File name -> text."""
+    submission = _Submission(job=handover.job, new=handover.new)
+    typed = {} if handover.submitted is None else {SUBMITTED: _json(handover.submitted)}
+    return {
+        SUBMISSION: _json(encode(submission)),
+        SPEC: handover.spec,
+        PLAN: _json(handover.plan),
+        TRAINER: _json(handover.trainer),
+        **typed,
+    }
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def packed(files: Mapping[str, str]) -> dict[str, bytes]:
+    """The same, compressed; the same text always makes the same bytes."""
+    return {
+        f"{name}{PACKED}": gzip.compress(text.encode(), mtime=0) for name, text in files.items()
+    }
+
+
+def handover_from(files: Mapping[str, bytes]) -> Handover:
+    """What `files_of` made, compressed or not.
+
+    Raises:
+        Invalid: this ndctl does not understand it, being of another version.
+        KeyError: with the name of a file that is not among `files`.
+    """
+    texts = {
+        name.removesuffix(PACKED): (
+            gzip.decompress(body) if name.endswith(PACKED) else body
+        ).decode()
+        for name, body in files.items()
+    }
+    submission: _Submission = decode(_Submission, read_json(texts[SUBMISSION]))
+    return Handover(
+        job=submission.job,
+        spec=texts[SPEC],
+        plan=read_json(texts[PLAN]),
+        trainer=read_json(texts[TRAINER]),
+        new=submission.new,
+        submitted=read_json(texts[SUBMITTED]) if SUBMITTED in texts else None,
+    )

@@ -1,0 +1,1 @@
+"""What `submit --follow` and `logs` print while a job runs."""

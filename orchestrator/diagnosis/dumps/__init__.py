@@ -1,0 +1,1 @@
+"""Dumps of flight recorders: read safely, reduced, and sorted by standstill."""

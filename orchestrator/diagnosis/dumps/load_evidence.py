@@ -1,0 +1,291 @@
+"""Evidence from files: dumps of flight recorders and stacks, whoever wrote them.
+
+    flight-3, nccl_trace_rank_3, _dump_3.json   the dump of rank 3, pickle or JSON; also as .gz
+    rank-3.stacks, rank3.txt, rank-3.log        its stacks, as faulthandler or py-spy print them
+    last-flight-3                               what rank 3 of ours had called when it ended
+    host-node7.jsonl                            how ranks of ours ended, with their last lines
+
+A folder without any may have one of each host below it, whose name is then the host's.
+A file that cannot be read, or is not taken, is named in the scene with why, and hinders nothing.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.contract.files.atomic_write import UNFINISHED
+from orchestrator.contract.files.run_dir import LAST_FILES
+from orchestrator.contract.read_json import read_json
+from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.dumps.attempts import Candidate, as_of_one, newest
+from orchestrator.diagnosis.dumps.dump import RankDump
+from orchestrator.diagnosis.dumps.reader import Refused
+from orchestrator.diagnosis.dumps.reader_client import read_dumps
+from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.stacks.python_stacks import main_stack
+
+RANK = re.compile(r"rank[-_]?(\d{1,9})|(?<!\d)(\d{1,9})(?:\.\w+)?$")
+OF_A_RANK = re.compile(r"rank[-_]?\d+", re.IGNORECASE)
+PACKED = ".gz"
+STACKS = (".stacks", ".stack", ".txt", ".pyspy")
+LOGS = (".log", ".out", ".err")
+"""They may have stacks among other lines."""
+ARCHIVES = (".zip", ".tar", ".tgz", ".zst", ".xz", ".bz2", ".7z")
+NOT_EVIDENCE = (".md", ".yaml", ".jsonl", UNFINISHED)
+TEXT_BYTES = 1 << 22
+"""Of stacks or a log the end is read: the last stacks in it count."""
+LINE = 1_000
+"""Letters of a line that are looked at."""
+TAILS_BYTES = 1 << 26
+"""Of what an agent of ours keeps of its host."""
+
+
+@dataclass(slots=True)
+class Files:
+    """What lies in a folder."""
+
+    dumps: list[tuple[int, Path]] = field(default_factory=list)
+    last: list[tuple[int, Path]] = field(default_factory=list)
+    stacks: list[tuple[int, Path]] = field(default_factory=list)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.dumps or self.last or self.stacks)
+
+    def ranks(self) -> set[int]:
+        return {rank for rank, _ in (*self.dumps, *self.last, *self.stacks)}
+
+    def add(self, other: "Files") -> None:
+        self.dumps += other.dumps
+        self.last += other.last
+        self.stacks += other.stacks
+        self.passed_over |= other.passed_over
+
+
+def read_folder(folder: Path, *, one_attempt: bool = False) -> Scene:
+    """All dumps and stacks in `folder`, or the one file that it is; of two dumps, or stacks, of one
+    rank the one that tells more, which is the first where they tell the same. Of ranks that stood
+    still: what others wrote as they ended is another scene.
+
+    Unless they are known to be of `one_attempt`, dumps of earlier ones are passed over.
+    """
+    files = files_of(folder)
+    if files.any or not folder.is_dir():
+        return _still(files, one_attempt)
+    inner, why_not = below(folder)
+    found = _still(inner, one_attempt)
+    hosts = _hosts([*inner.dumps, *inner.stacks])
+    facts = {
+        rank: replace(found.facts.get(rank, RankFacts(rank=rank)), host=hosts.get(rank))
+        for rank in {*found.dumps, *found.facts}
+    }
+    passed_over = {**files.passed_over, **found.passed_over, **why_not}
+    return replace(found, facts=facts, passed_over=passed_over)
+
+
+def _still(files: Files, one_attempt: bool) -> Scene:
+    unreadable: dict[str, str] = {}
+    passed_over = dict(files.passed_over)
+    facts = _stacks(files.stacks, unreadable, passed_over)
+    dumps = _dumps(files.dumps, unreadable, passed_over, one_attempt)
+    return Scene(dumps=dumps, facts=facts, unreadable=unreadable, passed_over=passed_over)
+
+
+def below(folder: Path) -> tuple[Files, dict[str, str]]:
+    """What lies in folders below, and why that of some is not taken; nothing is, where two have the
+    same ranks: they are of several attempts, or number ranks within their host."""
+    found = Files()
+    refused: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
+        try:
+            files = files_of(inner)
+        except OSError as exc:  # as lost+found of a file system
+            refused[inner.name] = str(exc)
+            continue
+        for rank in sorted(files.ranks()):
+            other = first.setdefault(rank, inner.name)
+            if other != inner.name:
+                why = f"rank {rank} is in {other} as well: name one of them"
+                return Files(), {inner.name: why}
+        found.add(files)
+    return found, refused
+
+
+def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:
+    """By folder; one alone, or one that is named after a rank, is no host's."""
+    folders = {rank: path.parent.name for rank, path in files}
+    if len(set(folders.values())) < 2 or any(OF_A_RANK.search(name) for name in folders.values()):
+        return {}
+    return folders
+
+
+def read_last(folder: Path) -> Scene:
+    """What ranks that ended by an exception had called, as far as they wrote it."""
+    unreadable: dict[str, str] = {}
+    passed_over: dict[str, str] = {}
+    files = files_of(folder)
+    if not files.any and folder.is_dir():
+        files = below(folder)[0]
+    dumps = _dumps(files.last, unreadable, passed_over, one_attempt=True)
+    return Scene(dumps=dumps, unreadable=unreadable, passed_over=passed_over)
+
+
+def ended_by_class(folder: Path, name: str) -> frozenset[int]:
+    """Ranks whose last lines, as their hosts kept them, have that class of failure."""
+    found = set()
+    for path in folder.glob("host-*.jsonl") if folder.is_dir() else ():
+        for rank, lines in _log_tails(path).items():
+            classified = classify(Signs(lines=tuple(map(str, lines))))
+            if classified is not None and classified.rule.name == name:
+                found.add(int(rank))
+    return frozenset(found)
+
+
+def _log_tails(path: Path) -> Mapping[str, list[Any]]:
+    """Nothing hangs on them: none where they cannot be read."""
+    try:
+        text = _end_of(path, TAILS_BYTES).decode(errors="replace")
+        tails = read_json(text)["log_tails"].items()
+        return {
+            rank: lines for rank, lines in tails if rank.isdecimal() and isinstance(lines, list)
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _dumps(
+    files: Sequence[tuple[int, Path]],
+    unreadable: dict[str, str],
+    passed_over: dict[str, str],
+    one_attempt: bool,
+) -> Mapping[int, RankDump]:
+    """Adds to `unreadable` and `passed_over` what is not taken."""
+    candidates = []
+    for (rank, path), found in zip(files, read_dumps(files), strict=True):
+        if isinstance(found, Refused):
+            unreadable[found.name] = found.why
+        else:
+            candidates.append(Candidate(rank, path.name, found.dump, found.times))
+    dumps, why = as_of_one(candidates) if one_attempt else newest(candidates)
+    passed_over |= why
+    return dumps
+
+
+def _stacks(
+    files: Iterable[tuple[int, Path]], unreadable: dict[str, str], passed_over: dict[str, str]
+) -> dict[int, RankFacts]:
+    """Adds to `unreadable` and `passed_over` what is not taken."""
+    facts: dict[int, RankFacts] = {}
+    names: dict[int, str] = {}
+    for rank, path in files:
+        try:
+            lines = lines_of(path)
+        except OSError as exc:
+            unreadable[path.name] = str(exc)
+            continue
+        tells = bool(main_stack(lines))
+        if not tells and path.suffix in LOGS:
+            passed_over[path.name] = "a log without a stack"
+        elif rank in facts and (main_stack(facts[rank].stack) or not tells):
+            passed_over[path.name] = f"second stacks of rank {rank}; {names[rank]} is taken"
+        else:
+            if rank in facts:
+                passed_over[names[rank]] = f"no stack of rank {rank}; {path.name} is taken"
+            facts[rank], names[rank] = RankFacts(rank=rank, asked=True, stack=lines), path.name
+    return facts
+
+
+def lines_of(path: Path) -> tuple[str, ...]:
+    """The last lines of a text. Raises OSError."""
+    text = _end_of(path, TEXT_BYTES).decode(errors="replace")
+    return tuple(line[:LINE] for line in text.splitlines())
+
+
+def _end_of(path: Path, most: int) -> bytes:
+    """Raises OSError, also where it is no file: a pipe is not waited for."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        file.seek(max(0, found.st_size - most))
+        return file.read(most)
+
+
+def files_of(place: Path) -> Files:
+    """The files of a folder that have a rank in their name, or the one that is named.
+
+    Raises OSError: the folder cannot be read.
+    """
+    files = Files()
+    if not place.is_dir():
+        _sort_in(files, place, rank_of(place.name) or 0)
+        return files
+    with os.scandir(place) as entries:
+        names = sorted((entry.name, _is_file(entry), _is_folder(entry)) for entry in entries)
+    for name, is_file, is_folder in names:
+        rank = None if name.endswith(NOT_EVIDENCE) else rank_of(name)
+        if rank is None or is_folder:
+            continue
+        if is_file:
+            _sort_in(files, place / name, rank)
+        else:
+            files.passed_over[name] = "not a regular file"
+    return files
+
+
+def _sort_in(files: Files, path: Path, rank: int) -> None:
+    name = path.name.removesuffix(PACKED)
+    is_packed = name != path.name
+    kind = Path(name).suffix
+    if kind in ARCHIVES or (is_packed and kind in (*STACKS, *LOGS)):
+        files.passed_over[path.name] = "an archive: unpack it first"
+    elif name.startswith(LAST_FILES):
+        files.last.append((rank, path))
+    elif kind in STACKS:
+        files.stacks.insert(_before_logs(files), (rank, path))
+    elif kind not in LOGS:
+        files.dumps.append((rank, path))
+    elif OF_A_RANK.search(name):
+        files.stacks.append((rank, path))
+    # The number of any other log is that of a job or of a process.
+
+
+def _before_logs(files: Files) -> int:
+    """What was written for its stacks counts before a log that happens to have some."""
+    return sum(path.suffix not in LOGS for _, path in files.stacks)
+
+
+def _is_file(entry: "os.DirEntry[str]") -> bool:
+    return _asked(entry.is_file)
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    return _asked(entry.is_dir)
+
+
+def _asked(question: Callable[[], bool]) -> bool:
+    """A link that leads to itself is neither file nor folder."""
+    try:
+        return question()
+    except OSError:
+        return False
+
+
+def rank_of(name: str) -> int | None:
+    """The rank in a file's name: after `rank`, else the number at its end."""
+    found = None
+    for found in RANK.finditer(name.removesuffix(PACKED)):
+        if found[1]:
+            break
+    return None if found is None else int(found[1] or found[2])
+
+
+def with_facts(scene: Scene, facts: Mapping[int, RankFacts]) -> Scene:
+    """What else is known of ranks, laid over what the folder says of them."""
+    return replace(scene, facts={**scene.facts, **facts})

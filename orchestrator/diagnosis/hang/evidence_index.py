@@ -1,0 +1,195 @@
+"""The evidence of a standstill, put in order once for all that judges it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from orchestrator.diagnosis.dumps.dump import MOST_RANKS
+from orchestrator.diagnosis.hang.groups import (
+    Group,
+    Stuck,
+    groups_of,
+    stages_of,
+    stuck_operations,
+    work_of,
+)
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, Kind, RankFacts, Scene, Waiting
+from orchestrator.diagnosis.stacks import python_stacks
+
+SURE = 0.9
+"""From here on a host may be left out."""
+MOST_ALONE = 3
+"""Among so few stacks being alone means nothing."""
+SHOWN = 8
+"""Operations that a verdict lists."""
+STATES = {
+    "T": "stopped by a signal (state T)",
+    "t": "stopped by a debugger (state t)",
+    "D": "in an uninterruptible wait of the kernel (state D)",
+    "Z": "dead but not reaped (state Z)",
+    "gone": "gone",
+}
+STARVED = "starved of CPU"
+THROTTLED = ", and its control group is throttled (cpu.max)"
+STARVED_SHARE = 0.5
+"""Of the time since a rank got on: had it no processor for so long, though it was ready to run, it
+is late for that alone."""
+
+
+class Case:
+    """All that is known of one standstill, matched, with what each verdict is made of."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        dumps = scene.dumps
+        self.stages = stages_of(dumps, scene.axes)
+        self.ranks = self._all_ranks()
+        self.no_dump = tuple(sorted(self.ranks - set(dumps)))
+        self.groups = groups_of(dumps, self.ranks, self.stages, scene.axes)
+        self.work = work_of(self.groups, self.ranks, self.stages, scene.axes)
+        self.kin: dict[tuple[str, int, int], list[Group]] = defaultdict(list)
+        for group in self.groups:
+            self.kin[group.kin].append(group)
+        self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
+        self.at = {stuck.group.id: stuck for stuck in self.stuck}
+        self.partial = any(dump.partial for dump in dumps.values())
+        """Some dumps hold what was under way alone: nothing may be guessed of what they lack."""
+        self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
+        self.stacks = {
+            rank: stack
+            for rank, facts in scene.facts.items()
+            if (stack := python_stacks.main_stack(facts.stack))
+        }
+        self.odd_states = {
+            rank: STATES[facts.process_state]
+            for rank, facts in scene.facts.items()
+            if facts.process_state in STATES and not self._harmless(facts)
+        }
+        self.starved = {
+            rank
+            for rank, facts in scene.facts.items()
+            if _is_starved(facts) and not self._talks(rank)
+        }
+        """A reason, and no sign by itself: on a busy host many are late by some seconds."""
+        self.mute = tuple(
+            rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
+        )
+        self.withheld = {rank for rank, facts in scene.facts.items() if facts.withheld}
+        self.crowds = Counter(python_stacks.place(stack) for stack in self.stacks.values())
+
+    def _harmless(self, facts: RankFacts) -> bool:
+        """Whether its wait of the kernel says nothing: it was over in a moment, as the rank gave
+        its stack since and waits for others; or storage did not answer, which a rank that is asked
+        writes its stack to."""
+        told = self._talks(facts.rank) if self.stacks.get(facts.rank) else not facts.asked
+        return facts.process_state == "D" and told
+
+    def _talks(self, rank: int) -> bool:
+        """Whether its stack waits for others."""
+        stack = self.stacks.get(rank)
+        return stack is not None and python_stacks.talks(stack)
+
+    def how_it_is(self, ranks: Sequence[int]) -> str:
+        """What keeps these processes from running, the same of all; empty where nothing does."""
+        facts = [self.scene.facts[rank] for rank in ranks if rank in self.scene.facts]
+        places = {one.place for one in facts}
+        states = {self.odd_states.get(rank) for rank in ranks}
+        alone = facts[0] if len(ranks) == 1 and facts else None
+        if states == {STATES["D"]} and len(places) == 1 and (place := places.pop()):
+            return f"blocked in the kernel in {place} (state D){_for_how_long(alone)}"
+        if len(states) == 1 and (state := states.pop()):
+            return state
+        if not ranks or not self.starved.issuperset(ranks):
+            return ""
+        limit = any(one.throttled for one in facts)
+        return f"{STARVED}{_without_processor(alone)}{THROTTLED if limit else ''}"
+
+    def _all_ranks(self) -> set[int]:
+        named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
+        seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
+        named = named.union(*(group.members for group in seen))
+        # A number beyond all ranks that a job can have is a date in a file's name.
+        known = self.scene.world is not None or not named or max(named) >= MOST_RANKS
+        return named if known else set(range(max(named) + 1))
+
+    def signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
+        """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
+        if rank in self.odd_states:
+            return (f"its process is {self.odd_states[rank]}",), 2
+        if rank in self.starved:
+            return (f"it is {STARVED}",), 1
+        if rank in self.mute and len(self.mute) < len(self.scene.facts):
+            return ("it gave no stack when it was asked",), 2
+        stack = self.stacks.get(rank)
+        if not stack:
+            return (), 0
+        if python_stacks.talks(stack):
+            return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
+        if rank in self.withheld and 2 * len(self.withheld) < len(self.scene.dumps):
+            return (f"its stack is in {stack[0]}, and it gave no dump: something held its GIL",), 2
+        crowd = max(self.crowds.values())
+        if (
+            self.crowds[python_stacks.place(stack)] == 1
+            and 2 * crowd >= len(self.stacks) > MOST_ALONE
+        ):
+            return (f"it alone is in {stack[0]}",), 1
+        return (f"its stack is in {stack[0]}",), 0
+
+    def blame(
+        self,
+        kind: Kind,
+        ranks: tuple[int, ...],
+        confidence: float,
+        cause: str,
+        evidence: tuple[str, ...],
+        ops: Sequence[Stuck],
+    ) -> Diagnosis:
+        hosts = {self.scene.host(rank) for rank in ranks}
+        thin = 2 * len(self.no_dump) >= len(self.ranks) and not set(ranks) & set(self.odd_states)
+        sure = confidence >= SURE and len(hosts) == 1 and None not in hosts and not thin
+        named = tuple(str(host) for host in hosts) if sure else ()
+        return Diagnosis(
+            kind=kind,
+            scope="rank",
+            ranks=ranks,
+            hosts=named,
+            confidence=round(confidence, 2),
+            cause=cause,
+            evidence=evidence,
+            waiting=tuple(self.waiting(stuck) for stuck in ops[:SHOWN]),
+            advice="look at the stack of the rank, and at its host's kernel log"
+            if kind != "left-inside"
+            else "look at the device and the links of its host",
+        )
+
+    def waiting(self, stuck: Stuck) -> Waiting:
+        return Waiting(
+            group=stuck.group.id.name,
+            desc=stuck.group.id.desc,
+            seq=stuck.seq,
+            op=str(stuck.op),
+            size=len(stuck.group.members),
+            entered=tuple(sorted(stuck.entered)),
+            missing=stuck.missing,
+            unknown=stuck.unknown,
+        )
+
+
+def _is_starved(facts: RankFacts) -> bool:
+    enough = facts.starved_s >= STARVED_SHARE * facts.still_s > 0
+    return facts.process_state == "R" and enough
+
+
+def _for_how_long(facts: RankFacts | None) -> str:
+    return f", and did not get on for {facts.still_s:.0f} s" if facts and facts.still_s else ""
+
+
+def _without_processor(facts: RankFacts | None) -> str:
+    if facts is None:
+        return ""
+    times = f"{facts.starved_s:.0f} of {facts.still_s:.0f} s"
+    return f" (ready to run without a processor for {times})"
+
+
+def named(stuck: Stuck) -> str:
+    name = stuck.group.id
+    return f"operation {stuck.seq} of {name.desc} (group {name.name}, {stuck.op.kind})"

@@ -1,0 +1,154 @@
+"""Who is waited for, and waits for nobody."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from orchestrator.diagnosis.hang.evidence_index import SURE, Case, named
+from orchestrator.diagnosis.hang.groups import Stuck, is_pipeline
+from orchestrator.diagnosis.hang.missing_dumps import MOST_GUESSES, suspects
+from orchestrator.diagnosis.hang.report import ranks_words, spans
+from orchestrator.diagnosis.hang.verdicts import Diagnosis
+
+KNOWN = 0.5
+GUESSED = 0.45
+
+
+def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
+    """With `guess`, also one of whom there is no dump and against whom nothing else speaks."""
+    direct: Counter[int] = Counter()
+    for stuck in case.stuck:
+        for rank in stuck.missing:
+            direct[rank] += len(stuck.entered)
+    for peer in _unanswered(case):
+        direct[peer] += 1
+    sources = [rank for rank in direct if rank not in case.waiters]
+    dumped = [
+        rank for rank in sources if rank in case.scene.dumps and not _may_talk_unseen(case, rank)
+    ]
+    lost = suspects(case, direct)
+    if not dumped and not lost:
+        return None
+    blamed, signs, confidence = _single_out(case, dumped, lost, direct)
+    if not blamed or (confidence < KNOWN and not (guess and not case.partial)):
+        return None
+    doubts = tuple(_doubts(case, blamed, dumped)) if confidence > KNOWN else ()
+    signs, confidence = (*signs, *doubts), KNOWN if doubts else confidence
+    ops = [s for s in case.stuck if {*s.missing, *s.unknown} & set(blamed)]
+    ops.sort(key=lambda s: (-len(s.entered), s.group.id))
+    what = f"{ranks_words(blamed)} did not call what the others wait in"
+    where = f": {named(ops[0])}" if ops else ""
+    return case.blame("never-entered", blamed, confidence, what + where, signs, ops)
+
+
+def elsewhere(case: Case) -> Diagnosis | None:
+    """The one rank whose dump shows that others wait for it and it for nobody, as its stack or its
+    state says too: whoever else did something of its own did not end it."""
+    found = never_entered(case)
+    if found is None or found.confidence < SURE or found.ranks[0] not in case.scene.dumps:
+        return None
+    speaks = len(found.ranks) == 1 and case.signs_against(found.ranks[0])[1] > 0
+    return found if speaks else None
+
+
+def _may_talk_unseen(case: Case, rank: int) -> bool:
+    """Whether it may wait in a send or receive of a pipeline: gloo's recorder holds none of them,
+    and without a stack nothing else tells."""
+    if rank in case.stacks or rank in case.odd_states or rank in case.mute:
+        return False
+    on_gloo = not any(group.members for group in case.scene.dumps[rank].seats)
+    kinds = [*(group.id.desc for group in case.groups), *case.scene.axes]
+    return on_gloo and any(map(is_pipeline, kinds))
+
+
+def _unanswered(case: Case) -> Iterable[int]:
+    """Ranks that another sends to or receives from, and that do not do their part."""
+    dumps = case.scene.dumps
+    parts = Counter(
+        (rank, talk.peer, talk.sends) for rank, dump in dumps.items() for talk in dump.talks
+    )
+    for (rank, peer, sends), count in parts.items():
+        if peer in dumps and parts.get((peer, rank, not sends), 0) < count:
+            yield peer
+
+
+def _single_out(
+    case: Case, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
+) -> tuple[tuple[int, ...], tuple[str, ...], float]:
+    """The candidates that most speaks against; what, and how sure that is.
+
+    One with a dump is known to wait for nobody; of one without a dump that is a guess.
+    """
+    weighed = {rank: case.signs_against(rank) for rank in dumped}
+    for rank in lost:
+        signs, weight = case.signs_against(rank)
+        weighed[rank] = (signs if weight else (), max(0, weight))
+    order = {rank: (weighed[rank][1], rank in set(dumped)) for rank in weighed}
+    best = max(order.values())
+    heaviest = [rank for rank in weighed if order[rank] == best]
+    weight, has_dump = best
+    if weight < 0:
+        return (), (), 0.0
+    first = heaviest[0]
+    held = (
+        f"its dump shows no operation under way; {direct[first]} ranks wait for it"
+        if has_dump
+        else f"there is no dump of it, and {direct[first]} ranks wait where it may be missing"
+    )
+    signs = (held, *weighed[first][0])
+    if len(heaviest) == 1:
+        sure = (0.92, 0.95, 0.98) if has_dump else (GUESSED, 0.8, 0.97)
+        return (first,), signs, sure[weight]
+    hosts = {case.scene.host(rank) for rank in heaviest}
+    if len(hosts) == 1 and None not in hosts and weight > 0:
+        return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
+    by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
+    if has_dump:
+        why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
+        return tuple(by_waiters), (why,), KNOWN
+    if len(heaviest) > MOST_GUESSES:
+        return (), (), 0.0
+    return tuple(by_waiters), (f"one of {spans(heaviest)}, of whom there is no dump",), 0.3
+
+
+def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
+    """Of others who may hold them all up as well: no host is left out then."""
+    if blamed[0] in case.scene.dumps:
+        for rank in sorted({rank for stuck in case.stuck for rank in stuck.unknown}):
+            signs, weight = case.signs_against(rank)
+            if weight > 1:
+                yield f"but there is no dump of rank {rank}, which may be missing too: {signs[0]}"
+        return
+    for rank in sorted(dumped):
+        if case.signs_against(rank)[1] >= 0:
+            yield f"but the dump of rank {rank} shows that it is missing, and waits for nobody"
+
+
+def left_inside(case: Case) -> Diagnosis | None:
+    for stuck in case.stuck:
+        if stuck.missing or stuck.unknown or not stuck.out:
+            continue
+        if any(case.scene.dumps[rank].first != stuck.group.id for rank in stuck.entered):
+            continue  # it waits behind something else
+        if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
+            ranks = tuple(sorted(stuck.entered))
+            what = f"{ranks_words(ranks)} did not come out of {named(stuck)}"
+            signs = (f"it is complete for the {len(stuck.out)} other members",)
+            sure = SURE if len(ranks) == 1 and len(stuck.out) > 1 else 0.6
+            return case.blame("left-inside", ranks, sure, what, signs, [stuck])
+    for stuck in case.stuck:
+        late = [rank for rank, call in stuck.entered.items() if not call.started]
+        if stuck.missing or stuck.unknown or not late or 2 * len(late) >= len(stuck.entered):
+            continue
+        ranks = tuple(sorted(late))
+        what = f"the device of {ranks_words(ranks)} did not start {named(stuck)}"
+        signs = (f"it runs on the {len(stuck.entered) - len(late)} other members",)
+        if all(not _waits_elsewhere(case, rank, stuck) for rank in ranks):
+            return case.blame("left-inside", ranks, 0.8, what, signs, [stuck])
+    return None
+
+
+def _waits_elsewhere(case: Case, rank: int, stuck: Stuck) -> bool:
+    return any(
+        other is not stuck and rank in other.entered and other.entered[rank].started
+        for other in case.stuck
+    )

@@ -1,0 +1,319 @@
+"""Which lines at the end of a log tell why a rank ended: no frames of stacks, no old warnings."""
+
+import signal
+from collections.abc import Iterator
+
+from orchestrator.diagnosis.logs.patterns import Text
+
+ABORTS = (
+    r"terminate called|terminating due to uncaught|^\s*what\(\):|pure virtual method called",
+    r"Fatal glibc error|Fatal Python error: ([^A]|A[^b])|thread terminated with exception",
+    r"Assertion .*failed|Check failed:",
+    r"(free|malloc|realloc|munmap_chunk|malloc_consolidate|calloc)\(\): |double free or corruption",
+    r"corrupted (size|double-linked list|unsorted chunks)",
+    r"(stack smashing|buffer overflow) detected|^\[F(\d+ | \S+\.cpp:)",
+    r"watchdog caught collective|detected by watchdog|watchdog got stuck",
+    r"NCCL operations have failed or timed out",
+)
+"""How the last words of a process begin that aborts."""
+BEFORE_ABORTS = (
+    r"\bNCCL WARN\b.*(Got completion|Cuda failure|Failed to CUDA|Connection closed by remote)",
+    r"Memory access fault by GPU|HW Exception by GPU",
+    r"Received a dump signal|preparing to dump debug info",
+)
+"""… and what is said before the end where nothing of it is."""
+REPORTED = (
+    r"^Fatal Python error: Aborted",
+    r"^\*\*\* (SIGABRT received|Process received signal|Aborted at)",
+    r"^Signal: Aborted",
+)
+"""What a handler of the signal says of it; why the process aborts stands above that."""
+COMPLAINTS = (
+    r"\b(errors?|err|fatal|fail(ed|ure)?|unable|cannot|could not|abort(ed|ing)?|assert\w*)\b",
+    r"\b(exceeded|timed out|timeout|lost|refused|unreachable|invalid|illegal|corrupt\w*)\b",
+)
+LAST = 4
+"""Lines of the end in which complaints are looked for."""
+LIMITS = (
+    r"Resource temporarily unavailable|RLIMIT_|ulimit|Too many open files|No space left on device",
+    r"Cannot allocate memory|bad_alloc",
+)
+"""What a library says that is refused something, and then crashes over it."""
+CRASHED = ("Fatal Python error:",)
+TRACEBACK = (r"^(.{0,60}\W)?Traceback \(most recent call last\):\s*$",)
+OF_A_WORKER = (r"^Original Traceback",)
+"""… and how one begins that is a part of what another one raised."""
+PASSED_ON = (r"ChildFailedError|CalledProcessError|elastic\S*SignalException",)
+"""What a launcher raises of a process that failed, below the end of the process's own log …"""
+OF_A_TOOL = ("CalledProcessError",)
+"""… and what a program raises as well of a tool that it runs."""
+CHAINED = ("During handling of the above|above exception was the direct cause",)
+"""Before a traceback that goes on from the one above it …"""
+IGNORED = ("Exception ignored (in|on)",)
+"""… before one that ended nothing …"""
+ASIDE = (*IGNORED, "^Exception in thread ")
+"""… or no more than a thread."""
+POINTS_BACK = (
+    r"CheckpointException ranks:dict_keys\(\[\]\)|background workers are no longer alive",
+    r"\b(see|look at|look up to see|check|refer to|read)\b[^.]{0,40}"
+    r"\b(above|logs?|traceback|root cause|output|previous)\b",
+    r"\b(above|previous|earlier|original|underlying) (error|exception|traceback|message|failure)",
+    r"\b(workers?|child(ren)?|subprocess(es)?|process(es)?|actors?|engine|thread|task|launcher)\b"
+    r"[^.:]{0,60}\b(died|dead|crashed|terminated|exited|failed|was killed|aborted|ended)\b",
+    r"\btimed out\b|\bTimeoutError\b",
+    r"ChildFailedError|ProcessRaisedException|ProcessExitedException|BrokenProcessPool|SystemExit",
+    r"returned non-zero exit status|non-zero (exit|return) (code|status)",
+)
+"""An exception that says no more than that something failed before it: why stands further up."""
+CLEANUP = (r'multiprocessing/util\.py", line \d+, in _(run_finalizers|exit_function)',)
+"""A frame of what a process does as it ends, which ends nothing."""
+WARNED = (r"^\[W(\d+ | \S+\.cpp:)",)
+NCCL = ("nccl",)
+NCCL_WARN = (r"\bNCCL WARN\b",)
+"""What NCCL calls a warning is why a call of it fails a moment later."""
+LAST_ERROR = (r"(^|\s)Last error:\s*$",)
+"""Below it an exception of PyTorch has the words of NCCL's last warning."""
+
+FRAMES = (
+    r"^\s*frame #\d+: |^Exception raised from .*\(most recent call first\):$",
+    r"^\s*#\d+ +(0x[0-9a-f]+|<signal handler called>|[\w:~<>*&, ]+\()",
+    r"^\s*@ +0x[0-9a-f]+ ",
+    r"^[^\s:()]+\([^()]*\) ?\[0x[0-9a-f]+\]$",
+    r"^\s*\d+ +0x[0-9a-f]+ ",
+    r'^\s*File "[^"]*", line \d+(, in |$| in )',
+    r"^\s+[~^]+\s*$",
+    r"^\s*\[Previous line repeated \d+ more times?\]",
+)
+"""Lines of stacks: of C++ as torch, gdb, glog, glibc and UCX write them, and of Python."""
+PLACES = (r"^ *raised in ",)
+"""What `raised_in` makes of an innermost frame."""
+PYTHON_FRAME = (r'^\s*File "[^"]*", line \d+, in ',)
+CODE_THAT_TELLS = (
+    r"_multiprocessing\.SemLock\(",
+    r'/multiprocessing/(reductions|resource_sharer)\.py", line',
+)
+"""A semaphore is a file in /dev/shm, and a connection one to a loader's worker: which exceptions do
+not say."""
+
+QUOTED = (
+    r"""^[\w .:/#\[\]()-]{0,60}[{\[]\s*["'][\w.\- ]+["']\s*:""",
+    r"""^[\w .#/-]{1,40}[:=]\s*(?:'[^']*'|"[^"]*")[,.]?\s*$""",
+    r"""^\s*(?:'[^']*'|"[^"]*"),?\s*$""",
+)
+"""Options and data that a program shows, whose words are of another failure or of none …"""
+SAID = (
+    r"""["'](level|severity|levelname|lvl)["']\s*:\s*["'](error|fatal|critical)""",
+    r"""^[^"':=]{0,40}(error|exception|reason|msg|message|cause|failed|failure|fatal|exit)\s*[:=]""",
+    r"""["'](error|exception|exc_info|reason|failure)["']\s*:""",
+)
+"""… but for a line of a log in JSON, and for words that a program quotes as its reason."""
+
+NOISE = (
+    r"^wandb: +([^E]|E[^R])",
+    r"\bNCCL (INFO|TRACE)\b|^NCCL version \d",
+    r"\b(Retrying \(Retry\(|retrying in \d|will retry|retry(ing)? \d+/\d+|Retry attempt)",
+    r"\b\w*Warning: |^\s*warnings\.warn\(",
+    r"^\[W(\d+ | \S+\.cpp:)|^W\d{4} \d\d:\d\d",
+    r"^\S* ?\[?\d{4}-\d\d-\d\d[T ][\d:,.+Z]+\]?[^\n]{0,60}\b(INFO|DEBUG|WARNING)\b",
+    r"^\s*\[?(INFO|DEBUG|WARNING)\b",
+)
+"""What a program says of things that it got over or that are no trouble …"""
+TROUBLE = (
+    r"^\s*Warning\s+[A-Z][A-Za-z]+\s",  # an event of Kubernetes
+    r"\b(exiting|aborting|giving up|quitting)\b",
+    r"NCCL INFO .*socket\w*Connect\b.*(No route|timed out|refused|unreachable)",
+    r"NCCL INFO .*(async (fatal )?event|with (error|status) |Cuda failure)",
+    r"cannot be retrieved \(gai error",
+    r"CUDA initialization: .*system not yet initialized",
+)
+"""… but for these, which are said of what ends a process."""
+
+PROGRESS = (
+    r"\bstep\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
+    r"\biter(ation)?\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
+    r"'loss': '?\d",
+)
+"""A step of training was made."""
+COUNTED = (*PROGRESS, r"^\W*(step|iter(ation)?)\W{0,3}\d+\b")
+"""… or was counted, by a rank that does not print its loss."""
+STEPS = 3
+"""Made after a line, and it tells nothing of the end; one or two more may be of other ranks."""
+
+
+def without_frames(text: Text) -> Text:
+    """Without the frames of stacks, and the code that Python shows below its own."""
+    frames = set(text.numbers(FRAMES))
+    tells = set(text.numbers(CODE_THAT_TELLS)) if frames else set()
+    python = set(text.numbers(PYTHON_FRAME))
+    indent: int | None = None
+    for number in range(len(text.lines)) if python else ():
+        here = _indent(text.line(number))
+        inside = indent is not None and here > indent
+        if number in python:
+            indent = here
+        elif inside:
+            frames.add(number)
+        else:
+            indent = None
+    return text.without(frames - tells) if frames else text
+
+
+def without_cleanup(text: Text) -> Text:
+    """Without the tracebacks of finalizers, which stumble over what is gone already."""
+    frames = set(text.numbers(CLEANUP))
+    if not frames:
+        return text
+    begins = set(_tracebacks(text))
+    aside: set[int] = set()
+    for begin in begins:
+        end = begin + 1
+        while end < len(text.lines) and end not in begins and text.line(end)[:1].isspace():
+            end += 1
+        if not frames.isdisjoint(range(begin, end)):
+            aside.update(range(begin, end + 1))  # with what was raised
+    return text.without(aside)
+
+
+def points_back(text: Text) -> bool:
+    """Whether the last exception tells only of a failure before it."""
+    lines = [n for n in range(len(text.lines)) if text.line(n).strip()]
+    return bool(lines) and text.pick(lines[-2:]).has(POINTS_BACK)
+
+
+def frames_that_tell(text: Text) -> Text:
+    return text.pick(text.numbers((*CODE_THAT_TELLS, *PLACES)))
+
+
+def _indent(line: bytes) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def without_quotations(text: Text) -> Text:
+    quoted = set(text.numbers(QUOTED))
+    return text.without(quoted - set(text.numbers(SAID))) if quoted else text
+
+
+def without_noise(text: Text) -> Text:
+    noise = set(text.numbers(NOISE))
+    return text.without(noise - set(text.numbers(TROUBLE))) if noise else text
+
+
+def before_steps_dropped(text: Text) -> Text:
+    """Without what was said before a few more steps were made: the rank outlived it."""
+    steps = list(text.numbers(PROGRESS))
+    return text.since(steps[-STEPS]) if len(steps) >= STEPS else text
+
+
+def last_words(text: Text, ended_by: int | None) -> Text:
+    """What a rank said as it ended, from where that begins: no old warning is among it. One that
+    left by itself without a traceback may have said why in any line that is no mere notice."""
+    if ended_by == signal.SIGABRT:
+        begins = text.first(ABORTS)
+        if begins == len(text.lines):
+            begins = text.first(BEFORE_ABORTS)
+        if begins == len(text.lines):
+            return before_the_abort(text)
+        said = _without(ASIDE, text.since(begins))
+        return _unwarned(
+            _warned_by_nccl(text, begins).followed_by(said) if said.has(NCCL) else said
+        )
+    if ended_by is not None:
+        begins = text.first(CRASHED)
+        crashed = text.pick(range(begins, min(begins + 1, len(text.lines))))
+        end = _since_the_last_step(text).since(-LAST)
+        return crashed.followed_by(end.pick(end.numbers(LIMITS)))
+    text = _without_launchers(text)
+    heard = _without(ASIDE, text)
+    if not heard.has(TRACEBACK):
+        return without_noise(_without(IGNORED, text))
+    begins = _raised_at(heard)
+    raised = without_noise(heard.since(begins))
+    return _warned_by_nccl(heard, begins).followed_by(raised) if raised.has(NCCL) else raised
+
+
+def _warned_by_nccl(text: Text, begins: int) -> Text:
+    """NCCL says in a warning what went wrong, and PyTorch no more than that it did."""
+    return without_noise(text.pick(n for n in text.numbers(NCCL_WARN) if n < begins))
+
+
+def before_the_abort(text: Text) -> Text:
+    """What a library complains of that ends a process in words of its own."""
+    above = text.pick(range(text.first((*ABORTS, *REPORTED))))
+    end = without_noise(_unwarned(_since_the_last_step(above))).since(-LAST)
+    return end.pick(end.numbers(COMPLAINTS))
+
+
+def _since_the_last_step(text: Text) -> Text:
+    """A process that made a step outlived all that it complained of before: of the last lines,
+    which no more than stand near its end, that is enough to count them out."""
+    steps = list(text.numbers(COUNTED))
+    return text.since(steps[-1]) if steps else text
+
+
+def last_warning(text: Text) -> Text:
+    """Of torch, where it is the last that was said."""
+    spoken = [n for n in range(len(text.lines)) if text.line(n).strip()]
+    end = text.pick(spoken[-1:])
+    return end.pick(end.numbers(WARNED))
+
+
+def with_warnings(text: Text) -> Text:
+    """With NCCL's last warning written as NCCL does, where an exception quotes it."""
+    quoted = [number + 1 for number in text.numbers(LAST_ERROR) if number + 1 < len(text.lines)]
+    lines = {n: (text.lines[n], b"NCCL WARN " + text.line(n).lstrip()) for n in quoted}
+    return text.rewritten(lines) if lines else text
+
+
+def _unwarned(text: Text) -> Text:
+    """Without torch's own warnings, as of a store that a peer left: those end nothing."""
+    return text.without(set(text.numbers(WARNED)))
+
+
+def _without(begins: tuple[str, ...], text: Text) -> Text:
+    """Without the tracebacks that come after such a line, each to what was raised at its end."""
+    aside = set(text.numbers(begins))
+    if not aside:
+        return text
+    chained, tracebacks = set(text.numbers(CHAINED)), set(_tracebacks(text))
+    heard = []
+    inside = ended = False
+    for number in range(len(text.lines)):
+        bare = text.line(number)
+        if number in aside or (ended and number in chained):
+            inside, ended = True, False
+        elif inside:
+            ended = bool(bare.strip()) and not bare[:1].isspace() and number not in tracebacks
+            inside = not ended
+        elif bare.strip() or not ended:
+            ended = False
+            heard.append(number)
+    return text.pick(heard)
+
+
+def _without_launchers(text: Text) -> Text:
+    """Without what a launcher raises of its processes; what it says of their ends stays."""
+    passed_on = set(text.numbers(PASSED_ON))
+    if not passed_on:
+        return text
+    all_of_them = list(_tracebacks(text))
+    theirs = [number for number in all_of_them if number + 1 in passed_on]
+    if theirs == all_of_them:  # no other says why
+        tools = set(text.numbers(OF_A_TOOL))
+        theirs = [number for number in theirs if number + 1 not in tools]
+    return text.without({*theirs, *(number + 1 for number in theirs)}) if theirs else text
+
+
+def _raised_at(text: Text) -> int:
+    """Where the last traceback begins, with those that led to it."""
+    chained = set(text.numbers(CHAINED))
+    found = 0
+    for number in _tracebacks(text):
+        if not any(before in chained for before in range(number - 3, number)):
+            found = number
+    return found
+
+
+def _tracebacks(text: Text) -> Iterator[int]:
+    """Where each begins."""
+    parts = set(text.numbers(OF_A_WORKER))
+    return (number for number in text.numbers(TRACEBACK) if number not in parts)

@@ -1,0 +1,366 @@
+"""What the words of a rank, of a launcher or of a kernel mean: the class, decided once. Pure.
+
+An agent reads what came to an end on its host, in a thread, before it tells the leader; so neither
+the leader's loop nor a fold of the journal ever looks for a pattern in what others wrote.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.events import RankError
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading
+from orchestrator.diagnosis.classes import (
+    Classified,
+    Signs,
+    all_that_fit,
+    classify,
+    default_rules,
+    reading_of,
+)
+from orchestrator.diagnosis.logs.last_words import (
+    before_steps_dropped,
+    before_the_abort,
+    frames_that_tell,
+    last_warning,
+    last_words,
+    points_back,
+    with_warnings,
+    without_cleanup,
+    without_frames,
+    without_noise,
+    without_quotations,
+)
+from orchestrator.diagnosis.logs.mentions import without_mentions
+from orchestrator.diagnosis.logs.patterns import Text, cut
+from orchestrator.diagnosis.logs.raised_in import with_packages
+
+OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
+"""A process does not end itself by these."""
+EARLY = "ended-early"
+"""Kind and class of a rank that returned 0 before the last step."""
+OUT_OF_MEMORY = "host-out-of-memory"
+WATCHDOG = "nccl-watchdog-timeout"
+SERVICE = "service-unreachable"
+"""Says the same words as a lost peer of what is no peer."""
+PYTHON = "python-exception"
+ENDINGS = frozenset({"abort", "segfault", PYTHON, "unknown"})
+"""Classes by how a process ended, where it said nothing else that is known."""
+POINTING = ENDINGS | {"data-loader"}
+"""Classes of an exception that may point at one before it."""
+BY_SHELL = 128
+"""A shell leaves with this and the number of the signal that ended what it ran."""
+PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+MOST_KEPT = 20
+"""Lines of a log that the journal has."""
+MOST_OF_A_LINE = 500
+"""Characters, but for the line that decided."""
+MOST_SAID = 4_000
+"""Characters of an exception's words that the journal has."""
+
+SYMPTOMS = (
+    r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe",
+    r"gloo/transport|gloo::|connectfullmesh",
+    r"enforce fail",
+    r"recvvalue failed|sendbytes failed",
+    r"no route to host|socket\w*connect\b.*(timed out|unreachable|connection abort)",
+    r"ibv_\w+ failed.*timed out",
+    r"application timeout caused pair closure|store timed out|socket timeout|wait timeout",
+    r"socket has timed out|timed out waiting|failed to connect|failed to recv",
+    r"nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
+)
+"""What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore) …"""
+NO_SYMPTOMS = (r"enforce fail at (alloc_cpu|inline_container)",)
+"""… and what begins as that does, and is of its own memory or file."""
+TIMEOUTS = (
+    r"watchdog caught collective|collective operation timeout|timed out waiting",
+    r"application timeout caused pair closure|wait timeout|timeout at .*watchdog",
+)
+"""What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a rank ended, and what it said."""
+
+    exit_code: int | None
+    signal: int | None
+    """Both None when its keeper died with it and its end was not seen."""
+    error: RankError | None = None
+    lines: tuple[str, ...] = ()
+    """The end of its log."""
+    phase: Phase | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What a rank left behind, as it is searched."""
+
+    said: Text
+    """The end of its log."""
+    raised: Text | None
+    """Its exception, with those of its frames that tell something."""
+
+
+@lru_cache(maxsize=256)  # the same ends come again and again in the simulation
+def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
+    """The class of what ended a rank, and whether a peer's death may look like it."""
+    words = Words(said=_said(end), raised=_raised(end))
+    found = _failure_of(end, words, own)
+    symptom = _is_symptom(end, words, reading_of(found, own))
+    by_ours = _failure_of(end, words, ()) if found and found.rule in own else found
+    # A watchdog's words are a hang also where the user has a class of her own for them.
+    waited = _is_symptom(end, words, reading_of(by_ours))
+    return ExitReading(
+        failure=reading_of(found, own),
+        symptom=symptom,
+        timed_out=waited and (words.raised or words.said).has(TIMEOUTS),
+    )
+
+
+def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tuple[Reading, ...]:
+    """What a kernel said, the first of each class, in the order of the rules; but before all others
+    the user's own and broken hardware, because of which a program may well fail, too."""
+    first: dict[str, Reading] = {}
+    for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
+        reading = reading_of(one, own)
+        assert reading is not None
+        first.setdefault(reading.name, reading)
+    return tuple(sorted(first.values(), key=lambda one: not (one.own or is_broken_hardware(one))))
+
+
+@lru_cache(maxsize=64)
+def _of_kernels(own: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
+    ours = (rule for rule in default_rules() if rule.name != PYTHON)
+    return tuple(rule for rule in (*own, *ours) if rule.patterns)
+
+
+def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
+    """The class of torchrun's last words, where a restart meets it again; else it is a launch that
+    failed, as torchrun's words are of programs that end, and of peers, whatever the cause."""
+    lines = tuple(line.strip() for line in said.splitlines() if line.strip())
+    heard = without_noise(without_frames(Text.of(lines)))
+    found = reading_of(classify(Signs(said=heard, kind="launch-failed"), own), own)
+    return found if found is not None and (found.own or found.action != "restart") else None
+
+
+def read_words(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
+    """The class of what a rank reports and outlives, as why a checkpoint was not written."""
+    return reading_of(classify(Signs(lines=tuple(said.splitlines())), own), own)
+
+
+def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
+    """The lines of a log that are kept: the last ones that are no frames of a stack, and the one
+    that decided wherever it stood."""
+    heard = without_frames(Text.of(lines)).lines
+    line = reading.failure.line if reading.failure else ""
+    kept = heard[-MOST_KEPT:]
+    if line and line in heard and line not in kept:
+        kept = (line, *kept[1 - MOST_KEPT :])
+    return tuple(one if one == line else cut(one, MOST_OF_A_LINE) for one in kept)
+
+
+def without_excess(error: RankError | None) -> RankError | None:
+    """An exception whose words would be most of the journal, cut in their middle."""
+    if error is None or len(error.message) <= MOST_SAID:
+        return error
+    half = MOST_SAID // 2
+    message = f"{error.message[:half]} … {error.message[-half:]}"
+    return RankError(
+        error=error.error,
+        message=message,
+        step=error.step,
+        traceback=error.traceback,
+        since=error.since,
+    )
+
+
+def signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
+    """What an incident of such an end is called."""
+    if exit_code == exit_codes.REFUSED:
+        return "refused"
+    if exit_code == exit_codes.OK:
+        return EARLY
+    if raised:
+        return "exception"
+    if number is not None:
+        return "rank-killed"
+    if exit_code == exit_codes.CHECKPOINTED:
+        return "rank-stopped"
+    return "rank-lost" if exit_code is None else "rank-exited"
+
+
+def _said(end: End) -> Text:
+    """The end of its log without what tells nothing: frames of stacks, and what it outlived."""
+    heard = without_frames(with_packages(without_cleanup(Text.of(end.lines))))
+    return before_steps_dropped(without_quotations(with_warnings(heard)))
+
+
+def _raised(end: End) -> Text | None:
+    if end.error is None:
+        return None
+    said = f"{end.error.error}: {end.error.message}".splitlines()
+    frames = Text.of((*end.error.traceback.splitlines(), said[0]))
+    return frames_that_tell(with_packages(frames)).followed_by(with_warnings(Text.of(said)))
+
+
+def _failure_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
+    """The class of what ended a rank. No host is left out for what a program only speaks of."""
+    found = _class_of(end, words, own)
+    if found is None or found.rule in own or not is_broken_hardware(found.rule):
+        return found
+    reported = without_mentions(words.said, _of_broken_hardware())
+    if reported is words.said:
+        return found
+    return _class_of(end, replace(words, said=reported), own)
+
+
+@cache
+def _of_broken_hardware() -> tuple[str, ...]:
+    rules = [rule for rule in default_rules() if is_broken_hardware(rule)]
+    return tuple(pattern for rule in rules for pattern in rule.patterns)
+
+
+def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
+    """The class of what ended a rank, by what it raised, else by its log and how it ended.
+
+    A log also tells of what did no harm, as a save that failed an hour ago or a connection that
+    came at the second try: of a rank that was killed its lines tell only what kills, and of one
+    that crashed only what it said of that.
+    """
+    if end.exit_code == exit_codes.OK:  # what it logged it outlived
+        return classify(Signs(kind=EARLY), own)
+    by, said, raised = ended_by(end), words.said, words.raised
+    signs = Signs(
+        exit_code=end.exit_code,
+        signal=signal_name(end.signal) or _by_shell(end.exit_code),
+        kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
+        phase=end.phase,
+    )
+    if raised is not None:
+        found = classify(replace(signs, said=raised), own)
+        return _of_what_came_before(found, raised, said) or found
+    if by in OUTSIDE:
+        named = tuple(rule for rule in own if _names(rule, by))
+        kills = [rule for rule in default_rules() if _kills(rule, by)]
+        return classify(replace(signs, said=said), named, kills)
+    last = last_words(said, _number(signs.signal))
+    found = classify(replace(signs, said=last), own)
+    if not by and (before := _of_what_came_before(found, last, said)):
+        return before
+    if by == "SIGABRT" and (found is None or found.rule.name in ENDINGS):
+        complaint = classify(replace(signs, said=before_the_abort(said)), own)
+        found = found if complaint is None or complaint.rule.name in ENDINGS else complaint
+    if found is not None and (found.rule in own or not _is_ending(found.rule)):
+        return found
+    stands = classify(
+        replace(signs, said=without_noise(said)), own if by else (), _that_stand_anywhere()
+    )
+    return stands or _warned_of(said, last, found) or found
+
+
+def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified | None:
+    """Of a rank that said nothing else: the peer of which torch warned last."""
+    if (found is not None and found.line) or words.lines:
+        return None
+    symptoms = [rule for rule in default_rules() if rule.symptom]
+    return classify(Signs(said=last_warning(said)), (), symptoms)
+
+
+def _of_what_came_before(found: Classified | None, words: Text, said: Text) -> Classified | None:
+    """Of a rank whose last exception says only that something failed, the class of that.
+
+    `RuntimeError: Worker 1 failed, see above` stands below the words of the worker itself, which a
+    rank that handled an old error and then met another one does not point at.
+    """
+    if (found is not None and found.rule.name not in POINTING) or not points_back(words):
+        return None
+    before = classify(Signs(said=without_noise(said)), (), default_rules())
+    return None if before is None or _is_ending(before.rule) else before
+
+
+def _is_ending(rule: FailureRule) -> bool:
+    """Whether it says how a rank ended, or whom it lost, and not why."""
+    return rule.name in ENDINGS or rule.symptom
+
+
+def ended_by(end: End) -> str | None:
+    """The signal, also of a rank that left because of one, and of one whose end was not seen."""
+    if end.exit_code == exit_codes.CHECKPOINTED:
+        return "SIGTERM"
+    if end.exit_code is None and end.signal is None:
+        return "SIGKILL"
+    return signal_name(end.signal) or _by_shell(end.exit_code)
+
+
+def _by_shell(exit_code: int | None) -> str | None:
+    name = signal_name(exit_code - BY_SHELL) if exit_code and exit_code > BY_SHELL else None
+    return name if name in PASSED_ON else None
+
+
+def _number(name: str | None) -> int | None:
+    return signal.Signals.__members__.get(name) if name else None
+
+
+def _is_symptom(end: End, words: Words, found: Reading | None) -> bool:
+    """Whether the end is what losing a peer looks like."""
+    if end.exit_code == exit_codes.REFUSED:
+        return False
+    if found is not None and (found.symptom or found.own):
+        return found.symptom  # the user knows better than the words below
+    if found is not None and found.name == SERVICE:
+        return False
+    if found is not None and found.line and (found.scope == "user" or is_broken_hardware(found)):
+        # gloo ends a rank with the words of a connection over sizes that differ, and NCCL's
+        # watchdog with its own over whatever the GPU says.
+        return False
+    if words.raised is not None:
+        return _any_symptom(words.raised)
+    by = ended_by(end)
+    passed_on = by == "SIGTERM"  # torchrun ends a failed rank's neighbours so
+    aborted = by == "SIGABRT" and _any_symptom(last_words(words.said, signal.SIGABRT))
+    return (passed_on and end.exit_code != exit_codes.CHECKPOINTED) or aborted
+
+
+def _any_symptom(text: Text) -> bool:
+    own_trouble = set(text.numbers(NO_SYMPTOMS))
+    return any(number not in own_trouble for number in text.numbers(SYMPTOMS))
+
+
+@cache
+def _that_stand_anywhere() -> tuple[FailureRule, ...]:
+    return tuple(rule for rule in default_rules() if _stands(rule))
+
+
+def _kills(rule: FailureRule, by: str) -> bool:
+    """Whether a line that fits the rule can be why a rank was ended from outside."""
+    killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
+    return _names(rule, by) or rule.scope == "scheduler" or killed_for_memory
+
+
+def _stands(rule: FailureRule) -> bool:
+    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: no
+    rank outlives broken hardware, the scheduler's end of the job or NCCL's watchdog, after which
+    it may well crash in another way. A warning may be old."""
+    ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or is_broken_hardware(rule)
+    return bool(rule.patterns) and ends_it
+
+
+def is_broken_hardware(rule: FailureRule | Reading) -> bool:
+    return rule.scope == "host" and rule.action == "replace"
+
+
+def _names(rule: FailureRule, by: str) -> bool:
+    return not rule.patterns or by in rule.signals

@@ -1,0 +1,270 @@
+"""The classes of Xids, the numbers that NVIDIA's driver gives to errors of a GPU.
+
+`xids.yaml` is NVIDIA's catalog with what is to be done at once. What that means for a job is here:
+a GPU that has to be reset, or a host that has to be booted again, is of no use until somebody has
+done so; a program that has to be started again is.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
+
+TABLE = Path(__file__).with_name("xids.yaml")
+SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+IGNORE = "IGNORE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Xid:
+    code: int
+    mnemonic: str
+    action: str
+    """NVIDIA's immediate action; empty: the catalog has none."""
+    says: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    codes: tuple[Xid, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Class:
+    name: str
+    scope: Scope
+    action: Remedy
+    advice: str
+    symptom: bool = False
+
+
+def _broken(name: str, advice: str) -> _Class:
+    return _Class(name=name, scope="host", action="replace", advice=advice)
+
+
+RESET = "reset the GPU (nvidia-smi --gpu-reset), and boot the host again where that fails"
+CLASSES: Mapping[int, _Class] = {
+    79: _broken(
+        "gpu-lost",
+        "the GPU no longer answers; boot the host again, and check seating, power and PCIe",
+    ),
+    48: _broken(
+        "xid-48-double-bit-ecc", "reset the GPU; run dcgmi diag -r 3 before it is used again"
+    ),
+    171: _broken(
+        "xid-171-dram-ecc",
+        "an uncorrectable error of the GPU's memory; reset it, run dcgmi diag -r 3",
+    ),
+    172: _broken(
+        "xid-172-sram-ecc",
+        "an uncorrectable error of the GPU's SRAM; reset it, and have it replaced where"
+        " nvidia-smi -q says that the SRAM threshold is exceeded",
+    ),
+    64: _broken(
+        "xid-64-row-remap-failed", "the GPU has no spare memory rows left; have it replaced"
+    ),
+    95: _broken(
+        "xid-95-uncontained-ecc",
+        "an uncontained memory error; reset the GPU, and reboot the host where that fails",
+    ),
+    140: _broken(
+        "xid-140-ecc-escape", "an uncorrectable memory error that is not marked; " + RESET
+    ),
+    156: _broken("xid-156-retirement", "a part of the GPU is to be retired; " + RESET),
+    119: _broken(
+        "xid-119-gsp-timeout",
+        "the GPU's system processor hangs; reset the GPU or reboot the host, and look for a newer"
+        " driver",
+    ),
+    120: _broken(
+        "xid-120-gsp-error",
+        "the GPU's system processor failed; reset the GPU or reboot the host, and look for a newer"
+        " driver",
+    ),
+    74: _broken(
+        "xid-74-nvlink",
+        "an NVLink failed; look at nvidia-smi nvlink -e, and have the host's links checked",
+    ),
+    155: _broken("xid-155-nvlink-down", "an NVLink was taken down; " + RESET),
+    136: _broken("xid-136-link-training", "an NVLink could not be trained; " + RESET),
+    62: _broken("xid-62-halt", "the GPU's power unit halted; reset the GPU"),
+    109: _broken(
+        "xid-109-context-switch",
+        "the GPU did not switch between programs in time; reset the GPU",
+    ),
+    46: _broken("xid-46-gpu-timeout", "the GPU stopped processing; " + RESET),
+    110: _broken("xid-110-security-fault", "the GPU reports a security fault; " + RESET),
+    143: _broken("xid-143-gpu-init", "the GPU could not be initialized; " + RESET),
+    151: _broken(
+        "xid-151-key-rotation", "the GPU's keys could not be changed; boot the host again"
+    ),
+    158: _broken("xid-158-fatal-timeout", "the GPU does not answer in time; " + RESET),
+    167: _broken(
+        "xid-167-pcie-timeout", "the GPU does not answer on PCIe; have its seating and slot checked"
+    ),
+    54: _broken(
+        "xid-54-power-cable", "the GPU's auxiliary power is not connected; have it checked"
+    ),
+    94: _Class(
+        name="xid-94-contained-ecc",
+        scope="host",
+        action="restart",
+        advice="a memory error that hit this program alone; the row is remapped at the GPU's next"
+        " reset",
+    ),
+    63: _Class(
+        name="xid-63-row-remapped",
+        scope="host",
+        action="restart",
+        advice="a memory row is remapped at the GPU's next reset; no program ends by that",
+        symptom=True,
+    ),
+    92: _Class(
+        name="xid-92-ecc-rate",
+        scope="host",
+        action="restart",
+        advice="many corrected memory errors; run diagnostics when the job is over",
+    ),
+    78: _Class(
+        name="xid-78-vgpu-start",
+        scope="host",
+        action="restart",
+        advice="a virtual GPU could not be started; its driver and the host's must fit each other",
+    ),
+    159: _Class(
+        name="xid-159-chi-error",
+        scope="host",
+        action="restart",
+        advice="an error between processor and GPU; look for the Xid before it; update the driver",
+    ),
+    31: _Class(
+        name="xid-31-mmu-fault",
+        scope="user",
+        action="restart",
+        advice="the program touched an address that is not its own; the same on one GPU again and"
+        " again is the GPU",
+    ),
+    13: _Class(
+        name="xid-13-exception",
+        scope="user",
+        action="restart",
+        advice="a kernel of the program went wrong (compute-sanitizer finds it); on one GPU alone,"
+        " the GPU",
+    ),
+    43: _Class(
+        name="xid-43-reset-channel",
+        scope="user",
+        action="restart",
+        advice="the driver ended the program's channel after its own error; look at the rank's log",
+    ),
+    137: _Class(
+        name="xid-137-nvlink-privilege",
+        scope="rank",
+        action="restart",
+        advice="the program touched memory of a peer GPU that is not its own; on one GPU again and"
+        " again it is the GPU",
+    ),
+    45: _Class(
+        name="xid-45-cleanup",
+        scope="rank",
+        action="restart",
+        advice="the driver cleans up after a process that was ended; look for what came before",
+        symptom=True,
+    ),
+}
+"""Those that have a class of their own, causes before what they lead to."""
+ENGINE = _Class(
+    name="xid-engine-error",
+    scope="rank",
+    action="restart",
+    advice="an engine of the GPU (copy, video, …) failed for this program; on one GPU again and"
+    " again it is the GPU",
+)
+SUPPORT = _broken("xid-unusual", "NVIDIA's catalog asks to have the GPU looked at by its vendor")
+CHANNEL = "ROBUST_CHANNEL_"
+"""Begins the mnemonics of what befalls a program's channel to the GPU."""
+XID = r"xid \([^)]*\): "
+# Those from Blackwell on say which of them did harm: `145, RLW_RXPIPE Nonfatal XC0 …` did none.
+NVLINK5 = range(144, 151)
+RECOVERY = (
+    rf"{XID}154,.* to 0x\w+ \((GPU Reset|Node Reboot|OS Reboot|System Reboot|Bus Reset"
+    r"|Drain and Reset|PF FLR|Recover IMEX)",
+)
+TOLD_BY_WORDS = frozenset((*NVLINK5, 154))
+
+
+@cache
+def catalog() -> tuple[Xid, ...]:
+    from orchestrator.yaml_document import decode_document, parse, read_text
+
+    document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
+    return decode_document(_Table, document).codes
+
+
+def class_of(xid: Xid) -> _Class | None:
+    """None: NVIDIA says that it may be ignored, or its own words tell."""
+    if xid.code in CLASSES:
+        return CLASSES[xid.code]
+    if xid.code in TOLD_BY_WORDS or xid.action in (IGNORE, ""):
+        return None
+    of_a_program = xid.action == "RESTART_APP" or xid.mnemonic.startswith(CHANNEL)
+    return ENGINE if of_a_program else SUPPORT
+
+
+def xid_rules() -> tuple[FailureRule, ...]:
+    return tuple(_rules())
+
+
+def _rules() -> Iterator[FailureRule]:
+    codes = {xid.code: xid for xid in catalog()}
+    known = {code: one for code, xid in codes.items() if (one := class_of(xid)) is not None}
+    for code, one in CLASSES.items():
+        if code == 94:  # after all that breaks a host, before what a program may have done
+            # What the driver reported goes before what a 45 only refers to.
+            for harmful in (
+                r"{xid}{number},.* Fatal\b",
+                # No program is ended by what did no harm, so one that was cleaned up after it met
+                # what did.
+                r"{xid}45\b.*caused by previous xid {number}\b",
+            ):
+                for number in NVLINK5:
+                    pattern = harmful.format(xid=XID, number=number)
+                    name = f"xid-{number}-nvlink"
+                    yield _told_by_words(name, (pattern,), CLASSES[74].advice, f"Xid {number}")
+            yield _rule(SUPPORT, [n for n, other in known.items() if other is SUPPORT])
+            advice = "the driver says what the GPU needs before it can be used again"
+            yield _told_by_words("xid-154-recovery", RECOVERY, advice, "Xid 154")
+        if code == 45:
+            for number in (n for n, other in known.items() if other is ENGINE):
+                yield _rule(replace(ENGINE, name=f"xid-{number}-engine-error"), [number])
+        yield _rule(one, [code])
+
+
+def _rule(one: _Class, codes: list[int]) -> FailureRule:
+    numbers = "|".join(map(str, codes))
+    return FailureRule(
+        name=one.name,
+        scope=one.scope,
+        action=one.action,
+        advice=one.advice,
+        symptom=one.symptom,
+        # The driver cleans up after others, and says after which.
+        patterns=(
+            rf"{XID}({numbers})\b",
+            rf"{XID}45\b.*caused by previous xid ({numbers})\b",
+        ),
+        source=f"Xid {', '.join(map(str, codes))} of {SOURCE}",
+    )
+
+
+def _told_by_words(name: str, patterns: tuple[str, ...], advice: str, source: str) -> FailureRule:
+    return FailureRule(
+        name=name,
+        scope="host",
+        action="replace",
+        advice=advice,
+        patterns=patterns,
+        source=f"{source} of {SOURCE}",
+    )

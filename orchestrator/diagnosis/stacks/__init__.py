@@ -1,0 +1,1 @@
+"""Stacks of ranks, in Python and in the kernel."""

@@ -1,0 +1,57 @@
+"""Asking a scheduler to take a job back, until it has, or until that is of no use."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orchestrator.errors import BackendError, Ended, Unanswered
+from orchestrator.job.state import Run
+from orchestrator.seams import Backend, Clock
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+REFUSED_S = 600.0
+"""How long a scheduler is asked that answers and refuses; one that does not answer is asked for
+as long as this host is left to us."""
+
+
+@dataclass(slots=True)
+class Asking:
+    backend_named: Callable[[str], Backend]
+    clock: Clock
+    refused_at: float | None = None
+
+    def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
+        """Ask once, for a next run without these hosts; whether there is no more to be done."""
+        assert run.job is not None
+        launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        try:
+            backend.requeue(launch, without)
+        except Ended as exc:
+            log.info("the job is not queued again: %s", exc)
+        except BackendError as exc:
+            return self.is_hopeless(launch.job, exc)
+        else:
+            named = ", ".join(without) or "any host left out"
+            log.info("the job is queued again, without %s: %s", named, why)
+        return True
+
+    def is_hopeless(self, job: str, why: BackendError) -> bool:
+        """Whether a scheduler that says so has been asked for long enough."""
+        if isinstance(why, Unanswered):
+            log.error("the job is not queued again yet, asking again: %s", why)
+            self.refused_at = None
+            return False
+        now = self.clock.monotonic()
+        self.refused_at = now if self.refused_at is None else self.refused_at
+        if now - self.refused_at < REFUSED_S:
+            log.error("the scheduler does not take the job back, asking again: %s", why)
+            return False
+        log.error(
+            "the job could not be queued again, and its hosts stand idle: `ndctl cancel %s` gives"
+            " them back, and `ndctl submit SPEC --resume` goes on: %s",
+            job,
+            why,
+        )
+        return True

@@ -1,0 +1,77 @@
+"""Whether the run directory is still where the leader's is: it may be moved or removed meanwhile.
+
+A leader whose directory is gone cannot be found by `cancel`, and whoever submits a job of that name
+again would have two. What cannot be read is not gone: a file server that does not answer (EIO,
+ESTALE, a timeout) is waited for, as ever.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.seams import Clock
+
+SURE_S = 2.0
+"""Between two looks that find it gone: one alone may be a name cache's on NFS."""
+
+
+class RunDirGone(Exception):
+    """It was moved or removed, or another one stands in its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    what: str
+    at: float
+    """When it was first seen, of the monotonic clock …"""
+    now: float
+    """… and as Unix time."""
+
+
+class RunDirWatch:
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
+        """Of a leader that has just opened its journal there."""
+        self.run_dir, self.clock = run_dir, clock
+        self.journal = _identity(run_dir.journal)
+        self.lost: Loss | None = None
+
+    def look(self) -> None:
+        """Raises RunDirGone when that is sure, and OSError where nothing can be told."""
+        what = self._what_is_lost()
+        if what is None:
+            self.lost = None
+            return
+        now = self.clock.monotonic()
+        if self.lost is None:
+            self.lost = Loss(what, now, self.clock.now())
+        elif now - self.lost.at >= SURE_S:
+            raise RunDirGone(self._words(self.lost))
+
+    def _what_is_lost(self) -> str | None:
+        journal = _identity(self.run_dir.journal)
+        if journal is None:
+            return f"{self.run_dir.journal} is gone"
+        if journal != self.journal:
+            return f"{self.run_dir.journal} is another file than this job's"
+        if _identity(self.run_dir.fence) is None:
+            return f"{self.run_dir.fence} is gone"
+        return None
+
+    def _words(self, lost: Loss) -> str:
+        since = datetime.fromtimestamp(lost.now, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        path = self.run_dir.path
+        return (
+            f"the run directory was moved or removed while the job ran: {lost.what} since {since};"
+            f" the ranks were stopped. If it was moved, move it back to {path} and go on with"
+            " `ndctl submit SPEC --resume`; else submit the job again"
+        )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """None: there is no such file."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,45 @@
+"""Whether this host was given to the job by a submission that does not count any more.
+
+A scheduler may work off late what was submitted to it: then the job has been submitted again, or
+has two allocations for one launch. Who finds that the other one counts touches nothing: neither
+the fence, which would end those that train, nor the journal.
+"""
+
+import logging
+from collections.abc import Callable
+
+from orchestrator.contract.files.leader_file import Term
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.errors import Unanswered
+from orchestrator.failover.ask_scheduler import RETRY_S
+from orchestrator.journal.current_launch import counting
+from orchestrator.seams import Backend, Clock
+
+log = logging.getLogger(__name__)
+
+
+def superseded(
+    run_dir: RunDir, term: Term, backend_named: Callable[[str], Backend], clock: Clock
+) -> str | None:
+    """Why this agent is not to begin; None: it may."""
+    counts = counting(run_dir)
+    if counts is None:
+        return None
+    if counts.launch.launch != term.launch:
+        return later_launch(counts.launch, term)
+    while True:
+        try:
+            rival = backend_named(counts.backend).rival(counts.launch)
+        except Unanswered as exc:
+            log.error("whether the job has other hosts is not known yet, asking again: %s", exc)
+            clock.sleep(RETRY_S)
+        else:
+            return None if rival is None else f"the job has other hosts: {rival}"
+
+
+def later_launch(launch: LaunchPlan, term: Term) -> str:
+    return (
+        f"these hosts are of launch {term.launch} of {launch.job}, which was submitted again since:"
+        f" launch {launch.launch} counts"
+    )

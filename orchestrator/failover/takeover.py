@@ -1,0 +1,75 @@
+"""An agent of an allocation, from its first leader to its last: when one is gone it follows the
+next, or is the next.
+
+The fence, the lock on the journal and the order of turns see to it that one agent leads: whoever
+comes second finds the fence changed, and follows.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from orchestrator.agent.agent import WARNINGS, Agent
+from orchestrator.contract.files import exit_codes
+from orchestrator.failover.ask_scheduler import RETRY_S
+from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
+from orchestrator.seams import Backend, Clock
+
+log = logging.getLogger(__name__)
+
+Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
+"""Leads on with what an agent has claimed; the exit code, or None where it is to follow again."""
+
+
+async def follow(
+    agent: Agent, backend_named: Callable[[str], Backend], clock: Clock, lead: Lead
+) -> int:
+    """Run an agent that outlives its leaders; the exit code."""
+    following = asyncio.create_task(agent.run())
+    while not await _is_over(agent, following):
+        outcome = await asyncio.to_thread(_settle, agent, backend_named, clock)
+        if isinstance(outcome, Claim):
+            code = await lead(agent, following, outcome)
+            if code is not None:
+                return code
+        elif outcome == "leave":
+            agent.leave(exit_codes.LEADER_LOST)
+        else:
+            await asyncio.sleep(RETRY_S)  # for the leader that there is to be heard
+    return await following
+
+
+def leave_to_the_leader(agent: Agent) -> None:
+    """What a scheduler signals its leader hears as well, and says what is to be done; one that was
+    gone by then has not, so whichever agent leads next is to know."""
+    loop = asyncio.get_running_loop()
+    for number in WARNINGS:
+        loop.add_signal_handler(number, _hears, agent, number.name)
+
+
+def _hears(agent: Agent, signal_name: str) -> None:
+    log.info("%s: the leader decides", signal_name)
+    agent.unheeded = signal_name
+
+
+async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
+    """Wait until the agent has lost its leader, or ends; whether it ends."""
+    alone = asyncio.create_task(agent.alone.wait())
+    try:
+        await asyncio.wait([alone, following], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        alone.cancel()
+    return following.done() or agent.exit_code is not None
+
+
+def _settle(agent: Agent, backend_named: Callable[[str], Backend], clock: Clock) -> Outcome:
+    place = agent.config.place
+    leaderless = Leaderless(
+        place.run_dir,
+        agent.config.term,
+        place.host,
+        backend_named,
+        clock,
+        is_alone=lambda: agent.exit_code is None and agent.alone.is_set(),
+    )
+    return leaderless.settle()

@@ -1,0 +1,118 @@
+"""Many histories of one setting: what to expect, and how far apart luck and bad luck are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, quantiles
+
+from orchestrator.forecast import closed_form
+from orchestrator.forecast.history import history
+from orchestrator.forecast.setting import PARTS, Setting
+
+AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Shares of the best interval that are tried as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Of one setting."""
+
+    setting: Setting
+    effective: float
+    """Mean share of the time in which the job does work that is kept."""
+    low: float
+    high: float
+    """Between them are nine of ten histories."""
+    closed: float
+    """The mean by the closed form."""
+    parts: dict[str, float]
+    """Mean share of each of PARTS; together 1."""
+    failures: float
+    """Mean number of those that nobody planned."""
+    fewest: int
+    most: int
+    waits: float
+    """Mean number of times that no spare was there."""
+
+    @property
+    def worth(self) -> float:
+        """Kept work over all hosts that the job holds: a spare could train as well."""
+        setting = self.setting
+        return self.effective * setting.hosts / (setting.hosts + setting.spares)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    expected: Expected
+    """With the spec's own interval and spares."""
+    best: Expected
+    """With the best ones, never worth less than `expected`."""
+    around: tuple[Expected, ...]
+    """The best interval and others around it, with the best number of spares; all are of the same
+    seeds, and so of the same failures."""
+    histories: int
+    seed: int
+
+
+def forecast(setting: Setting, histories: int, seed: int, step_s: float) -> Forecast:
+    """`interval_s` of `setting` is the spec's; the best one is a whole number of steps.
+
+    The closed form proposes and the histories decide, so that nothing is advised of which they say
+    that it is worth less than what the spec has. Other intervals are only looked at: where a job
+    hardly breaks, histories would choose the longest.
+    """
+    played: dict[Setting, Expected] = {}
+
+    def play(one: Setting) -> Expected:
+        if one not in played:
+            played[one] = expect(one, range(seed, seed + histories))
+        return played[one]
+
+    advised = best_of(setting, step_s)
+    kept = replace(advised, spares=setting.spares, reserve=setting.reserve)
+    expected = play(setting)
+    best = max(play(advised), play(kept), expected, key=lambda one: one.worth)
+    own_s = best.setting.interval_s
+    intervals = {own_s, *(whole_steps(factor * own_s, step_s) for factor in AROUND)}
+    around = [play(replace(best.setting, interval_s=one)) for one in sorted(intervals)]
+    return Forecast(
+        expected=expected,
+        best=best,
+        around=tuple(around),
+        histories=histories,
+        seed=seed,
+    )
+
+
+def best_of(setting: Setting, step_s: float) -> Setting:
+    """`setting` with the best interval, in whole steps, and the best number of spares with that."""
+    there = setting.spares + setting.reserve
+    saved = whole_steps(closed_form.best_interval_s(setting), step_s)
+    spares = closed_form.best_spares(replace(setting, interval_s=saved))
+    return replace(setting, interval_s=saved, spares=spares, reserve=there - spares)
+
+
+def whole_steps(seconds: float, step_s: float) -> float:
+    return max(1, round(seconds / step_s)) * step_s
+
+
+def expect(setting: Setting, seeds: Sequence[int]) -> Expected:
+    """Two seeds at least."""
+    accounts = [history(setting, seed) for seed in seeds]
+    shares = [account.seconds["training"] / setting.horizon_s for account in accounts]
+    cuts = quantiles(shares, n=20, method="inclusive")
+    failures = [account.failures for account in accounts]
+    return Expected(
+        setting=setting,
+        effective=fmean(shares),
+        low=cuts[0],
+        high=cuts[-1],
+        closed=closed_form.effective(setting),
+        parts={
+            part: fmean(account.seconds[part] for account in accounts) / setting.horizon_s
+            for part in PARTS
+        },
+        failures=fmean(failures),
+        fewest=min(failures),
+        most=max(failures),
+        waits=fmean(account.waits for account in accounts),
+    )

@@ -1,0 +1,185 @@
+"""One look at this host, before its agent registers."""
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contract.check_results import Finding, Verdict
+from orchestrator.health.clocks_and_names import Resolve, addresses_of
+from orchestrator.health.gpus import examine_devices
+from orchestrator.health.links import examine_links
+from orchestrator.seams import Shell
+
+LIMIT_S = 45.0
+"""For all of it; a driver or name server that hangs must not hang the agent."""
+SHM_BYTES = 1 << 30
+"""NCCL takes some 33 MB of /dev/shm for each pair of GPUs, and data loaders take the rest."""
+SHM_LEAST = 64 << 20
+"""What a container has by default, with which NCCL does not start."""
+SHM_OF_ALL = 1 << 20
+"""Of ranks on CPUs as well: torchrun makes semaphores there, two for each rank, a page each."""
+DISK_BYTES = 1 << 30
+SCRATCH_BYTES = 64 << 20
+"""Sockets, compiled kernels."""
+PROBE = ".ndctl-preflight-"
+"""Begins the name of what is written to see whether it can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What the job needs of the host."""
+
+    devices: int
+    run_dir: Path
+    address: str
+    """Where the other hosts reach this one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The host as the checks see it; tests lay one out."""
+
+    shell: Shell
+    root: Path = Path("/")
+    scratch: Path
+    name: str
+    free: Callable[[Path], int]
+    """Bytes left on the file system of a path; raises OSError."""
+    resolve: Resolve
+    owns: Callable[[str], bool]
+    """Whether an address is one of this host's."""
+
+
+def sight(shell: Shell) -> Sight:
+    """This host itself."""
+    return Sight(
+        shell=shell,
+        scratch=Path(tempfile.gettempdir()),
+        name=socket.gethostname(),
+        free=lambda path: shutil.disk_usage(path).free,
+        resolve=addresses_of,
+        owns=_owns,
+    )
+
+
+def _owns(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.bind((address, 0))
+        return True
+    return False
+
+
+def examine_host(
+    wanted: Wanted, environ: Mapping[str, str], sight: Sight, limit_s: float = LIMIT_S
+) -> tuple[Finding, ...]:
+    """Every check; never longer than `limit_s`, whatever hangs.
+
+    In a thread of its own, as a command that waits in the kernel cannot even be killed.
+    """
+    found: Future[tuple[Finding, ...]] = Future()
+
+    def look() -> None:
+        try:
+            found.set_result(tuple(_examine(wanted, environ, sight)))
+        except BaseException as exc:  # noqa: BLE001 - a defect of ours is for whoever asked
+            found.set_exception(exc)
+
+    threading.Thread(target=look, daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        return found.result(limit_s)
+    hung = Finding(
+        what="preflight",
+        verdict="stops",
+        found=f"the checks did not end within {limit_s:.0f} s",
+        fix="drain the host: a driver, a file system or the name service hangs there",
+    )
+    return (hung,)
+
+
+def _examine(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Iterator[Finding]:
+    yield from examine_devices(wanted.devices, environ, sight.root, sight.shell)
+    yield _shared_memory(sight)
+    yield _disk(wanted, sight)
+    yield _scratch(sight)
+    yield from examine_links(sight.root)
+    yield _own_name(wanted, environ, sight)
+
+
+def _shared_memory(sight: Sight) -> Finding:
+    """Without any no rank can be started; with little those on GPUs alone cannot."""
+    place = sight.root / "dev/shm"
+    fix = "remove what dead jobs left there (`ls -l /dev/shm`), or mount it larger"
+    try:
+        free = sight.free(place)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=PROBE) as file:
+            file.write(b"\0")
+            file.flush()
+    except OSError as exc:
+        fix += "; whoever runs the job has to be able to write there"
+        found = f"nothing can be written there: {exc.strerror}"
+        return Finding(what="/dev/shm", verdict="stops", found=found, fix=fix)
+    found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} wanted"
+    if free >= SHM_BYTES:
+        return Finding(what="/dev/shm", verdict="ok", found=found)
+    gpus = (sight.root / "proc/driver/nvidia/version").exists()
+    least = SHM_LEAST if gpus else SHM_OF_ALL
+    verdict: Verdict = "stops" if free < least else "warns"
+    return Finding(what="/dev/shm", verdict=verdict, found=found, fix=fix)
+
+
+def _disk(wanted: Wanted, sight: Sight) -> Finding:
+    """All hosts share it, so another host would fare no better: this stops none."""
+    try:
+        free = sight.free(wanted.run_dir)
+    except OSError as exc:
+        fix = "mount the run root's file system on this host"
+        return Finding(what="run dir", verdict="stops", found=f"{wanted.run_dir}: {exc}", fix=fix)
+    found = f"{_mib(free)} free for {wanted.run_dir}"
+    if free >= DISK_BYTES:
+        return Finding(what="run dir", verdict="ok", found=found)
+    return Finding(what="run dir", verdict="warns", found=found, fix="remove old run directories")
+
+
+def _scratch(sight: Sight) -> Finding:
+    fix = f"make room in {sight.scratch}, or set TMPDIR to a disk of the host that has some"
+    try:
+        free = sight.free(sight.scratch)
+        with tempfile.NamedTemporaryFile(dir=sight.scratch, prefix=PROBE):
+            pass
+    except OSError as exc:
+        return Finding(what="scratch", verdict="stops", found=f"{sight.scratch}: {exc}", fix=fix)
+    found = f"{_mib(free)} free in {sight.scratch}"
+    verdict: Verdict = "ok" if free >= SCRATCH_BYTES else "stops"
+    return Finding(what="scratch", verdict=verdict, found=found, fix=fix)
+
+
+def _own_name(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Finding:
+    """gloo listens where the host's own name points, unless it is told an interface."""
+    fix = f"let {sight.name} resolve to {wanted.address} (DNS, /etc/hosts), or set"
+    fix += " GLOO_SOCKET_IFNAME to the interface that the other hosts reach"
+    found, alone = "", wanted.address.startswith("127.")
+    try:
+        addresses = sight.resolve(sight.name)
+    except OSError as exc:
+        found = f"{sight.name} has no address: {exc}"
+    else:
+        own = [address for address in addresses if sight.owns(address)]
+        if not own:
+            found = f"{sight.name} is {', '.join(addresses)}, which is not this host"
+        elif not alone and own[0].startswith("127."):
+            found = f"{sight.name} is {own[0]} here, where no other host reaches it"
+    if not found:
+        return Finding(what="own name", verdict="ok", found=f"{sight.name} is {own[0]}")
+    verdict: Verdict = "note" if alone or "GLOO_SOCKET_IFNAME" in environ else "warns"
+    return Finding(what="own name", verdict=verdict, found=found, fix=fix)
+
+
+def _mib(count: int) -> str:
+    return f"{count >> 20} MiB"

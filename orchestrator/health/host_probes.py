@@ -1,0 +1,134 @@
+"""What a host can say of itself when something broke on it: devices, links, disk, memory, the
+kernel's last words. Each has a limit, and what does not come is recorded with why.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.classes import Signs, classify, with_class
+from orchestrator.diagnosis.stacks.kernel_stacks import with_places
+from orchestrator.health.host_check import Sight, Wanted, examine_host
+from orchestrator.posix.run_with_timeout import within
+from orchestrator.seams import Shell
+
+KERNEL_LINES = 40
+"""Of the kernel's log, in the traces."""
+KERNEL_S = 3.0
+MOST_TELLING = 8
+STAMP = re.compile(r"^\[\s*(\d+\.\d+)\]")
+"""Seconds of the monotonic clock, or nearly."""
+STAMP_SLACK_S = 5.0
+MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProbe:
+    findings: tuple[Finding, ...] = ()
+    memory: Mapping[str, str] | None = None
+    """Of /proc/meminfo."""
+    ranks_memory: Mapping[str, str] | None = None
+    """Rank -> what it holds of memory."""
+    kernel: tuple[str, ...] = ()
+    """Its log, of which the leader is told what `telling` finds, so all of it: of a GPU that fell
+    off the bus a driver may go on to say a line for each channel."""
+    missing: tuple[str, ...] = ()
+    """What could not be had, and why."""
+
+
+Probe = Callable[[Mapping[int, int], float], HostProbe]
+"""Of rank -> process, within so many seconds."""
+
+
+def no_probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """Of an agent that is not to look."""
+    return HostProbe(missing=("host probes: this agent has none",))
+
+
+def prober(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Probe:
+    return partial(probe_host, wanted, environ, sight)
+
+
+def probe_host(
+    wanted: Wanted,
+    environ: Mapping[str, str],
+    sight: Sight,
+    pids: Mapping[int, int],
+    limit_s: float,
+) -> HostProbe:
+    """All of it within `limit_s`, or a little more: the checks stand still rather than we."""
+    missing: list[str] = []
+    kernel = _kernel(sight.shell, min(KERNEL_S, limit_s), missing)
+    found = examine_host(wanted, environ, sight, limit_s)
+    meminfo = _fields(sight.root / "proc/meminfo", MEMORY)
+    if not meminfo:
+        missing.append("memory: /proc/meminfo cannot be read")
+    ranks = {
+        str(rank): words
+        for rank, pid in pids.items()
+        if (words := _fields(sight.root / f"proc/{pid}/status", ("VmRSS",)).get("VmRSS"))
+    }
+    return HostProbe(
+        findings=found,
+        memory=meminfo,
+        ranks_memory=ranks,
+        kernel=kernel,
+        missing=tuple(missing),
+    )
+
+
+async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostProbe:
+    """In a thread, and not waited for beyond its limit: a driver that hangs hangs the thread."""
+    try:
+        return await within(limit_s + KERNEL_S, probe, pids, limit_s)
+    except TimeoutError:
+        return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
+
+
+def telling(
+    kernel: Iterable[str], since: float, own: tuple[FailureRule, ...] = ()
+) -> tuple[str, ...]:
+    """The lines that have a class, of what was logged after `since` (monotonic clock): a log tells
+    of what befell earlier jobs as well. A line without its time proves nothing. Where there are too
+    many the first of each class go before the second, and broken hardware before all else."""
+    seen: Counter[str] = Counter()
+    found = []
+    new = with_places([line for line in kernel if _is_new(line, since)])
+    for number, line in enumerate(with_class(new, own)):
+        one = classify(Signs(lines=(line,)), own)
+        if one is not None:
+            found.append((seen[one.rule.name], one.rule.scope != "host", number, line))
+            seen[one.rule.name] += 1
+    return tuple(line for *_, line in sorted(sorted(found)[:MOST_TELLING], key=lambda it: it[2]))
+
+
+def _is_new(line: str, since: float) -> bool:
+    stamp = STAMP.match(line)
+    return stamp is not None and float(stamp[1]) >= since - STAMP_SLACK_S
+
+
+def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]:
+    try:
+        done = shell(["dmesg"], timeout=limit_s)
+    except TimeoutError:
+        missing.append(f"kernel log: dmesg did not answer within {limit_s:.0f} s")
+        return ()
+    if done.code != 0:
+        said = (done.err or done.out).strip().rpartition("\n")[2]
+        missing.append(f"kernel log: {said or f'dmesg left with code {done.code}'}")
+        return ()
+    return tuple(done.out.splitlines())
+
+
+def _fields(path: Path, names: Iterable[str]) -> dict[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    known = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {name: known[name].strip() for name in names if name in known}

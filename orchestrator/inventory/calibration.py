@@ -1,0 +1,64 @@
+"""What devices and links make of their nominal rates: the constants of the performance model.
+
+Data, as the rest of a profile is: `calibration/devices.toml` and `calibration/links.toml` have the
+numbers, what each means and its source. All come from measurements of single operations, none from
+the training of a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
+
+Count = Annotated[int, AtLeast(1)]
+Rate = Annotated[float, Above(0)]
+Share = Annotated[float, Above(0), AtMost(1)]
+Amount = Annotated[float, AtLeast(0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Of the result of a matrix product, which one processor works on at a time."""
+
+    rows: Count
+    columns: Count
+    speed: Share
+    """Against the first kind of tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCalibration:
+    """See `calibration/links.toml`."""
+
+    share: Share
+    half_bytes: Amount
+    base_s: Amount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """See `calibration/devices.toml` for what each number means."""
+
+    gemm: Mapping[str, Share]
+    attention_forward: Share
+    attention_backward: Share
+    attention_half: Amount
+    attention_narrow: Share
+    attention_wide: Share
+    memory: Share
+    processors: Count
+    tiles: tuple[Tile, ...]
+    split: Share
+    depth_half: Amount
+    steady: Share
+    gap_s: Amount
+    host_op_s: Amount
+    sharded_op_s: Amount
+    unit_s: Amount
+    contention: Amount
+    host_link: Rate
+    host_memory: Rate
+    certainty: Literal["measured", "derived", "guessed"]
+    links: Mapping[str, LinkCalibration]
+    """By kind of link, every one that there is."""

@@ -1,0 +1,283 @@
+"""An inventory that a person wrote down, as YAML: hosts that are all alike, or a list of hosts."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.devices import PROFILE_NAMES
+from orchestrator.contract.spec.limits import AtLeast, AtMost
+from orchestrator.contract.spec.types import MOST_HOSTS, Count, Devices, Hosts
+from orchestrator.errors import SpecError
+from orchestrator.inventory.generate import LEVELS, regular
+from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.profile import Profile
+from orchestrator.inventory.profiles import load_profile
+from orchestrator.yaml_document import Document, decode_document, parse, read_text, spec_error
+
+RANGE = re.compile(r"\[(\d+)-(\d+)\]")
+LONGEST = 18
+"""Digits of a number in a range."""
+EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
+
+
+def check_profile(name: str | None) -> None:
+    """Raises Invalid where no profile can be called that."""
+    if name is None or name in PROFILE_NAMES or name.endswith((".yaml", ".yml")):
+        return
+    near = nearest(name, PROFILE_NAMES)
+    limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
+    fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
+    raise Invalid([Problem(path="profile", value=name, limit=limit, fix=fix)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlikeHosts:
+    """The short form."""
+
+    profile: str
+    hosts: Hosts
+    devices_per_host: Devices
+    hosts_per_nvlink_block: Count | None = None
+    hosts_per_leaf: Count | None = None
+    hosts_per_spine: Count | None = None
+    hosts_per_core: Count | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_profile(self.profile)
+
+    @property
+    def hosts_per(self) -> tuple[int | None, ...]:
+        return (self.hosts_per_leaf, self.hosts_per_spine, self.hosts_per_core)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEntry:
+    name: str
+    """Or of several hosts that are alike: `node-[001-016]`."""
+    devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
+    profile: str | None = None
+    state: Literal["free", "busy", "drained"] = "free"
+    switches: tuple[str, ...] = ()
+    nvlink_block: str | None = None
+
+    def __post_init__(self) -> None:
+        check_profile(self.profile)
+        found = RANGE.search(self.name)
+        # The digits first, because Python refuses to read a number of thousands of them.
+        if found and (
+            max(map(len, found.groups())) > LONGEST or int(found[2]) - int(found[1]) >= MOST_HOSTS
+        ):
+            limit, fix = f"at most {MOST_HOSTS} names", "name as many hosts as there are"
+            raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedHosts:
+    hosts: tuple[HostEntry, ...]
+    profile: str | None = None
+    """Of the hosts that do not say."""
+    devices_per_host: Devices | None = None
+    """Of the hosts that do not say."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Numbers of `profile` that are different here."""
+
+    def __post_init__(self) -> None:
+        check_profile(self.profile)
+
+
+def read_inventory(path: Path) -> Inventory:
+    """The inventory in the file `path`.
+
+    Raises:
+        SpecError: the file cannot be read, or all that is wrong in it, each with its place.
+    """
+    text = read_text(path, f"an inventory can be as short as {EXAMPLE}")
+    return load_inventory(text, str(path))
+
+
+def load_inventory(text: str, source: str) -> Inventory:
+    """The inventory written in `text`, which is from `source`."""
+    document = parse(text, source)
+    if not isinstance(document.data, dict):
+        problem = Problem(
+            path="",
+            value="an empty file" if document.data is None else document.data,
+            limit="a mapping of the keys of an inventory",
+            fix=f"begin with {EXAMPLE}",
+        )
+        raise spec_error(source, [(f"{source}:1", problem)])
+    if isinstance(document.data.get("hosts"), list):
+        return _listed(document)
+    return _alike(document)
+
+
+def _alike(document: Document) -> Inventory:
+    short = decode_document(AlikeHosts, document)
+    for problem in _tree_problems(short):
+        document.report(problem)
+    profile = _profile(document, "profile", short.profile, short.overrides)
+    if short.hosts_per_nvlink_block and profile is not None:
+        _check_link(document, "hosts_per_nvlink_block", short.hosts_per_nvlink_block, profile)
+    if document.problems:
+        raise spec_error(document.source, document.problems)
+    sizes = [size for size in short.hosts_per if size is not None]
+    block = short.hosts_per_nvlink_block
+    return regular(profile, short.hosts, short.devices_per_host, sizes, block)
+
+
+def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
+    """A switch holds a whole number of those below it, and none is left out in between."""
+    for below, above, low, high in zip(
+        LEVELS, LEVELS[1:], short.hosts_per, short.hosts_per[1:], strict=False
+    ):
+        if high is None:
+            continue
+        path = f"hosts_per_{above}"
+        if low is None:
+            fix = f"add hosts_per_{below}, or call it hosts_per_{below}"
+            yield Problem(path=path, value=high, limit=f"with hosts_per_{below}", fix=fix)
+        elif high % low:
+            limit = f"a multiple of hosts_per_{below} ({low})"
+            fix = f"set {path} to {max(1, high // low) * low}"
+            yield Problem(path=path, value=high, limit=limit, fix=fix)
+    block, leaf = short.hosts_per_nvlink_block, short.hosts_per_leaf
+    if block and leaf and leaf % block:
+        limit = f"a multiple of hosts_per_nvlink_block ({block}), or a block would cross leaves"
+        fix = f"set hosts_per_leaf to {max(1, leaf // block) * block}"
+        yield Problem(path="hosts_per_leaf", value=leaf, limit=limit, fix=fix)
+
+
+def _check_link(document: Document, path: str, value: int | str, profile: Profile) -> None:
+    """Hosts whose devices reach each other by PCIe can be in no NVLink block."""
+    kind = (profile.intra_block or profile.intra_host).kind
+    if not kind.startswith("nvlink"):
+        limit = f"of hosts with NVLink, {profile.name} has {kind} inside a host"
+        fix = "remove it, or say overrides.intra_block: {kind: nvlink5, …}"
+        document.report(Problem(path=path, value=value, limit=limit, fix=fix))
+
+
+def _listed(document: Document) -> Inventory:
+    listed = decode_document(ListedHosts, document)
+    default = _profile(document, "profile", listed.profile, listed.overrides)
+    if listed.overrides and listed.profile is None:
+        limit = "with profile, whose numbers it changes"
+        document.report(Problem(path="overrides", limit=limit, fix="add profile"))
+    profiles: dict[str | None, Profile | None] = {None: default}
+    hosts: list[Host] = []
+    for number, entry in enumerate(listed.hosts):
+        path = f"hosts[{number}]"
+        if entry.profile not in profiles:
+            profiles[entry.profile] = _profile(document, f"{path}.profile", entry.profile, {})
+        if entry.profile is None and listed.profile is None:
+            fix = f"add {path}.profile, or profile for all"
+            document.report(Problem(path=f"{path}.profile", limit="given", fix=fix))
+        hosts += _hosts(document, path, entry, listed.devices_per_host, profiles[entry.profile])
+    _check_names(document, listed, hosts)
+    _check_blocks(document, listed, profiles)
+    if document.problems:
+        raise spec_error(document.source, document.problems)
+    return Inventory(hosts=tuple(hosts))
+
+
+def _hosts(
+    document: Document, path: str, entry: HostEntry, devices: int | None, profile: Profile | None
+) -> Iterator[Host]:
+    """The hosts that `entry` stands for."""
+    count = entry.devices if entry.devices is not None else devices
+    if count is None:
+        fix = f"add {path}.devices, or devices_per_host for all"
+        document.report(Problem(path=f"{path}.devices", limit="given", fix=fix))
+        return
+    for name in names_of(entry.name):
+        yield Host(
+            name=name,
+            devices=count,
+            device_bytes=profile.memory_bytes if profile else None,
+            profile=profile,
+            state=entry.state,
+            switches=entry.switches,
+            nvlink_block=entry.nvlink_block,
+        )
+
+
+def names_of(name: str) -> Iterator[str]:
+    """`node-[08-10]` is node-08, node-09 and node-10; another name is itself."""
+    found = RANGE.search(name)
+    if found is None:
+        yield name
+        return
+    first, last = found.groups()
+    for number in range(int(first), int(last) + 1):
+        yield f"{name[: found.start()]}{number:0{len(first)}}{name[found.end() :]}"
+
+
+def _check_names(document: Document, listed: ListedHosts, hosts: list[Host]) -> None:
+    times = Counter(host.name for host in hosts)
+    for number, entry in enumerate(listed.hosts):
+        path = f"hosts[{number}].name"
+        twice = [name for name in names_of(entry.name) if times[name] > 1]
+        if twice:
+            fix = "give each host its own name"
+            problem = Problem(path=path, value=twice[0], limit="the name of one host", fix=fix)
+            document.report(problem)
+        if not entry.name or next(names_of(entry.name), None) is None:
+            limit, fix = "a name, or a range that goes up", "for example node-[001-016]"
+            document.report(Problem(path=path, value=entry.name, limit=limit, fix=fix))
+
+
+def _check_blocks(
+    document: Document, listed: ListedHosts, profiles: Mapping[str | None, Profile | None]
+) -> None:
+    """A block's hosts hang on one switch and have devices of one kind; how many may differ, for a
+    host can lose one."""
+    first: dict[str, tuple[int, HostEntry]] = {}
+    for number, entry in enumerate(listed.hosts):
+        block = entry.nvlink_block
+        if not block:
+            continue
+        path, profile = f"hosts[{number}].nvlink_block", profiles[entry.profile]
+        if profile is not None:
+            _check_link(document, path, block, profile)
+        at, known = first.setdefault(block, (number, entry))
+        same = f"hosts[{at}], which is in the same block"
+        if entry.switches != known.switches:
+            limit = f"below the switches of {same}: [{', '.join(known.switches)}]"
+            fix = "mend the switches, or name two blocks"
+            document.report(Problem(path=path, value=block, limit=limit, fix=fix))
+        if profile != profiles[known.profile]:
+            limit = f"of hosts with the devices of {same}: {known.profile or listed.profile}"
+            fix = "mend the profile, or name two blocks"
+            document.report(Problem(path=path, value=block, limit=limit, fix=fix))
+
+
+def _profile(
+    document: Document, path: str, name: str | None, overrides: Mapping[str, Any]
+) -> Profile | None:
+    """The profile called `name`, or in a file at that path, seen from the inventory's folder."""
+    if name is None:
+        return None
+    if name.endswith((".yaml", ".yml")):
+        name = str(Path(document.source).parent / name)
+    try:
+        return load_profile(name, overrides, document.source)
+    except SpecError as exc:
+        for problem in _of_overrides(document, exc) or (_unread(path, name, exc),):
+            document.report(problem)
+        return None
+
+
+def _of_overrides(document: Document, exc: SpecError) -> list[Problem]:
+    """Problems with the profile that come from what the inventory lays over it."""
+    problems = exc.__cause__.problems if isinstance(exc.__cause__, Invalid) else ()
+    moved = [replace(problem, path=f"overrides.{problem.path}") for problem in problems]
+    return [problem for problem in moved if problem.path in document.places]
+
+
+def _unread(path: str, name: str, exc: SpecError) -> Problem:
+    limit = "a profile that can be read"
+    return Problem(path=path, value=name, limit=limit, fix=f"mend the file: {exc}")

@@ -1,0 +1,104 @@
+"""Which hardware profile a node's GPUs have, by what its scheduler says of them.
+
+Tables of patterns, of which a site's own comes before ours.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.contract.codec import Invalid, Problem, nearest
+from orchestrator.contract.devices import PROFILE_NAMES
+from orchestrator.inventory.profile import Profile
+from orchestrator.inventory.profiles import load_profile
+from orchestrator.yaml_document import decode_document, parse, read_text
+
+EXAMPLE = "gpus: [{type: h100, profile: h100-sxm-80gb}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEntry:
+    profile: str | None
+    """A profile's name, or the path of its file, seen from the table's; None: known, and none
+    of ours, so that no later entry is taken."""
+    type: str | None = None
+    feature: str | None = None
+
+    def __post_init__(self) -> None:
+        problems = [
+            Problem(path=key, value=pattern, limit="a regular expression", fix="mend it")
+            for key, pattern in (("type", self.type), ("feature", self.feature))
+            if pattern is not None and not _compiles(pattern)
+        ]
+        if self.type is None and self.feature is None:
+            problems.append(Problem(path="type", limit="given, or feature", fix="add one of them"))
+        name = self.profile
+        if name and name not in PROFILE_NAMES and not name.endswith((".yaml", ".yml")):
+            near = nearest(name, PROFILE_NAMES)
+            limit = f"one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file"
+            fix = f"did you mean {near}?" if near else "use one of them, or write your own file"
+            problems.append(Problem(path="profile", value=name, limit=limit, fix=fix))
+        if problems:
+            raise Invalid(problems)
+
+    def fits(self, gpu_type: str | None, features: Sequence[str]) -> bool:
+        kind = (gpu_type or "").lower()
+        if self.type is not None and not re.fullmatch(self.type, kind):
+            return False
+        words = [kind, *(feature.lower() for feature in features)]
+        return self.feature is None or any(re.fullmatch(self.feature, word) for word in words)
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except re.error:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    gpus: tuple[GpuEntry, ...]
+
+
+@dataclass
+class GpuTable:
+    """Finds profiles, each kind of node once: a cluster has thousands of nodes, of few kinds."""
+
+    entries: tuple[tuple[GpuEntry, Path], ...]
+    """Each with the file that it is from."""
+
+    def __post_init__(self) -> None:
+        self._found: dict[tuple[str | None, tuple[str, ...]], Profile | None] = {}
+
+    def profile_of(self, gpu_type: str | None, features: tuple[str, ...]) -> Profile | None:
+        key = (gpu_type, features)
+        if key not in self._found:
+            self._found[key] = self._look_up(gpu_type, features)
+        return self._found[key]
+
+    def _look_up(self, gpu_type: str | None, features: tuple[str, ...]) -> Profile | None:
+        for entry, source in self.entries:
+            if entry.fits(gpu_type, features):
+                name = entry.profile
+                if name is None:
+                    return None
+                own = name.endswith((".yaml", ".yml"))
+                return load_profile(str(source.parent / name) if own else name)
+        return None
+
+
+def tables(files: Iterable[Path]) -> GpuTable:
+    """Those in `files`, of which an earlier one comes before a later.
+
+    Raises:
+        SpecError: all that is wrong with a file, each with its place.
+    """
+    return GpuTable(entries=tuple((entry, path) for path in files for entry in _read(path)))
+
+
+def _read(path: Path) -> tuple[GpuEntry, ...]:
+    document = parse(read_text(path, f"it can be as short as {EXAMPLE}"), str(path))
+    return decode_document(_File, document).gpus

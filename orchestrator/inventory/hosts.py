@@ -1,0 +1,160 @@
+"""The hosts that there are: their devices, their state, and the switches between them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.inventory.profile import Fabric, Profile
+
+State = Literal[
+    "free",
+    "busy",
+    "drained",
+    "excluded",
+    "not selected",
+    "cordoned",
+    "tainted",
+    "not ready",
+    "being deleted",
+]
+"""In the words of the cluster that the host is of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    name: str
+    devices: int
+    """Accelerators, or on a CPU cluster the ranks that the host plays."""
+    device_bytes: int | None = None
+    """Memory of one device; None where it is not known."""
+    profile: Profile | None = None
+    state: State = "free"
+    """`busy` with another job; `drained`: its administrator, or its scheduler, wants nothing to
+    start there (a Kubernetes node is `cordoned`, `tainted`, ...); `excluded` by strikes, by a
+    person or by the spec; `not selected`: it does not have what the spec asks for."""
+    reason: str = ""
+    """Why it is not free, where somebody says."""
+    switches: tuple[str, ...] = ()
+    """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`;
+    empty where nobody says."""
+    nvlink_block: str | None = None
+    """Whose devices reach each other by NVLink, those of all its hosts, which hang on one switch;
+    None where NVLink ends with the host. A name stands for one block in the whole inventory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    hosts: tuple[Host, ...]
+
+    def __post_init__(self) -> None:
+        twice = [name for name, times in Counter(h.name for h in self.hosts).items() if times > 1]
+        if twice:
+            raise ValueError(f"host names must be unique, {', '.join(twice)} is there twice")
+
+    def with_devices(self, devices: int) -> tuple[Host, ...]:
+        """The hosts that a job with so many ranks a host may use, in natural order of names."""
+        left_out = self.left_out(devices)
+        able = [host for host in self.hosts if host.name not in left_out]
+        return tuple(sorted(able, key=lambda host: natural(host.name)))
+
+    def left_out(self, devices: int) -> dict[str, str]:
+        """Why a job with so many ranks a host does not use a host, by name.
+
+        A job runs on devices of one kind, of which there are the most: each step would wait for
+        the slowest, and the memory of the smallest would bind all.
+        """
+        reasons: dict[str, str] = {}
+        for host in self.hosts:
+            if host.state != "free":
+                reasons[host.name] = f"is {state_of(host)}"
+            elif host.devices < devices:
+                reasons[host.name] = f"has {host.devices} of the {devices} devices needed"
+        able = [host for host in self.hosts if host.name not in reasons]
+        kinds = Counter(_kind(host) for host in able)
+        if len(kinds) > 1:
+            used, count = kinds.most_common(1)[0]
+            for host in able:
+                if _kind(host) != used:
+                    reasons[host.name] = f"is {_kind(host)}, and {count} others are {used}"
+        return reasons
+
+    def fabric(self, devices: int | None = None) -> Fabric | None:
+        """What a job with so many ranks a host may count on; None where no profile is known.
+
+        Without `devices`, those that most free hosts have. `hosts_per_leaf` is what a host in the
+        middle sees: as many hosts hang on larger leaves as on smaller ones.
+        """
+        if devices is None:
+            sizes = Counter(host.devices for host in self.hosts if host.state == "free")
+            devices = sizes.most_common(1)[0][0] if sizes else 1
+        hosts = self.with_devices(devices)
+        profile = hosts[0].profile if hosts else None
+        if profile is None:
+            return None
+        return Fabric(
+            profile=profile,
+            hosts=len(hosts),
+            devices_per_host=devices,
+            hosts_per_leaf=_middle_leaf(hosts),
+            blocks=_block_sizes(hosts),
+        )
+
+    def blocks(self, devices: int) -> tuple[int, ...]:
+        """`Fabric.blocks` for a job with so many ranks a host."""
+        if not any(host.nvlink_block for host in self.hosts):
+            return ()
+        return _block_sizes(self.with_devices(devices))
+
+
+def state_of(host: Host) -> str:
+    """Its state, with the reason where it is known."""
+    return f"{host.state} ({host.reason})" if host.reason else host.state
+
+
+def _kind(host: Host) -> str:
+    return host.profile.name if host.profile else "of a kind that nobody says"
+
+
+def _middle_leaf(hosts: Sequence[Host]) -> int | None:
+    """Of the leaf that the median host hangs on, how many of `hosts` do."""
+    if not all(host.switches for host in hosts):
+        return None
+    leaves = Counter(host.switches for host in hosts)
+    seen = sorted(leaves[host.switches] for host in hosts)
+    return seen[len(seen) // 2]
+
+
+def _block_sizes(hosts: Iterable[Host]) -> tuple[int, ...]:
+    """Of `hosts`, how many are in each NVLink block, the largest first; as `tree_of` has them."""
+    sizes = Counter(
+        (host.switches, host.nvlink_block, host.nvlink_block or host.name) for host in hosts
+    )
+    found = tuple(sorted(sizes.values(), reverse=True))
+    return found if found[:1] > (1,) else ()
+
+
+def natural(name: str) -> tuple[tuple[str, int], ...]:
+    """A sorting key that puts host-2 before host-10."""
+    parts = re.findall(r"(\D*)(\d*)", name)
+    return (*((text, int(number or -1)) for text, number in parts), (name, 0))
+
+
+def tree_of(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
+    """Host -> its switches, of the hosts whose switches are known.
+
+    Where there are NVLink blocks, each host's is the last of its switches, and a host in none is
+    one by itself; it is above as many switches as any, so that the last of all is a block.
+    """
+    hosts = tuple(hosts)
+    if not any(host.nvlink_block for host in hosts):
+        return {host.name: host.switches for host in hosts if host.switches}
+    depth = 1 + max(len(host.switches) for host in hosts)
+    return {
+        host.name: (
+            *host.switches,
+            *[host.nvlink_block or host.name] * (depth - len(host.switches)),
+        )
+        for host in hosts
+    }

@@ -1,0 +1,81 @@
+"""A node, of what the API says that changes whether a job can run there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from orchestrator.inventory.kubernetes.quantities import quantity
+
+READY, SILENT = "True", "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        """As `kubectl taint` takes it."""
+        return (
+            f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    """Resource -> what pods may have of it, as a quantity; capacity without what the kubelet and
+    the system keep, and without devices that are not healthy."""
+    capacity: Mapping[str, str] = field(default_factory=dict)
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    ready: str | None = READY
+    """The condition Ready: True, False or Unknown; None where nobody has said it yet."""
+    why: str = ""
+    """The reason and message of that condition, unless it is True."""
+    leaving: bool = False
+    """The Node object itself is being deleted."""
+
+    def can_give(self, resource: str) -> Fraction:
+        return quantity(self.allocatable.get(resource, "0"))
+
+    @property
+    def is_virtual(self) -> bool:
+        """No machine: a virtual kubelet, or a provider's that starts one for each pod."""
+        return (
+            self.labels.get("type") == "virtual-kubelet"
+            or self.labels.get("eks.amazonaws.com/compute-type") == "fargate"
+            or any(taint.key == "virtual-kubelet.io/provider" for taint in self.taints)
+        )
+
+
+def parse_node(item: Mapping[str, Any]) -> Node:
+    """Of a Node as the API gives it."""
+    meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
+    ready, why = _ready(status.get("conditions") or ())
+    return Node(
+        name=meta["name"],
+        labels=meta.get("labels") or {},
+        allocatable=status.get("allocatable") or {},
+        capacity=status.get("capacity") or {},
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            Taint(one["key"], one.get("value") or "", one["effect"])
+            for one in spec.get("taints") or ()
+        ),
+        ready=ready,
+        why=why,
+        leaving="deletionTimestamp" in meta,
+    )
+
+
+def _ready(conditions: Any) -> tuple[str | None, str]:
+    for one in conditions:
+        if one.get("type") == "Ready":
+            said = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
+            return one.get("status"), "" if one.get("status") == READY else said
+    return None, "its kubelet has not said anything yet"

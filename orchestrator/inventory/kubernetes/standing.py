@@ -1,0 +1,58 @@
+"""Whether a node is open for a job's pods, and what a leader is told of the nodes of its own."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.contract.spec.kubernetes_spec import Toleration
+from orchestrator.inventory.hosts import State
+from orchestrator.inventory.kubernetes.nodes import READY, Node, parse_node
+from orchestrator.inventory.kubernetes.taints import CORDONED, is_tolerated, untolerated
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """A node on which somebody wants no pods."""
+
+    node: str
+    state: State
+    reason: str = ""
+
+
+def shut(node: Node, tolerations: Sequence[Toleration]) -> Shut | None:
+    """What keeps pods with these tolerations off a node; None: nothing."""
+    return next(_shut(node, tolerations), None)
+
+
+def _shut(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
+    if node.leaving:
+        yield Shut(node.name, "being deleted")
+    if node.ready != READY:
+        yield Shut(node.name, "not ready", node.why)
+    if node.unschedulable and not is_tolerated(CORDONED, tolerations):
+        yield Shut(node.name, "cordoned")
+    for taint in untolerated(node, tolerations):
+        yield Shut(node.name, "tainted", str(taint))
+
+
+def shut_nodes(
+    items: Iterable[Mapping[str, Any]], tolerations: Sequence[Toleration]
+) -> tuple[Shut, ...]:
+    """Of a job's own nodes, as the API gives them, those that it should leave, for its pods there
+    will be ended: by who cordoned the node, by a NoExecute taint, or with the node itself.
+
+    Not one whose kubelet is silent: kubelets are restarted under pods that run on, and whether the
+    node lives its agent says. Nor one that is only closed to others, by NoSchedule.
+    """
+    found = (next(_ends_pods(parse_node(item), tolerations), None) for item in items)
+    return tuple(one for one in found if one is not None)
+
+
+def _ends_pods(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
+    if node.leaving:
+        yield Shut(node.name, "being deleted")
+    if node.unschedulable and not is_tolerated(CORDONED, tolerations):
+        yield Shut(node.name, "cordoned")
+    for taint in untolerated(node, tolerations):
+        if taint.effect == "NoExecute":
+            yield Shut(node.name, "tainted", str(taint))

@@ -1,0 +1,80 @@
+"""This machine: what it has, and the several hosts that it plays."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.contract.devices import PROFILE_NAMES
+from orchestrator.contract.spec.job_spec import ClusterSpec
+from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.profiles import load_profile
+
+
+def local_inventory(cluster: ClusterSpec, device_bytes: int | None = None) -> Inventory:
+    """The hosts that `cluster` asks for, spares last: `host-0`, `host-1`, ….
+
+    `device_bytes` is the memory for each rank. Leave it None for CPU ranks: they share the
+    machine's memory, and the planner then keeps their micro batches small.
+    """
+    count = cluster.hosts + cluster.spare_hosts
+    profile = load_profile("cpu")
+    return Inventory(
+        hosts=tuple(
+            Host(
+                name=f"host-{i}",
+                devices=cluster.gpus_per_host,
+                device_bytes=device_bytes,
+                profile=profile,
+            )
+            for i in range(count)
+        )
+    )
+
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+MODELS: Mapping[str, str] = {
+    r"H100 80GB HBM3": "h100-sxm-80gb",
+    r"H200": "h200-sxm-141gb",
+    r"A100-SXM.*80GB": "a100-sxm-80gb",
+    r"A100-SXM.*40GB": "a100-sxm-40gb",
+    r"B200": "b200-sxm-180gb",
+    r"L40S": "l40s-48gb",
+    r"RTX 4090": "rtx4090-24gb",
+}
+"""How the driver's name of a device ends -> its profile; PCIe and NVL cards end otherwise."""
+
+
+def this_machine(environ: Mapping[str, str], driver: Path = DRIVER) -> Inventory:
+    """This machine as one host: its GPUs, or its cores where it has none."""
+    gpus = visible_gpus(environ)
+    name = (_profile_of(driver) if gpus else "cpu") or ""
+    profile = load_profile(name) if name in PROFILE_NAMES else None
+    host = Host(
+        name=os.uname().nodename,
+        devices=len(gpus) or os.cpu_count() or 1,
+        device_bytes=profile.memory_bytes if profile and gpus else None,
+        profile=profile,
+    )
+    return Inventory(hosts=(host,))
+
+
+def _profile_of(driver: Path) -> str | None:
+    """The profile of the devices that the driver lists; None where they differ or none is known."""
+    texts = [path.read_text() for path in sorted(driver.glob("*/information"))]
+    lines = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
+    models = {line[1] for line in lines if line}
+    known = {
+        next((name for end, name in MODELS.items() if re.search(rf"{end}$", model)), None)
+        for model in models
+    }
+    return known.pop() if len(known) == 1 else None
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The NVIDIA devices that the submitter may use, found without any library."""
+    granted = environ.get("CUDA_VISIBLE_DEVICES")
+    if granted is not None:
+        return tuple(name.strip() for name in granted.split(",") if name.strip())
+    found = [path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*")]
+    return tuple(sorted(found, key=int))

@@ -1,0 +1,107 @@
+"""Hardware profiles by name or from a file, calibrated, with a user's own numbers on top."""
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.contract.devices import PROFILE_NAMES
+
+if TYPE_CHECKING:
+    from orchestrator.inventory.profile import Profile
+
+FOLDER = Path(__file__).parent / "profiles"
+CALIBRATIONS = Path(__file__).parent / "calibration"
+UNCALIBRATED = {"cuda": "hopper", "cpu": "cpu"}
+"""Whose calibration a profile gets that no file knows, by its device."""
+
+
+def load_profile(
+    name_or_path: str, overrides: Mapping[str, Any] | None = None, overridden_in: str = ""
+) -> "Profile":
+    """The profile of that name, or in the YAML file at that path, with `overrides` on top.
+
+    `overrides` is nested as the file is; what it changes has `overridden_in` as its source. A
+    profile that nobody calibrated gets the numbers of another, which are then called guessed; what
+    its file says under `calibration` goes before them.
+
+    Raises:
+        SpecError: no such profile, or all that is wrong with it, each with its place.
+    """
+    from orchestrator.inventory.profile import Profile
+    from orchestrator.yaml_document import decode_document, parse, read_text
+
+    if name_or_path in PROFILE_NAMES:
+        path = FOLDER / f"{name_or_path}.yaml"
+    elif name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path)
+    else:
+        raise _unknown(name_or_path)
+    document = parse(read_text(path, f"profiles by name are {', '.join(PROFILE_NAMES)}"), str(path))
+    if isinstance(document.data, dict):
+        document.data = _laid_over({"calibration": _calibration(document.data)}, document.data)
+    if overrides and isinstance(document.data, dict):
+        document.data.setdefault("sources", {})
+        if "intra_block" in overrides:  # On top of what it is without one.
+            document.data.setdefault("intra_block", document.data.get("intra_host"))
+        document.data = _merged(document.data, overrides, f"overridden in {overridden_in}")
+        for place in _paths(overrides):
+            document.places[place] = f"{overridden_in}, overrides"
+    return decode_document(Profile, document)
+
+
+def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
+    """For the profile in `data`, by its name, with that of all links."""
+    devices, links = _table("devices"), _table("links")
+    for table in devices.values():
+        if data.get("name") in table["profiles"]:
+            break
+    else:
+        like = UNCALIBRATED.get(str(data.get("device")), "hopper")
+        table = devices[like] | {"certainty": "guessed"}
+    found = {key: value for key, value in table.items() if key != "profiles"}
+    return found | {"links": links}
+
+
+@cache
+def _table(name: str) -> dict[str, dict[str, Any]]:
+    import tomllib
+
+    return tomllib.loads((CALIBRATIONS / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _unknown(name: str) -> Exception:
+    from orchestrator.contract.codec import nearest
+    from orchestrator.errors import SpecError
+
+    near = nearest(name, PROFILE_NAMES)
+    return SpecError(
+        f"profile must be one of {', '.join(PROFILE_NAMES)}, or the path of a .yaml file,"
+        f" got {name!r}",
+        fix=f"did you mean {near}?" if near else "use one of them, or write your own file",
+    )
+
+
+def _merged(data: dict[str, Any], overrides: Mapping[str, Any], source: str) -> dict[str, Any]:
+    sources = dict(data["sources"]) | dict.fromkeys(_paths(overrides), source)
+    return _laid_over(data, overrides) | {"sources": sources}
+
+
+def _laid_over(data: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(data)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = _laid_over(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _paths(data: Mapping[str, Any], above: str = "") -> list[str]:
+    """Of the values that are no mappings."""
+    found = []
+    for key, value in data.items():
+        path = f"{above}.{key}" if above else str(key)
+        found += _paths(value, path) if isinstance(value, Mapping) else [path]
+    return found

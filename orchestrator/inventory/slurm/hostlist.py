@@ -1,0 +1,106 @@
+"""Slurm's short way to write many names: `n[001-128,130],gpu-[1-2]-[1-8]`."""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from orchestrator.contract.codec import Invalid, Problem
+from orchestrator.inventory.hosts import natural
+
+LIMIT = 1_000_000
+"""Names that one list may stand for; Slurm itself takes 64 K in one pair of brackets."""
+BRACKETS = re.compile(r"\[([^][]*)\]")
+LAST_NUMBER = re.compile(r"^(.*?)(\d+)$")
+EXAMPLE = "for example n[001-128,130]"
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """The names that `text` stands for, in its order; none of `(null)` or nothing.
+
+    Raises Invalid with the place where it cannot be understood.
+    """
+    if text.strip() in ("", "(null)", "None"):
+        return ()
+    return tuple(itertools.chain.from_iterable(_names(part) for part in _parts(text.strip())))
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the commas outside brackets."""
+    depth, start = 0, 0
+    for at, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if depth not in (0, 1):
+            raise _unclear(text, f"brackets that match; they do not at {text[at:]!r}")
+        if letter == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    if depth:
+        raise _unclear(text, "a closing bracket for each opening one")
+    yield text[start:]
+
+
+def _names(part: str) -> Iterator[str]:
+    if "[" not in part:
+        if part:
+            yield part
+        return
+    pieces = BRACKETS.split(part)  # text and brackets' inside in turn
+    choices = [
+        tuple(_numbers(piece, part)) if at % 2 else (piece,) for at, piece in enumerate(pieces)
+    ]
+    yield from map("".join, itertools.product(*choices))
+
+
+def _numbers(inside: str, part: str) -> Iterator[str]:
+    """`001-003,7` is 001, 002, 003 and 7."""
+    for one in inside.split(","):
+        first, dash, last = one.partition("-")
+        if not (first.isdigit() and (last.isdigit() or not dash)):
+            raise _unclear(part, f"numbers and ranges of numbers in brackets, not {one!r}")
+        if not dash:
+            yield one
+            continue
+        low, high = int(first), int(last)
+        if not low <= high < low + LIMIT:
+            raise _unclear(part, f"a range that goes up, by less than {LIMIT:,}, not {one!r}")
+        yield from (f"{number:0{len(first)}}" for number in range(low, high + 1))
+
+
+def _unclear(text: str, limit: str) -> Invalid:
+    return Invalid([Problem(path="hostlist", value=text, limit=limit, fix=EXAMPLE)])
+
+
+def fold(names: Iterable[str]) -> str:
+    """`names` in the short form, in natural order: what Slurm's commands take.
+
+    To them nothing but a comma may follow a bracket: `cn01a` and `cn02a` stay as they are.
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    for name in sorted(set(names), key=natural):
+        found = LAST_NUMBER.match(name)
+        if found is None:
+            groups[(name, -1)] = []
+            continue
+        head, digits = found.groups()
+        # 08 and 8 are two names; 10 goes with either, so a leading zero alone tells a width.
+        padded = (head, len(digits))
+        leads = len(digits) > 1 and digits.startswith("0")
+        key = padded if leads or padded in groups else (head, 0)
+        groups.setdefault(key, []).append(int(digits))
+    return ",".join(_folded(*key, numbers) for key, numbers in groups.items())
+
+
+def _folded(head: str, width: int, numbers: list[int]) -> str:
+    if not numbers:
+        return head
+    runs = [
+        [number for _, number in run]
+        for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    said = [
+        f"{run[0]:0{width}}" if len(run) == 1 else f"{run[0]:0{width}}-{run[-1]:0{width}}"
+        for run in runs
+    ]
+    if len(numbers) == 1:
+        return f"{head}{said[0]}"
+    return f"{head}[{','.join(said)}]"

@@ -1,0 +1,53 @@
+"""`scontrol -o show partitions`."""
+
+from dataclasses import dataclass
+
+from orchestrator.contract.spec.slurm_spec import seconds
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.records import records, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    name: str
+    state: str
+    """UP, DOWN, DRAIN or INACTIVE."""
+    default: bool
+    nodes: tuple[str, ...]
+    max_time_s: int | None
+    """None: no limit."""
+    max_nodes: int | None
+    topology: str | None = None
+    """Its own, where a cluster has several (25.05 and newer)."""
+    default_time_s: int | None = None
+    """Of a job that asks for none; None: the longest there is."""
+
+
+def parse_partitions(text: str) -> tuple[Partition, ...]:
+    return tuple(
+        Partition(
+            name=value(record, "PartitionName"),
+            state=value(record, "State") or "UP",
+            default=value(record, "Default") == "YES",
+            nodes=expand(value(record, "Nodes")),
+            max_time_s=seconds(value(record, "MaxTime")),
+            max_nodes=_count(value(record, "MaxNodes")),
+            topology=value(record, "Topology") or None,
+            default_time_s=seconds(value(record, "DefaultTime")),
+        )
+        for record in records(text, "PartitionName")
+    )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def time_words(seconds: int | None) -> str:
+    """As Slurm writes it: `7-00:00:00`, `1:00:00` or `UNLIMITED`."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, rest = divmod(seconds, 24 * 3600)
+    hours, rest = divmod(rest, 3600)
+    clock = f"{rest // 60:02}:{rest % 60:02}"
+    return f"{days}-{hours:02}:{clock}" if days else f"{hours}:{clock}"

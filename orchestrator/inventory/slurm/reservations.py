@@ -1,0 +1,63 @@
+"""`scontrol -o show reservations`: when which nodes are in maintenance. Pure."""
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.records import records, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    name: str
+    begins_at: float
+    """Unix seconds, as the next one."""
+    ends_at: float
+    nodes: tuple[str, ...]
+    is_maintenance: bool
+    """Its nodes are worked on then; another one only keeps them for somebody."""
+
+
+def parse_reservations(text: str, zone: tzinfo | None = None) -> tuple[Reservation, ...]:
+    """Times are in the machine's zone unless told. One whose times are not read is left out."""
+    found = []
+    for record in records(text, "ReservationName"):
+        with contextlib.suppress(ValueError):
+            found.append(
+                Reservation(
+                    name=value(record, "ReservationName"),
+                    begins_at=_time(value(record, "StartTime"), zone),
+                    ends_at=_time(value(record, "EndTime"), zone),
+                    nodes=expand(value(record, "Nodes")),
+                    is_maintenance="MAINT" in value(record, "Flags").split(","),
+                )
+            )
+    return tuple(found)
+
+
+def _time(text: str, zone: tzinfo | None) -> float:
+    return datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
+
+
+def soon_in_maintenance(
+    found: Sequence[Reservation],
+    hosts: Collection[str],
+    now: float,
+    ahead_s: float,
+    own: str | None,
+) -> Mapping[str, Reservation]:
+    """Of `hosts`, those whose maintenance begins within `ahead_s`, or has begun -> the first. Not
+    by the job's own reservation: it was asked to run in that."""
+    due = [
+        one
+        for one in found
+        if one.is_maintenance and one.name != own and one.begins_at - ahead_s <= now < one.ends_at
+    ]
+    first: dict[str, Reservation] = {}
+    for one in sorted(due, key=lambda reservation: reservation.begins_at):
+        for node in one.nodes:
+            if node in hosts:
+                first.setdefault(node, one)
+    return first

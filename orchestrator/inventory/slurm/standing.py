@@ -1,0 +1,112 @@
+"""Whether a node is free for a job, by its state, its flags and the GPUs in use."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.inventory.hosts import State
+from orchestrator.inventory.slurm.nodes import Node
+
+GIVEN_UP: Mapping[str, str] = {
+    "DRAIN": "drained",
+    "FAIL": "failing",
+    "NOT_RESPONDING": "not responding",
+    "INVALID_REG": "does not have what slurm.conf says",
+    "MAINTENANCE": "in maintenance",
+    "REBOOT_ISSUED": "reboots",
+    "POWER_DOWN": "is about to be powered down",
+    "POWERING_DOWN": "is being powered down",
+}
+"""Flags of a node on which its administrator wants nothing to start, in words."""
+BEGINS = ("MAINTENANCE", "REBOOT_ISSUED")
+"""Those of them by which somebody is at it now, whatever still runs there."""
+TAKEN: Mapping[str, str] = {
+    "COMPLETING": "a job is ending there",
+    "PLANNED": "kept for a job in the queue",
+    "BLOCKED": "blocked by a job that has its block alone",
+    "REBOOT_REQUESTED": "reboots when it is idle",  # with ASAP it is drained as well
+}
+BASES: Mapping[str, tuple[State, str]] = {
+    "IDLE": ("free", ""),
+    "ALLOCATED": ("busy", "allocated"),
+    "MIXED": ("free", ""),
+    "DOWN": ("drained", "down"),
+    "ERROR": ("drained", "in error"),
+    "FUTURE": ("drained", "not there yet"),
+    "UNKNOWN": ("drained", "its state is not known"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    state: State
+    reason: str = ""
+    """Why it is not free: in Slurm's words, with what an administrator noted."""
+    gpus: int = 0
+    """That the job may have, of a host that is free; else all of them."""
+
+
+def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None = None) -> Standing:
+    """`exclusive`: for a job that wants hosts whole; `reservation`: that it runs in."""
+    if node.state == "IDLE" and not node.flags:
+        return Standing(state="free", gpus=node.gpus)  # of thousands the usual
+    state, why = BASES.get(node.state, ("drained", f"in a state that is not known: {node.state}"))
+    if given_up := [words for flag, words in GIVEN_UP.items() if _counts(flag, node, reservation)]:
+        return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
+    if state == "drained":
+        return Standing(state=state, reason=_said(why, node), gpus=node.gpus)
+    if "RESERVED" in node.flags and not _is_of(node, reservation):
+        why = f"reserved: {node.reservation}" if node.reservation else "reserved"
+        return Standing(state="busy", reason=why, gpus=node.gpus)
+    for flag, words in TAKEN.items():
+        if flag in node.flags:
+            return Standing(state="busy", reason=words, gpus=node.gpus)
+    if state == "busy":
+        return Standing(state=state, reason=why, gpus=node.gpus)
+    return (
+        _shared(node, exclusive)
+        if node.state == "MIXED"
+        else Standing(state="free", gpus=node.gpus)
+    )
+
+
+def is_wanted_back(node: Node, reservation: str | None) -> bool:
+    """Whether a job that runs there should leave: its administrator, or Slurm, has given it up.
+
+    Not because slurmd does not respond: it may be stopped for an upgrade, while what it has started
+    goes on. Of a node that is dead the agent's silence tells sooner.
+    """
+    return node.is_gone or any(
+        _counts(flag, node, reservation) for flag in GIVEN_UP if flag != "NOT_RESPONDING"
+    )
+
+
+def lets_finish(node: Node, reservation: str | None) -> bool:
+    """Whether Slurm waits for what runs there, of a node that is wanted back."""
+    return not node.is_gone and not any(_counts(flag, node, reservation) for flag in BEGINS)
+
+
+def _counts(flag: str, node: Node, reservation: str | None) -> bool:
+    if flag == "MAINTENANCE" and _is_of(node, reservation):
+        return False  # the job runs in that very reservation
+    return flag in node.flags
+
+
+def _is_of(node: Node, reservation: str | None) -> bool:
+    """Whether a node is reserved for the job itself; 22.05 does not say of a node for whom."""
+    return reservation is not None and node.reservation in (reservation, None)
+
+
+def _said(words: str, node: Node) -> str:
+    return f"{words}: {node.reason}" if node.reason else words
+
+
+def _shared(node: Node, exclusive: bool) -> Standing:
+    """Of a node that others use a part of."""
+    if exclusive:
+        return Standing(state="busy", reason="others use a part of it", gpus=node.gpus)
+    if node.gpus and node.gpus_used is None:
+        return Standing(state="busy", reason="others use nobody says what of it", gpus=node.gpus)
+    left = node.gpus - (node.gpus_used or 0)
+    if node.gpus and left <= 0:
+        return Standing(state="busy", reason="others use all its GPUs", gpus=node.gpus)
+    return Standing(state="free", gpus=left)

@@ -1,0 +1,75 @@
+"""`scontrol show topology`: a tree of switches, or blocks of nodes; and the allocation's part."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.inventory.slurm.hostlist import expand
+from orchestrator.inventory.slurm.records import records, value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    kind: Literal["tree", "block", "flat"] = "flat"
+    switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host -> its switches from the outermost down; of a block topology none."""
+    blocks: Mapping[str, str] = field(default_factory=dict)
+    """Host -> the block that it is in."""
+
+
+def parse_topology(text: str) -> Topology:
+    """A host that two leaves or two blocks have keeps the first."""
+    blocks = _blocks(text)
+    switches = _switches(text)
+    if blocks:
+        return Topology(kind="block", blocks=blocks, switches=switches)
+    return Topology(kind="tree", switches=switches) if switches else Topology()
+
+
+def _blocks(text: str) -> dict[str, str]:
+    """Blocks that are put together from others (`AggregatedBlock=`) say nothing new."""
+    found: dict[str, str] = {}
+    for record in records(text, "BlockName"):
+        name = value(record, "BlockName")
+        for host in expand(value(record, "Nodes")):
+            found.setdefault(host, name)
+    return found
+
+
+def _switches(text: str) -> dict[str, tuple[str, ...]]:
+    above: dict[str, str] = {}
+    hosts: dict[str, str] = {}
+    for record in records(text, "SwitchName"):
+        name = value(record, "SwitchName")
+        below = expand(value(record, "Switches"))
+        for switch in below:
+            above.setdefault(switch, name)
+        if not below:  # a switch above others repeats the nodes of those
+            for host in expand(value(record, "Nodes")):
+                hosts.setdefault(host, name)
+    paths = {leaf: _path(leaf, above) for leaf in set(hosts.values())}
+    return {host: paths[leaf] for host, leaf in hosts.items()}
+
+
+def _path(leaf: str, above: Mapping[str, str]) -> tuple[str, ...]:
+    path = [leaf]
+    while (upper := above.get(path[-1])) is not None and upper not in path:
+        path.append(upper)
+    return tuple(reversed(path))
+
+
+def switches_of(topology: Topology, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What `Allocation.switches` holds: of `hosts`, those that hang on a switch or are in a block,
+    which is then the innermost."""
+    found = {}
+    for host in hosts:
+        path = topology.switches.get(host, ())
+        block = topology.blocks.get(host)
+        if path or block:
+            found[host] = (*path, block) if block else path
+    return found
+
+
+def allocated_switches(nodelist: str, topology: str) -> dict[str, tuple[str, ...]]:
+    """`switches_of` for a leader: SLURM_JOB_NODELIST and what `scontrol show topology` said."""
+    return switches_of(parse_topology(topology), expand(nodelist))

@@ -1,0 +1,1 @@
+"""What a failure means and what follows from it: verdicts, rollback, another plan. Pure."""

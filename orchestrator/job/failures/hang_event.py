@@ -1,0 +1,111 @@
+"""A diagnosis of stuck ranks as the event that it becomes: what decides, and what a person needs,
+however many ranks there are. Pure.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.messages.events import EvidenceGathered, HangJudged
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.report import ranks_words, waiting_words
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.stacks import python_stacks
+from orchestrator.job.state import Findings
+
+if TYPE_CHECKING:  # what is typed folds a journal, and reads no message
+    from orchestrator.contract.messages.agent_protocol import Evidence
+
+SHOWN_STACKS = 16
+"""Of ranks, in a verdict."""
+SHOWN_RANKS = 64
+SHOWN_MISSING = 8
+
+
+def judged_from(findings: Findings, attempt: int) -> HangJudged:
+    """The verdict where the leader that had the dumps is gone: of what the journal knows."""
+    facts: dict[int, RankFacts] = {}
+    for part in findings.evidence:
+        facts |= facts_of(part)
+    missing = [f"{what}: {why}" for part in findings.evidence for what, why in part.missing.items()]
+    at = findings.evidence[-1].at if findings.evidence else findings.opened_at
+    return judgement(Scene(facts=facts), at=at, attempt=attempt, missing=missing)
+
+
+def judgement(
+    scene: Scene, *, at: float, attempt: int, missing: Sequence[str] = (), took_s: float = 0.0
+) -> HangJudged:
+    """`missing`: what evidence did not come and why, the more telling first."""
+    return judged_as(analyse(scene), scene, at=at, attempt=attempt, missing=missing, took_s=took_s)
+
+
+def judged_as(
+    diagnosis: Diagnosis,
+    scene: Scene,
+    *,
+    at: float,
+    attempt: int,
+    missing: Sequence[str] = (),
+    took_s: float = 0.0,
+) -> HangJudged:
+    more = len(missing) - SHOWN_MISSING
+    lost = [f"missing: {words}" for words in missing[:SHOWN_MISSING]]
+    lost += [f"missing: {more} more pieces of evidence, see the traces"] if more > 0 else []
+    return HangJudged(
+        at=at,
+        attempt=attempt,
+        verdict=diagnosis.kind,
+        cause=diagnosis.cause,
+        scope=diagnosis.scope,
+        ranks=diagnosis.ranks[:SHOWN_RANKS],
+        hosts=diagnosis.hosts,
+        confidence=diagnosis.confidence,
+        signs=(*diagnosis.evidence, *_scene_words(scene, diagnosis), *lost),
+        waiting=tuple(waiting_words(waiting) for waiting in diagnosis.waiting),
+        advice=diagnosis.advice,
+        num_dumps=len(scene.dumps),
+        num_stacks=sum(bool(facts.stack) for facts in scene.facts.values()),
+        stacks=_telling(scene, diagnosis),
+        took_s=took_s,
+    )
+
+
+def _scene_words(scene: Scene, diagnosis: Diagnosis) -> list[str]:
+    if not scene.dumps:
+        return ["no flight recorder was dumped: judged from states, stacks and heartbeats"]
+    mute = ranks_words(diagnosis.no_dump) if diagnosis.no_dump else ""
+    return [f"dumps of {len(scene.dumps)} ranks{f', none of {mute}' if mute else ''}"]
+
+
+def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
+    """Stacks of those to blame, then of one rank of each place that ranks are in, then of others;
+    of ranks that gave none, an empty one."""
+    known = {rank: python_stacks.main_stack(facts.stack) for rank, facts in scene.facts.items()}
+    first: dict[tuple[tuple[str, str], ...], int] = {}
+    for rank, stack in sorted(known.items()):
+        first.setdefault(python_stacks.place(stack), rank)
+    asked = [rank for rank, facts in sorted(scene.facts.items()) if facts.asked]
+    order = dict.fromkeys([*diagnosis.ranks[:SHOWN_STACKS], *first.values(), *asked])
+    shown = [rank for rank in order if rank in scene.facts and scene.facts[rank].asked]
+    return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
+
+
+def facts_of(part: "Evidence | EvidenceGathered") -> dict[int, RankFacts]:
+    """Of a host's ranks. One whose stack storage held back counts as not asked."""
+    return {
+        found.rank: RankFacts(
+            rank=found.rank,
+            host=part.host,
+            process_state=found.process_state,
+            asked=found.rank not in part.unread,
+            stack=found.stack,
+            withheld=found.rank in part.withheld,
+            step=found.step,
+            phase=found.phase,
+            age_s=found.age_s,
+            place=found.place,
+            still_s=found.still_s,
+            starved_s=found.starved_s,
+            throttled=found.throttled,
+        )
+        for found in part.ranks
+    }

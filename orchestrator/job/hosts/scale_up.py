@@ -1,0 +1,78 @@
+"""A job that went on with fewer hosts goes back to more when they are there again.
+
+It does so right after a checkpoint, so that little is done twice; by a plan that it had before, so
+that nobody has to plan; and not again before a while has passed, so that a host that comes and goes
+does not stop it all the time. Nobody is to blame, so no budget is spent.
+"""
+
+from dataclasses import replace
+
+from orchestrator.contract.messages.actions import ReplaceAgent
+from orchestrator.job.hosts.host_pool import has_successors, hosts_given, switches_of, usable
+from orchestrator.job.state import JobPlan, Leaving, Run, Stage
+from orchestrator.plan.placement.place import room_for
+
+EVERY_S = 1800.0
+"""At least so long from one growth to the next."""
+ASK_EVERY_S = 600.0
+"""Between two questions for agents on hosts that are missing."""
+
+
+def wish(run: Run, at: float) -> Leaving | None:
+    """Why to stop at this checkpoint and go on with more hosts; None: there is no reason."""
+    if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
+        return None
+    if run.grown_at is not None and at < run.grown_at + EVERY_S:
+        return None
+    found = _within_reach(run)
+    if found is None:
+        return None
+    came = [name for name in usable(run) if name not in run.placement]
+    words = (
+        f"growing from {len(run.plan.hosts)} to {len(found.plan.hosts)} hosts by plan"
+        f" {found.number}: {', '.join(came)} can be used again"
+    )
+    return Leaving(cause="growing", words=words, requeue=False)
+
+
+def grown(run: Run) -> Run:
+    """With the largest plan that there are hosts for; as it is if they are gone again."""
+    found = _within_reach(run)
+    if found is None:
+        return run
+    larger = run.larger[: run.larger.index(found)]
+    return replace(run, replanned=found if larger else None, larger=larger)
+
+
+def shrunk(run: Run, at: float, smaller: JobPlan) -> Run:
+    """With a plan for fewer hosts, and in mind what to go back to."""
+    more = [plan for plan in run.larger if len(plan.plan.hosts) > len(run.plan.hosts)]
+    return replace(run, replanned=smaller, larger=(*more, run.current), asked_at=at)
+
+
+def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
+    """Have agents started on hosts that are missing, now and then; whoever comes registers."""
+    waiting = run.stage is Stage.RUNNING and bool(run.larger) and not has_successors(run)
+    if not waiting or run.leaving is not None or at < run.asked_at + ASK_EVERY_S:
+        return run, ()
+    missing = [
+        name
+        for name in hosts_given(run)
+        if name not in run.exclude and not (name in run.hosts and run.hosts[name].alive)
+    ]
+    if not missing:
+        return run, ()
+    reason = f"the job runs on {len(run.plan.hosts)} of {len(run.full.plan.hosts)} hosts: is"
+    orders = tuple(
+        ReplaceAgent(host=name, reason=f"{reason} {name} there again?") for name in missing
+    )
+    return replace(run, asked_at=at), orders
+
+
+def _within_reach(run: Run) -> JobPlan | None:
+    """The largest of the plans given up for which there are enough hosts."""
+    there, switches = usable(run), switches_of(run)
+    for larger in run.larger:
+        if room_for(larger.plan, there, switches) >= len(larger.plan.hosts):
+            return larger
+    return None

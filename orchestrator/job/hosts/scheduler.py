@@ -1,0 +1,237 @@
+"""What a scheduler says to a job: leave, or do without a host. Nobody is to blame for either."""
+
+from dataclasses import replace
+
+from orchestrator.contract.launch import Breakdown, Cause
+from orchestrator.contract.messages.events import (
+    HostFlagged,
+    HostLeaving,
+    HostOpened,
+    HostsChecked,
+    LeaveAsked,
+    Replanned,
+    ReplanRefused,
+    RequeueRefused,
+)
+from orchestrator.job.cancellation import cancelled
+from orchestrator.job.failures.oom_replan import with_ways_out
+from orchestrator.job.hosts.host_pool import has_successors, switches_of, usable
+from orchestrator.job.hosts.preemption import grace_to_leave_s
+from orchestrator.job.hosts.scale_up import shrunk
+from orchestrator.job.stage_transitions import (
+    Result,
+    all_done,
+    checked,
+    conclude,
+    end,
+    recover,
+    requeue,
+    start_if_ready,
+    stop,
+)
+from orchestrator.job.state import IDLE, LIVE, OUTSIDE, Findings, JobPlan, Leaving, Run, Stage
+from orchestrator.plan.placement.place import room_for
+
+WORDS: dict[Cause | None, str] = {
+    None: "the scheduler asks the job to leave",
+    "preempted": "preempted by another job",
+    "time-limit": "the time limit of the allocation is near",
+    "requeued": "requeued by an administrator or the scheduler",
+    "drained": "a host is wanted back",
+    "unknown": "the scheduler asks the job to leave, and does not say why",
+    "cancelled": "cancelled in the scheduler",
+    "failed": "the scheduler ends this run of the job, for what it ran for it has broken",
+}
+
+
+def leave_asked(run: Run, event: LeaveAsked) -> Result:
+    """Stop at the next checkpoint, and go back to the queue; where it was cancelled, end."""
+    job = run.job
+    assert job is not None
+    if run.stage in OUTSIDE or run.cancelled_by is not None:
+        return run, ()
+    if event.cause == "cancelled":
+        return _cancelled(run, event)
+    if run.leaving is not None and run.leaving.cause is not None and run.leaving.requeue:
+        return run, ()
+    words = f"{WORDS[event.cause]} ({event.words})"
+    run = replace(run, leaving=Leaving(cause=event.cause, words=words))
+    if event.cause == "failed":
+        return _broke(run, event, words)
+    if run.stage in IDLE:
+        return (
+            (run, ())
+            if event.cause is None
+            else requeue(run, event.at, words, whole=not has_successors(run))
+        )
+    if run.stage in LIVE:
+        return stop(run, event.at, words, grace_to_leave_s(run, event.at))
+    return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
+    """Nobody wants the hosts back, so this is an incident; and the run of the job ends all the
+    same."""
+    found = run.findings or Findings(opened_at=event.at)
+    broke = found.broke or Breakdown(what=words, at=event.at)
+    found = replace(found, broke=broke, noticed_at=event.at)
+    run = replace(run, findings=found)
+    if run.stage in IDLE:
+        return recover(run, replace(found, within=run.stage), event.at)
+    if run.stage in LIVE:
+        return stop(run, event.at, words, grace_to_leave_s(run, event.at))
+    return conclude(run, event.at) if all_done(run) else (run, ())
+
+
+def requeue_refused(run: Run, event: RequeueRefused) -> Result:
+    """Hosts that nobody takes back would stand idle: a person is to see to it."""
+    if run.stage is not Stage.QUEUED:
+        return run, ()
+    if event.cancelled:
+        by = f"somebody, in the scheduler ({event.why})"
+        return end(replace(run, cancelled_by=by), event.at, "CANCELLED", f"cancelled by {by}")
+    words = f"{run.reason}; it could not be queued again: {event.why}"
+    return end(run, event.at, "FAILED", f"{words}; `ndctl submit SPEC --resume` goes on")
+
+
+def _cancelled(run: Run, event: LeaveAsked) -> Result:
+    job = run.job
+    assert job is not None
+    by = f"somebody, in the scheduler ({event.words})"
+    run = replace(cancelled(run, by), leaving=None)
+    reason = f"cancelled by {by}"
+    if run.stage in LIVE:
+        return stop(run, event.at, reason, job.stop_grace)
+    if run.stage is Stage.STOPPING:
+        return conclude(run, event.at) if all_done(run) else (run, ())
+    return end(run, event.at, "CANCELLED", reason)
+
+
+def host_flagged(run: Run, event: HostFlagged) -> Result:
+    """A host is wanted back: checkpoint, and go on without it."""
+    if run.stage in OUTSIDE or (event.host in run.exclude and event.host not in run.shut):
+        return run, ()
+    patience = _on_drain(run) if event.lets_finish else "checkpoint_and_requeue"
+    words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
+    if patience == "finish" and _is_needed(run, event.host):
+        return replace(run, draining={**run.draining, event.host: words}), ()
+    run = _not_draining(run, event.host)
+    if event.host not in run.exclude:
+        shut = (*run.shut, event.host)
+        run = replace(run, exclude={**run.exclude, event.host: words}, shut=shut)
+    if run.stage is Stage.WAITING:
+        return start_if_ready(run, event.at)
+    if patience == "at_next_checkpoint":
+        return run, ()
+    return _leave_host(run, event.at, event.host, words)
+
+
+def leave_drained(run: Run, at: float) -> Result:
+    """A checkpoint is complete: go on without a host that was only kept for it."""
+    host = next((name for name in run.placement if name in run.shut), None)
+    return (run, ()) if host is None else _leave_host(run, at, host, run.exclude.get(host, host))
+
+
+def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
+    """One that is left out, and that ranks may run on."""
+    job = run.job
+    assert job is not None
+    if run.stage not in LIVE or host not in run.placement or run.leaving is not None:
+        return run, ()
+    enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
+    stays = host != run.leader and (enough or job.shrink)
+    leaving = Leaving(cause="drained", words=words, requeue=not stays)
+    return stop(replace(run, leaving=leaving), at, words, grace_to_leave_s(run, at))
+
+
+def _on_drain(run: Run) -> str:
+    slurm = run.job.launch.slurm if run.job else None
+    return slurm.on_drain if slurm is not None else "checkpoint_and_requeue"
+
+
+def _is_needed(run: Run, host: str) -> bool:
+    """Ranks run there, or without it they could not begin; a spare is merely not used."""
+    if run.stage not in IDLE:
+        return host in run.placement
+    return len([name for name in usable(run) if name != host]) < len(run.plan.hosts)
+
+
+def host_opened(run: Run, event: HostOpened) -> Result:
+    """It is a host like others again: nothing was held against it but that."""
+    run = _not_draining(run, event.host)
+    if event.host not in run.shut:
+        return run, ()
+    exclude = {host: why for host, why in run.exclude.items() if host != event.host}
+    shut = tuple(host for host in run.shut if host != event.host)
+    run = replace(run, exclude=exclude, shut=shut)
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+
+
+def _not_draining(run: Run, host: str) -> Run:
+    if host not in run.draining:
+        return run
+    return replace(run, draining={name: why for name, why in run.draining.items() if name != host})
+
+
+def host_leaving(run: Run, event: HostLeaving) -> Result:
+    """Checkpoint while its ranks still run, and go on with whoever comes in its place."""
+    job, known = run.job, run.hosts.get(event.host)
+    assert job is not None
+    if known is None or not known.alive or known.going or run.stage in OUTSIDE:
+        return run, ()
+    run = replace(run, hosts={**run.hosts, event.host: replace(known, going=event.why)})
+    if run.stage is Stage.WAITING:
+        return start_if_ready(run, event.at)
+    if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
+        return run, ()
+    words = f"the scheduler takes {event.host} back ({event.why})"
+    leaving = Leaving(cause="drained", words=words, requeue=False)
+    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
+
+
+def hosts_checked(run: Run, event: HostsChecked) -> Result:
+    if run.stage is not Stage.CHECKING or event.check != run.checks:
+        return run, ()
+    return checked(run, event.at, event.unfit)
+
+
+def replanned(run: Run, event: Replanned) -> Result:
+    found = JobPlan(plan=event.plan, number=event.plan_number)
+    if event.device_bytes is not None:
+        return _refitted(run, event.at, found, event.device_bytes)
+    if run.replanning is None:
+        return run, ()
+    run = replace(run, replanning=None)
+    room = room_for(run.plan, usable(run), switches_of(run))
+    if room < len(run.plan.hosts):  # else the host came back meanwhile
+        run = shrunk(run, event.at, found)
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+
+
+def _refitted(run: Run, at: float, found: JobPlan, device_bytes: int) -> Result:
+    """A plan that takes less memory: it is never again the one that did not fit."""
+    if not _awaited(run, device_bytes):
+        return run, ()
+    run = replace(run, shortage=None, device_bytes=device_bytes, refits=run.refits + 1)
+    # Of a job that has shrunk, the plan for more hosts did fit.
+    shrank = run.replanned is not None
+    run = replace(run, replanned=found) if shrank else replace(run, refitted=found)
+    assert run.job is not None
+    return start_if_ready(replace(run, deadline=at + run.job.init_timeout), at)
+
+
+def _awaited(run: Run, device_bytes: int) -> bool:
+    asked = run.shortage.device_bytes if run.shortage is not None else None
+    return asked == device_bytes and run.stage is Stage.WAITING
+
+
+def replan_refused(run: Run, event: ReplanRefused) -> Result:
+    if event.device_bytes is not None:
+        if not _awaited(run, event.device_bytes):
+            return run, ()
+        run, words = with_ways_out(run, event.why, event.ways, event.edits)
+        return end(run, event.at, "FAILED", words)
+    if run.replanning is None:
+        return run, ()
+    run = replace(run, replanning=None, refused=event.hosts)
+    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())

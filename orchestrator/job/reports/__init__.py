@@ -1,0 +1,1 @@
+"""What a cluster is told of a job, in few and short texts. Pure."""

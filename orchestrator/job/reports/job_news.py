@@ -1,0 +1,124 @@
+"""What is worth an event of a cluster: what of a job's story a person wants to see who looks at its
+object, in few and short texts. Pure."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import CheckpointFailed, Event
+from orchestrator.job.state import NOBODY, Incident, Run, Stage
+
+Reason = Literal["Started", "Incident", "Recovering", "Recovered", "CheckpointFailed", "Ended"]
+MOST_TEXT = 480
+"""Characters: `kubectl describe` has a line for each."""
+BURST = 10
+"""Events that may come together …"""
+ONE_EVERY_S = 30.0
+"""… and between two of a job that fails again and again."""
+SAME_S = 600.0
+"""The same text is not said again for so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    reason: Reason
+    text: str
+    warning: bool = False
+    at: float
+
+
+class Reporter(Protocol):
+    """Tells a cluster how its job goes. Never blocks, and never raises: what cannot be told is
+    lost, and training goes on."""
+
+    def hear(self, before: Run, event: Event, after: Run) -> None:
+        """`event` is in the journal, and made `after` of `before`."""
+
+    def close(self) -> None:
+        """Tell what is left, within seconds."""
+
+
+@runtime_checkable
+class TellsCluster(Protocol):
+    """A backend whose cluster shows how its jobs go."""
+
+    def reporter(self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]) -> Reporter:
+        """Of the leader, for as long as it lives. `guard` is asked before anything is told, and
+        raises GivenUp where another leader has taken over."""
+
+
+def news_of(before: Run, event: Event, after: Run) -> Iterator[News]:
+    for incident in after.incidents[len(before.incidents) :]:
+        text = short(_incident(incident))
+        yield News(reason="Incident", text=text, warning=True, at=incident.at)
+    for reason, text, warning in _told(before, event, after):
+        yield News(reason=reason, text=short(text), warning=warning, at=event.at)
+
+
+def short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MOST_TEXT else f"{line[: MOST_TEXT - 1]}…"
+
+
+def _told(before: Run, event: Event, after: Run) -> Iterator[tuple[Reason, str, bool]]:
+    if isinstance(event, CheckpointFailed) and event.attempt == before.attempt:
+        yield "CheckpointFailed", f"checkpoint of step {event.step} failed: {event.why}", True
+    if after.attempt != before.attempt and after.recovering:
+        yield "Recovering", f"attempt {after.attempt} starts{_since(after)}", False
+    for old, new in zip(before.incidents, after.incidents, strict=False):
+        if old.recovered_after_s is None and new.recovered_after_s is not None:
+            took = f"{new.recovered_after_s:.0f} s after {new.kind}"
+            yield "Recovered", f"attempt {after.attempt} trains again, {took}", False
+    if after.stage is Stage.RUNNING and before.stage is Stage.STARTING and not before.recovering:
+        ranks, hosts = after.plan.world_size, ", ".join(after.placement[:4])
+        more = f" and {len(after.placement) - 4} more" if len(after.placement) > 4 else ""
+        where = f"{ranks} ranks on {hosts}{more}"
+        yield "Started", f"attempt {after.attempt} trains{_since(after)}: {where}", False
+    if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
+        steps = after.job.steps if after.job else 0
+        done = steps if after.ending == "SUCCEEDED" else max(after.step, after.saved)
+        saved = f", checkpoint step-{after.saved}" if after.saved else ", without a checkpoint"
+        text = f"{after.state} at step {done} of {steps}{saved}: {after.reason}"
+        yield "Ended", text, after.ending == "FAILED"
+
+
+def _since(run: Run) -> str:
+    return f" from step {run.saved}" if run.saved else " from the beginning"
+
+
+def _incident(incident: Incident) -> str:
+    who = "no culprit" if incident.culprit == NOBODY else f"culprit {incident.culprit}"
+    drill = f" (drill {incident.drill})" if incident.drill else ""
+    return f"{incident.kind}{drill} at step {incident.step}, {who}: {incident.cause}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much of the news is told: not the same again and again, and not more than a cluster
+    keeps apart. Its events are in one store with those of all others."""
+
+    tokens: float = BURST
+    at: float = 0.0
+    said: tuple[tuple[str, float], ...] = ()
+    """Texts, and when they were said."""
+    withheld: int = 0
+    """News since the last that was told."""
+
+
+def admit(budget: Budget, news: News) -> tuple[Budget, News | None]:
+    """What is to be told of it; None where it is withheld, which the next one says."""
+    gained = max(0.0, news.at - budget.at) / ONE_EVERY_S if budget.at else 0.0
+    tokens = min(float(BURST), budget.tokens + gained)
+    said = tuple((text, at) for text, at in budget.said if news.at - at < SAME_S)
+    budget = replace(budget, tokens=tokens, at=max(budget.at, news.at), said=said)
+    known = f"{news.reason} {news.text}"
+    if any(text == known for text, _ in said):
+        return budget, None
+    if tokens < 1.0 and news.reason != "Ended":  # of which there is one
+        return replace(budget, withheld=budget.withheld + 1), None
+    more = f" ({budget.withheld} events before it were left out)" if budget.withheld else ""
+    told = replace(news, text=short(news.text + more))
+    kept = (*said, (known, news.at))[-4 * BURST :]
+    return replace(budget, tokens=tokens - 1.0, said=kept, withheld=0), told

@@ -1,0 +1,67 @@
+"""What is said of a job outside of it, in short: where a cluster shows it, and where its journal
+cannot be had."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.contract.codec import Invalid, decode
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.read_json import read_json
+from orchestrator.job.state import NOBODY, Run, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    launch: int
+    """Number of the submission that it is of."""
+    state: State
+    message: str
+    """Why the job is in that state, in a line."""
+    step: int
+    """The last step that is known to be done."""
+    steps: int
+    attempt: int
+    updated: float
+    """When this was so, in Unix seconds."""
+    checkpoint: int = 0
+    """Step of the newest complete checkpoint; 0 for none."""
+    culprit: str = ""
+    """Rank or host to blame for the last incident; empty where there is no culprit."""
+    loss: float | None = None
+
+
+def report_of(run: Run, at: float) -> JobReport:
+    """Of a job that was submitted."""
+    assert run.job is not None
+    last = run.incidents[-1] if run.incidents else None
+    blamed = last is not None and last.culprit != NOBODY
+    return JobReport(
+        launch=run.job.launch.launch,
+        state=run.state,
+        message=" ".join(run.reason.split()),
+        step=max(run.step, run.saved),
+        steps=run.job.steps,
+        attempt=run.attempt,
+        updated=at,
+        checkpoint=run.saved,
+        culprit=str(last.culprit) if last is not None and blamed else "",
+    )
+
+
+def is_news(report: JobReport, run: Run, known_at: float) -> bool:
+    """Whether it tells more of the same launch than what is known up to `known_at`."""
+    same = run.job is not None and run.job.launch.launch == report.launch
+    return same and report.updated > known_at
+
+
+def is_newer(report: JobReport, before: JobReport) -> bool:
+    return (report.launch, report.updated) > (before.launch, before.updated)
+
+
+def read_report(run_dir: RunDir) -> JobReport | None:
+    """The one that a copy of a job has; None where there is none, or another ndctl wrote it."""
+    try:
+        body = read_json(run_dir.report.read_bytes())
+        return decode(JobReport, body) if isinstance(body, Mapping) else None
+    except (OSError, ValueError, Invalid):
+        return None

@@ -1,0 +1,59 @@
+"""Where jobs are, by name. Imports next to nothing: every verb begins here."""
+
+import errno
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.contract.files import env
+from orchestrator.contract.files.run_dir import DEFAULT_RUN_ROOT, RunDir
+from orchestrator.errors import JobError
+from orchestrator.posix.denied import denied, owner_of
+
+
+def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str = "") -> Path:
+    """`--run-root`, else NDCTL_RUN_ROOT, else the spec's, else the default."""
+    return Path(option or environ.get(env.RUN_ROOT) or spec_root or DEFAULT_RUN_ROOT)
+
+
+def find_job(run_root: Path, name: str) -> RunDir:
+    """Raises JobError, with the names there are, when there is no such job."""
+    run_dir = RunDir((run_root / name).absolute())
+    if not has_run(run_root, name):
+        known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
+        raise JobError(
+            f"no job {name!r} in {run_root.absolute()}; there are: {known}",
+            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT; a job whose script was"
+            " given to sbatch is there once it has begun; a running job whose folder was moved or"
+            " removed ends itself within seconds, and its journal moves along",
+        )
+    return run_dir
+
+
+def is_pattern(name: str) -> bool:
+    """No job's name has any of these characters."""
+    return any(char in name for char in "*?[")
+
+
+def has_run(run_root: Path, name: str) -> bool:
+    """Raises JobError where the run directory is another user's."""
+    path = run_root / name
+    try:
+        journal = path / "journal.jsonl"
+        if not journal.exists():
+            return False
+        if os.access(journal, os.R_OK, effective_ids=True):
+            return True
+        raise PermissionError
+    except PermissionError as exc:
+        if not os.access(run_root, os.X_OK, effective_ids=True):
+            raise denied(PermissionError(errno.EACCES, "", path.absolute())) from exc
+        raise JobError(
+            f"{path.absolute()} may not be read: it is the run directory of {owner_of(path)}",
+            fix=f"its owner lets its group in with `chmod -R g+rX {path.absolute()}`",
+        ) from exc
+
+
+def jobs(run_root: Path) -> list[RunDir]:
+    """Every job of the run root, by name."""
+    return [RunDir(path.parent.absolute()) for path in sorted(run_root.glob("*/journal.jsonl"))]

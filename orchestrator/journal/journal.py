@@ -1,0 +1,361 @@
+"""The journal: append-only JSON lines, one writer, on disk before anything is done about them.
+
+A line holds an event and the actions that `step` decided on it:
+
+    {"v": 1, "seq": 7, "event": {"kind": "RankExited", …}, "actions": [{"kind": "StopAttempt", …}]}
+
+Lines that come together are written together. A crash can cut what was written last short at any
+byte; a reader drops the line that is not whole, and the next writer removes it. Of a host that dies
+a file system may have kept the end of its last write and not the middle, which then reads as zeros:
+from there on all is dropped. Nobody had acted on what is dropped, as that write had not returned.
+"""
+
+import contextlib
+import errno
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from orchestrator.contract.codec import Invalid, decode, encode_tagged
+from orchestrator.contract.messages.actions import Action
+from orchestrator.contract.messages.events import Event
+from orchestrator.contract.read_json import read_json
+from orchestrator.contract.times import check_time
+from orchestrator.errors import InUse, JobError
+from orchestrator.posix.locks import is_held_alone, try_lock
+from orchestrator.seams import Clock
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+MOST_LINES = 256
+"""Of one write."""
+LOCK_PATIENCE_S = 2.0
+LOCK_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the journal."""
+
+    seq: int
+    event: Event
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Between two lines of a journal."""
+
+    lines: int = 0
+    """Before it, which is the number of the last of them as well."""
+    offset: int = 0
+    """Their bytes."""
+
+
+BEGINNING = Place()
+
+Decided = Sequence[tuple[Event, tuple[Action, ...]]]
+"""Events in their order, each with what `step` decided on it."""
+
+
+def to_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "v": VERSION,
+        "seq": entry.seq,
+        "event": encode_tagged(entry.event),
+        "actions": [encode_tagged(action) for action in entry.actions],
+    }
+
+
+def to_line(entry: Entry) -> bytes:
+    return json.dumps(to_json(entry), separators=(",", ":")).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Entry:
+    """Raises ValueError when the line is not one of this version's."""
+    body = read_json(line)
+    if body["v"] != VERSION:
+        raise ValueError(f"journal version {body['v']}, this ndctl reads {VERSION}")
+    actions: tuple[Action, ...] = tuple(decode(Action, action) for action in body["actions"])
+    event: Event = decode(Event, body["event"])
+    check_time(event.at)
+    return Entry(seq=body["seq"], event=event, actions=actions)
+
+
+def parse(data: bytes, before: int = 0) -> Iterator[Entry]:
+    """The entries of a journal's bytes, `before` lines into it, without an unfinished last line.
+
+    Raises:
+        JobError: a whole line cannot be read, which no crash explains.
+    """
+    for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
+        yield _entry(line, number)
+
+
+def _entry(line: bytes, number: int | None) -> Entry:
+    """`number`: of the line; None for the last one."""
+    try:
+        return from_line(line)
+    except (ValueError, KeyError, TypeError, Invalid) as exc:
+        which = "the last journal line" if number is None else f"journal line {number}"
+        raise JobError(
+            f"{which} cannot be read: {exc}",
+            fix="read it with the ndctl that wrote it; if the file was damaged, restore it",
+        ) from exc
+
+
+def whole_lines(data: bytes | bytearray) -> int:
+    """Bytes of a journal's beginning that are whole lines."""
+    hole = data.find(b"\0")  # in no line: JSON has it escaped
+    if hole >= 0 and data.count(b"\n", hole) <= MOST_LINES:
+        data = data[:hole]
+    return data.rfind(b"\n") + 1
+
+
+class Tail:
+    """Reads what a journal has gained since the last look."""
+
+    def __init__(self, path: Path, place: Place = BEGINNING) -> None:
+        self.path = path
+        self.offset = place.offset
+        self.lines = place.lines
+
+    @property
+    def place(self) -> Place:
+        return Place(lines=self.lines, offset=self.offset)
+
+    def more(self) -> tuple[Entry, ...]:
+        return tuple(self.each())
+
+    def each(self) -> Iterator[Entry]:
+        """One at a time: a journal of weeks takes gigabytes as a whole."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in _whole(file):
+                entry = _entry(line, self.lines + 1)
+                self.offset, self.lines = self.offset + len(line), self.lines + 1
+                yield entry
+
+
+def _whole(file: BinaryIO) -> Iterator[bytes]:
+    """The lines from where it stands up to what a crash left, which is dropped."""
+    for line in file:
+        if not line.endswith(b"\n"):
+            return
+        if b"\0" in line and not whole_lines(line + file.read()):
+            return
+        yield line
+
+
+def read(path: Path) -> tuple[Entry, ...]:
+    return Tail(path).more()
+
+
+def mark(kind: type[Event] | type[Action]) -> bytes:
+    """In a line of an event or action of that kind; in no text, where quotes are escaped."""
+    return b'{"kind":"%s"' % kind.__name__.encode()
+
+
+def having(
+    path: Path, *kinds: type[Event] | type[Action], attempt: int | None = None
+) -> Iterator[Entry]:
+    """The lines of these kinds alone, and of them those whose event is of an attempt: a journal of
+    weeks has a million of others. Raises OSError, and JobError where one of these cannot be read.
+    """
+    marks = tuple(map(mark, kinds))
+    of_it = b"" if attempt is None else b'"attempt":%d,' % attempt
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        for number, line in enumerate(_whole(file), 1):
+            if of_it in line and any(one in line for one in marks):
+                entry = _entry(line, number)
+                # What was decided on it may name the next attempt.
+                if attempt is None or getattr(entry.event, "attempt", None) == attempt:
+                    yield entry
+
+
+def lost_end(path: Path) -> str | None:
+    """What a journal lacks at its end, in a sentence; None where that is at most a torn line, as
+    it is while a leader writes. Raises OSError."""
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        return _lost(path, file.fileno())
+
+
+def _lost(path: Path, fd: int) -> str | None:
+    size = os.fstat(fd).st_size
+    end, last = _end_of(fd, size)
+    pieces = (os.pread(fd, LEAST_READ, at) for at in range(end, size, LEAST_READ))
+    if not any(b"\0" in piece for piece in pieces):
+        return None
+    since = "from its start"
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # whoever reads that line says so
+        entry = from_line(last)
+        at = datetime.fromtimestamp(entry.event.at, UTC)
+        since = f"after line {entry.seq:,}, of {at:%Y-%m-%d %H:%M:%S} UTC"
+    return (
+        f"{path} cannot be read {since}: the last {size - end:,} of its {size:,} bytes are zeros,"
+        " or come after zeros, as when a machine dies while it writes; what happened from then on"
+        " is not known"
+    )
+
+
+def has_writer(path: Path) -> bool:
+    """Whether some process, a leader, holds the journal for writing."""
+    return is_held_alone(path)
+
+
+def _open_alone(path: Path, clock: Clock, patience_s: float) -> int:
+    """A descriptor that alone may write; patient, as `has_writer` holds the lock for a moment."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    deadline = clock.monotonic() + patience_s
+    while not try_lock(fd):
+        if clock.monotonic() < deadline:
+            clock.sleep(LOCK_POLL_S)
+            continue
+        os.close(fd)
+        raise InUse(
+            f"{path} is being written by another process",
+            fix="the job is running: see `ndctl status`, or cancel it first",
+        )
+    return fd
+
+
+LEAST_READ = 1 << 18
+
+
+def last_before(path: Path, place: Place) -> Entry | None:
+    """The line before a place; None at the beginning. Raises OSError and JobError."""
+    with path.open("rb") as file:
+        _, last = _end_of(file.fileno(), place.offset)
+    return _entry(last, place.lines) if last else None
+
+
+def newest(path: Path, kind: type[Event] | type[Action], before: Place) -> Place:
+    """Behind the last line before a place that is of a kind; the beginning where none is. Raises
+    OSError."""
+    marked = mark(kind)
+    end, lines, rest = before.offset, before.lines, b""
+    with path.open("rb") as file:
+        while end > 0:
+            begun = max(0, end - LEAST_READ)
+            data = os.pread(file.fileno(), end - begun, begun) + rest
+            at = data.rfind(marked)
+            if at >= 0:
+                after = data.index(b"\n", at) + 1
+                return Place(lines=lines - data.count(b"\n", after), offset=begun + after)
+            # The line that begins before this piece is looked at with the next one.
+            cut = data.find(b"\n") + 1 or len(data)
+            rest, end, lines = data[:cut], begun, lines - data.count(b"\n", cut)
+    return BEGINNING
+
+
+def _end_of(fd: int, end: int) -> tuple[int, bytes]:
+    """Bytes of a journal up to `end` that are whole lines, and the last of these lines: of its end
+    alone, for a journal of weeks has hundreds of megabytes, and what a crash left is never further
+    back than one write."""
+    length = LEAST_READ
+    while True:
+        first = max(0, end - length)
+        data = os.pread(fd, end - first, first)
+        whole = whole_lines(data)
+        last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
+        if first == 0 or (last and data.count(b"\n") > MOST_LINES + 1):
+            return first + whole, data[last:whole]
+        length *= 2
+
+
+class Journal:
+    """The one writer; holds a lock on the file for as long as it is open."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        patience_s: float = LOCK_PATIENCE_S,
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        """Raises InUse when another process still writes to it after `patience_s`, and another
+        JobError when its last line cannot be read. The torn tail that a crash left is removed.
+
+        `guard` is asked before each write, and raises where this process may not write any more.
+        """
+        self.path = path
+        self.guard = guard
+        self.fd = _open_alone(path, clock, patience_s)
+        try:
+            self.size, last = _end_of(self.fd, os.fstat(self.fd).st_size)
+            self.seq = _entry(last, None).seq if last else 0
+            if lost := _lost(path, self.fd):
+                log.warning("%s; these bytes are removed", lost)
+        except JobError:
+            os.close(self.fd)
+            raise
+        self._drop_torn()
+
+    @property
+    def place(self) -> Place:
+        """Its end."""
+        return Place(lines=self.seq, offset=self.size)
+
+    def after(self, place: Place = BEGINNING) -> Iterator[Entry]:
+        """What it says from there on, one at a time. Raises JobError where a line is damaged."""
+        return Tail(self.path, place).each()
+
+    def _drop_torn(self) -> None:
+        if os.fstat(self.fd).st_size > self.size:
+            os.ftruncate(self.fd, self.size)
+
+    def append(self, event: Event, actions: Iterable[Action] = ()) -> Entry:
+        """`extend` by one line."""
+        (entry,) = self.extend([(event, tuple(actions))])
+        return entry
+
+    def extend(self, decided: Decided) -> tuple[Entry, ...]:
+        """Write a line for each, at most `MOST_LINES`, and wait until all are on disk.
+
+        Raises OSError, with the file as it was before, when the disk does not take them, and what
+        the guard raises.
+        """
+        assert len(decided) <= MOST_LINES, f"{len(decided)} lines in one write"
+        if self.guard is not None:
+            self.guard()
+        entries = tuple(
+            Entry(seq=seq, event=event, actions=actions)
+            for seq, (event, actions) in enumerate(decided, self.seq + 1)
+        )
+        data = b"".join(map(to_line, entries))
+        self._drop_torn()  # of a write that failed, where the disk would not even be cut
+        try:
+            written = os.write(self.fd, data)
+            if written != len(data):
+                raise OSError(errno.ENOSPC, "only a part of a line fitted", str(self.path))
+            os.fsync(self.fd)
+        except OSError:
+            self._drop_torn()
+            raise
+        self.seq, self.size = self.seq + len(entries), self.size + len(data)
+        return entries
+
+    def cut_back(self, end: Place) -> None:
+        """Remove the lines after `end`, which nothing was done about yet. Raises OSError."""
+        os.ftruncate(self.fd, end.offset)
+        os.fsync(self.fd)
+        self.seq, self.size = end.lines, end.offset
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        os.close(self.fd)

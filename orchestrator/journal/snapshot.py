@@ -1,0 +1,171 @@
+"""`state.json`: what the journal came to at some place, so that a new leader of a job of weeks
+folds the rest alone.
+
+The journal stays the only truth. A snapshot that does not fit is as good as none: it was damaged,
+or is of another ndctl, whose rules may come to something else, or of another journal. Then all is
+folded, as it is where there is none.
+
+    {"v": 1, "made_by": "…", "launch": 3, "place": {"lines": 5000, "offset": 1234567}, …}
+    {"job": …}
+"""
+
+import functools
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from orchestrator.contract.codec import Invalid, decode, encode
+from orchestrator.contract.files.atomic_write import written_beside
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.read_json import read_json
+from orchestrator.job.state import Run
+from orchestrator.job.step import fold
+from orchestrator.journal.journal import Place, Tail
+from orchestrator.journal.supervisor import NOTHING, Folded
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+BEFORE = 4096
+"""Bytes of the journal by which it is known again."""
+DECIDE = ("contract", "inventory", "plan", "diagnosis", "job", "errors.py", "host_strikes.py")
+"""Of `orchestrator`: all that the fold of a journal is made by."""
+
+ReadBefore = Callable[[int, int], bytes]
+"""Bytes of the journal: so many, up to an offset; fewer where it has fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Its first line."""
+
+    v: int
+    made_by: str
+    """A digest of the sources that decide."""
+    launch: int
+    """The newest that the journal has up to there."""
+    place: Place
+    before: str
+    """A digest of the journal's last bytes up to there."""
+    run: str
+    """One of the second line."""
+
+
+class Unfit(ValueError):
+    """It is not of this journal and this ndctl, or not whole."""
+
+
+@functools.cache
+def made_by() -> str:
+    """Of the sources of this process; a leader asks as it begins, for an upgrade may come while it
+    runs, and what it writes later is of the sources that it began with."""
+    return digest(Path(__file__).parent.parent)
+
+
+def digest(root: Path) -> str:
+    found = sha256()
+    for part in DECIDE:
+        files = [root / part] if part.endswith(".py") else (root / part).rglob("*")
+        for path in sorted(file for file in files if file.suffix in (".py", ".yaml", ".json")):
+            data = path.read_bytes()
+            found.update(f"{path.relative_to(root)} {len(data)}\n".encode() + data)
+    return found.hexdigest()
+
+
+def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
+    run, place = json.dumps(encode(folded.run), separators=(",", ":")).encode(), folded.place
+    head = Head(
+        v=VERSION,
+        made_by=maker,
+        launch=folded.run.job.launch.launch if folded.run.job else 0,
+        place=place,
+        before=_before(place, read_before),
+        run=sha256(run).hexdigest(),
+    )
+    return json.dumps(encode(head)).encode() + b"\n" + run + b"\n"
+
+
+def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
+    """Raises Unfit."""
+    line, _, run = data.partition(b"\n")
+    head = _head(line, maker, read_before)
+    if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
+        raise Unfit("it is not whole")
+    try:
+        return Folded(run=decode(Run, read_json(run)), place=head.place)
+    except (ValueError, Invalid) as exc:
+        raise Unfit(f"it makes no sense: {exc!r}") from exc
+
+
+def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:
+    try:
+        head: Head = decode(Head, read_json(line))
+    except (ValueError, Invalid) as exc:
+        raise Unfit(f"another ndctl wrote it, or it is damaged: {exc!r}") from exc
+    if (head.v, head.made_by) != (VERSION, maker):
+        raise Unfit("another ndctl wrote it")
+    if _before(head.place, read_before) != head.before:
+        raise Unfit("it is of another journal")
+    return head
+
+
+def _before(place: Place, read_before: ReadBefore) -> str:
+    if place.offset < 1:
+        raise Unfit("it is of no line")
+    data = read_before(place.offset, min(BEFORE, place.offset))
+    if len(data) < min(BEFORE, place.offset) or not data.endswith(b"\n"):
+        raise Unfit("it is of another journal, or of more than this one has")
+    return sha256(data).hexdigest()
+
+
+def _reader(path: Path) -> ReadBefore:
+    def read_before(offset: int, length: int) -> bytes:
+        with path.open("rb") as file:
+            return os.pread(file.fileno(), length, offset - length)
+
+    return read_before
+
+
+def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
+    """Whole or not at all, on disk when this returns. Raises OSError, and what the guard raises."""
+    data = to_bytes(folded, made_by(), _reader(run_dir.journal))
+    with written_beside(run_dir.state, data, durable=True) as fresh:
+        guard()
+        fresh.replace(run_dir.state)
+
+
+def glance(run_dir: RunDir) -> Head | None:
+    """What it says of itself, without the state; None where there is none that fits."""
+    try:
+        with run_dir.state.open("rb") as file:
+            return _head(file.readline(), made_by(), _reader(run_dir.journal))
+    except (OSError, Unfit):
+        return None
+
+
+def load(run_dir: RunDir) -> Folded:
+    """What the snapshot says; nothing where there is none that fits."""
+    maker = made_by()  # also where there is none yet: see there
+    try:
+        return from_bytes(run_dir.state.read_bytes(), maker, _reader(run_dir.journal))
+    except FileNotFoundError:
+        return NOTHING
+    except (OSError, Unfit) as exc:
+        log.info("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
+        return NOTHING
+
+
+def recall(run_dir: RunDir) -> tuple[Run, Tail]:
+    """The state at some place of the journal, and what reads on from there."""
+    found = load(run_dir) if run_dir.state.exists() else NOTHING
+    return found.run, Tail(run_dir.journal, found.place)
+
+
+def known(run_dir: RunDir) -> Run:
+    """What the journal comes to. Raises OSError, and JobError where a line cannot be read."""
+    run, tail = recall(run_dir)
+    return fold((entry.event for entry in tail.each()), run)

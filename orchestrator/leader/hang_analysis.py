@@ -1,0 +1,145 @@
+"""What the evidence of all hosts amounts to: the leader keeps it while an attempt lasts, and has it
+analysed in a thread, with what the scheduler says of the hosts.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.actions import GatherEvidence
+from orchestrator.contract.messages.agent_protocol import Evidence, Gather
+from orchestrator.contract.messages.events import Event, HangJudged, JobSubmitted
+from orchestrator.diagnosis.dumps.dump import RankDump, Unreadable
+from orchestrator.diagnosis.dumps.dump_summary import from_text
+from orchestrator.diagnosis.dumps.group_names import axes_of
+from orchestrator.diagnosis.dumps.reader import share
+from orchestrator.diagnosis.hang.post_mortem import differing
+from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.errors import BackendError
+from orchestrator.job.failures.collective_mismatch import ended_over_it
+from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
+from orchestrator.job.state import Run
+from orchestrator.seams import Backend, Clock
+
+log = logging.getLogger(__name__)
+
+SCHEDULER_S = 5.0
+"""For the scheduler's word on the hosts."""
+MOST_FLAGGED = 8
+
+
+class Judge:
+    def __init__(
+        self,
+        job: JobSubmitted,
+        run: Callable[[], Run],
+        run_dir: RunDir,
+        backend: Backend,
+        clock: Clock,
+    ) -> None:
+        self.job = job
+        self.run = run
+        self.run_dir = run_dir
+        self.backend = backend
+        self.clock = clock
+        self.attempt = 0
+        self.heard: dict[str, Evidence] = {}
+        """Of each host, for `attempt`."""
+
+    def hear(self, evidence: Evidence) -> None:
+        if evidence.attempt != self.attempt:
+            self.attempt, self.heard = evidence.attempt, {}
+        self.heard[evidence.host] = evidence
+
+    def forget(self) -> None:
+        """Evidence is asked for anew: that of a hang that was none must not be mixed in."""
+        self.heard = {}
+
+    async def judge(
+        self, attempt: int, happened: Callable[[Event], None], now: Callable[[], float]
+    ) -> None:
+        parts = list(self.heard.values()) if self.attempt == attempt else []
+        hosts = self.run().placement
+        said = asyncio.create_task(self._scheduler(attempt, hosts))
+        judged = await asyncio.to_thread(self._analyse, attempt, parts)
+        happened(replace(judged, at=now(), signs=(*judged.signs, *await said)))
+        self.heard = {}
+
+    def _analyse(self, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
+        begun = self.clock.monotonic()
+        judged = judged_of(self.run(), attempt, parts)
+        return replace(judged, took_s=round(self.clock.monotonic() - begun, 3))
+
+    async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
+        if self.run().allocation is None:
+            return ()
+        asking = asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
+        try:
+            found = await asyncio.wait_for(asking, SCHEDULER_S)
+            said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}
+            words = tuple(f"the scheduler says {h} is {w}" for h, w in said.items())[:MOST_FLAGGED]
+        except (BackendError, TimeoutError) as exc:
+            why = str(exc) or f"no answer within {SCHEDULER_S:.0f} s"
+            said, words = {}, (f"missing: the scheduler's word: {why}",)
+        body = {"at": self.clock.now(), "hosts": said, "missing": [] if said else list(words)}
+        try:
+            path = self.run_dir.traces(attempt) / "scheduler.json"
+            await asyncio.to_thread(write_whole, path, json.dumps(body, indent=1).encode())
+        except OSError as exc:
+            log.warning("the scheduler's word could not be kept: %s", exc)
+        return words
+
+
+def gather_order(action: GatherEvidence) -> Gather:
+    return Gather(attempt=action.attempt, timeout_s=action.timeout_s, ended=action.ended)
+
+
+def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
+    """What the `parts` of the evidence come to. Pure."""
+    hosts, plan = run.placement, run.plan
+    scene, lost = scene_of(parts)
+    facts = {
+        rank: replace(
+            scene.facts.get(rank, RankFacts(rank=rank)), host=hosts[rank // plan.ranks_per_host]
+        )
+        for rank in range(plan.world_size)
+    }
+    scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
+    silent = [host for host in hosts if host not in {part.host for part in parts}]
+    lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
+    if run.findings is not None and run.findings.asked_after:
+        found = differing(scene, ended_over_it(run.findings))
+        return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
+    return judgement(scene, at=0.0, attempt=attempt, missing=lost)
+
+
+def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
+    """The scene of what agents sent; and what of it is missing."""
+    facts: dict[int, RankFacts] = {}
+    dumps: dict[int, RankDump] = {}
+    lost: list[str] = []
+    held: dict[Any, Any] = {}
+
+    def same(value: Any) -> Any:
+        return held.setdefault(value, value)
+
+    for part in parts:
+        facts |= facts_of(part)
+        lost += [f"{what} ({part.host}): {why}" for what, why in part.missing.items()]
+        read = []
+        for rank, text in part.dumps.items():
+            try:
+                read.append(from_text(text))
+            except Unreadable as exc:
+                lost.append(f"dump of rank {rank} ({part.host}): {exc}")
+        for dump in read:
+            share(dump, same)
+        dumps |= {dump.rank: dump for dump in read}
+    lost.sort(key=lambda words: not words.startswith("dump"))
+    return Scene(dumps=dumps, facts=facts), lost

@@ -1,0 +1,539 @@
+"""The leader: the agent that carries the supervisor. Events in, actions out, nothing decided here.
+
+Everything that may change the job's state goes through one queue and one consumer: journalled, then
+decided by `step`, then performed.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, assert_never
+
+from aiohttp import web
+
+from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, write_fence
+from orchestrator.contract.files.last_metric import Reached
+from orchestrator.contract.files.leader_file import Term, announce, announce_end
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.messages.actions import (
+    Action,
+    CheckHosts,
+    EndJob,
+    GatherEvidence,
+    JudgeHang,
+    ReplaceAgent,
+    Replan,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.messages.agent_protocol import (
+    Checked,
+    Digest,
+    Evidence,
+    Exited,
+    Leave,
+    OfferPort,
+    Port,
+    Register,
+    Report,
+    Start,
+    Stop,
+    Stopped,
+    Told,
+    Warned,
+)
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    CancelRequested,
+    Event,
+    HostLeaving,
+    JobSubmitted,
+    LeaderStarted,
+    LeaveAsked,
+    RunDirLost,
+    Tick,
+)
+from orchestrator.failover.run_dir_watch import RunDirGone, RunDirWatch
+from orchestrator.job.hosts.host_pool import has_successors, hosts_given
+from orchestrator.job.leader_change import expected_back, takes_over
+from orchestrator.job.state import pace_of
+from orchestrator.job_secret import JobSecret
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.leader.agent_sessions import Connections, Silence, report_in
+from orchestrator.leader.backend_calls import Errands, Planners
+from orchestrator.leader.event_queue import JOURNAL_RETRY_S, Deciding
+from orchestrator.leader.hang_analysis import Judge, gather_order
+from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.log_retention import Tidying
+from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.snapshot_writer import Remembering
+from orchestrator.leader.spec_acceptance import Accepting
+from orchestrator.leader.strike_writer import new_strikes, record
+from orchestrator.leader.translate import event_of, gathered, registered, without_stacks
+from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.seams import Backend, Clock
+
+log = logging.getLogger(__name__)
+
+FAREWELL_S = 5.0
+"""For the agents to leave once the job is over."""
+DETECT_S = 0.25
+"""Between two looks at the clock."""
+LAST_WORDS_S = 2.0
+"""For the journal of a run directory that was moved to say so."""
+FENCE_S = 1.0
+"""Between two looks at the fence of a leader that has nothing to write."""
+STALL_S = 1.0
+"""A look that comes later than this says more of the leader's machine than of the agents."""
+JOURNALLED_STACKS = 64
+"""Ranks of a job up to which the journal has all their stacks."""
+
+
+class SteadyClock:
+    """Unix time that never jumps: the wall clock is read once, at the leader's start."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.offset = clock.now() - clock.monotonic()
+
+    def now(self) -> float:
+        return self.offset + self.clock.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted:
+    """What the leader finds when it starts."""
+
+    term: Term
+    allocation: Allocation | None = None
+    exclude: Mapping[str, str] = field(default_factory=dict)
+    """Hosts that broke jobs before -> why they are not to be used."""
+    always: tuple[str, ...] = ()
+    """Hosts that are pinned to be used."""
+    cleared: Mapping[str, float] = field(default_factory=dict)
+    """Hosts that were said to be in order again -> when."""
+    taken: str = ""
+    """Why the scheduler itself ended the former leader."""
+    former: str = ""
+    """How that ended, where it is taken over from within its allocation."""
+    reached: Reached | None = None
+    """How far the newest attempt had come."""
+    strikes: Path | None = None
+    """Where strikes against the cluster's hosts are kept; None: nowhere."""
+
+
+class Leader:
+    def __init__(  # noqa: PLR0913 - the world outside, piece by piece
+        self,
+        supervisor: Supervisor,
+        run_dir: RunDir,
+        secret: JobSecret,
+        backend: Backend,
+        clock: Clock,
+        granted: Granted,
+        planners: Planners,
+        name: str,
+    ) -> None:
+        job = supervisor.run.job
+        assert job is not None
+        self.job: JobSubmitted = job
+        self.supervisor = supervisor
+        self.run_dir = run_dir
+        self.backend = backend
+        self.clock = clock
+        self.steady = SteadyClock(clock)
+        self.deciding = Deciding(supervisor, self._act)
+        launch = job.launch
+        self.connections = Connections(launch.launch, launch.agent_timeout, clock)
+        self.reception = Reception(secret, launch.launch, self._listen, self.cancel)
+        self.lookout = Lookout(job)
+        self.pending: StartAttempt | None = None
+        """An attempt whose first host is still to offer a port."""
+        self.ending: EndJob | Requeue | None = None
+        self.judge = Judge(job, lambda: supervisor.run, run_dir, backend, clock)
+        self.granted = granted
+        self.name = name
+        """What the fence knows this leader by."""
+        self.watch = RunDirWatch(run_dir, clock)
+        guard = partial(check_leader, run_dir.fence, name)
+        self.remembering = Remembering(supervisor, run_dir, guard)
+        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch.launch, guard)
+        self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
+        self.beside: set[asyncio.Task[None]] = set()
+        self.outlived = ""
+        """Why it is not to lead any more, though no other leader has begun yet."""
+        self.announced = asyncio.Event()
+        """Agents can find it."""
+        self.errands = Errands(
+            job=job,
+            run=lambda: supervisor.run,
+            connections=self.connections,
+            backend=backend,
+            planners=planners,
+            clock=clock,
+            happened=self.deciding.happened,
+            gives_up=self._give_up,
+            in_touch=self.deciding.in_touch,
+            now=self.steady.now,
+            names_resolve=granted.allocation is None or granted.allocation.names_resolve,
+        )
+
+    # What the world brings in
+
+    async def serve(
+        self, host: str, bind: str, address: str, folder: Path, port: int = 0
+    ) -> EndJob | Requeue:
+        """Lead the job to its end, or until it is back in the scheduler's queue. `port`: there, if
+        it is free; `folder` is for this process alone.
+
+        Raises:
+            GivenUp: another leader has taken over; nothing was touched since.
+        """
+        self.errands.host, self.errands.address = host, address
+        if takes_over(run := self.supervisor.run, self.granted.allocation):
+            followers = expected_back(run, host)
+            self.connections.await_agents({name: run.hosts[name].incarnation for name in followers})
+        self._happened(  # before any agent can come
+            LeaderStarted(
+                at=self.steady.now(),
+                host=host,
+                pid=os.getpid(),
+                allocation=self.granted.allocation,
+                exclude=self.granted.exclude,
+                always=self.granted.always,
+                cleared=self.granted.cleared,
+                taken=self.granted.taken,
+                former=self.granted.former,
+                reached=self.granted.reached,
+            )
+        )
+        tasks: list[asyncio.Task[Any]] = []
+        try:
+            port = await self.reception.open(bind, port, folder)
+            allocation = self.granted.allocation
+            name = host if allocation and allocation.names_resolve else ""
+            announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
+            # Its own agent may leave meanwhile, which cancels this: the port is closed too.
+            await asyncio.to_thread(
+                once_it_serves, announced, "agents cannot be told where the leader is", self.clock
+            )
+            log.info("leading %s at %s:%s", self.job.launch.job, address, port)
+            self.announced.set()
+            deciding = asyncio.create_task(self._consume())
+            tasks += [deciding, asyncio.create_task(self._tick())]
+            if self.granted.allocation is not None:
+                tasks.append(asyncio.create_task(self.errands.hear_notices()))
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ending = _ending_of(deciding, done)
+            await self._farewell(ending)
+            if isinstance(ending, EndJob) and self.granted.allocation is not None:
+                await self.errands.release()
+            return ending
+        finally:
+            for task in (*tasks, *self.beside):
+                task.cancel()
+            await asyncio.gather(*self.beside, return_exceptions=True)
+            await self.reception.close()
+
+    def cancel(self, by: str) -> None:
+        """Stop the ranks at their next checkpoint, and end the job."""
+        self._happened(CancelRequested(at=self.steady.now(), by=by))
+
+    def warned(self, signal_name: str) -> None:
+        """The scheduler sent a signal: stop at the next step; then ask it why."""
+        if self.ending is None:
+            self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
+            self._beside(self.errands.ask_why(signal_name))
+
+    async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
+        """Take in what an agent says until its connection breaks, or it is given up."""
+        silent_s = self.connections.silent_for(register.host)
+        connection, is_new = self.connections.admit(register, ws)
+        if is_new:
+            findings = await self.errands.look_at(register) if self.granted.allocation else ()
+            taken = await self.errands.taken_before(register.host, silent_s)
+            self._happened(registered(register, self.steady.now(), findings, taken))
+        if self.ending is not None and _all_leave(self.ending):
+            self.connections.order(register.host, self._goodbye(self.ending))
+        speaking = asyncio.create_task(self.connections.speak(connection, ws))
+        try:
+            async for message in ws:
+                if not self.connections.knows(connection, ws):
+                    log.warning("%s was given up: it has to register again", register.host)
+                    break
+                connection.heard = self.clock.monotonic()
+                self._reported(report_in(message))
+        finally:
+            speaking.cancel()
+            if connection.ws is ws:
+                connection.ws = None
+
+    def _reported(self, report: Report) -> None:
+        match report:
+            case Digest():
+                now, at = self.clock.monotonic(), self.steady.now()
+                self._all_happened(self.lookout.hear(report, now, at))
+            case Port():
+                self._port_offered(report)
+            case Evidence():
+                self._evidence(report)
+            case Told() | Exited() | Stopped():
+                self._happened(event_of(report, self.steady.now()))
+            case Checked():
+                self.errands.checked[report.host] = report
+            case Warned(host=host, signal=name):
+                self._happened(HostLeaving(at=self.steady.now(), host=host, why=name))
+            case Register():
+                pass
+            case _:
+                assert_never(report)
+
+    def _evidence(self, report: Evidence) -> None:
+        if not report.unasked:
+            self.judge.hear(report)
+        event = gathered(report, self.steady.now())
+        few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
+        self._happened(event if few else without_stacks(event))
+
+    # Time
+
+    async def _tick(self) -> None:
+        looked = self.clock.monotonic()
+        while True:
+            before = self.clock.monotonic()
+            await asyncio.sleep(DETECT_S)
+            late = self.clock.monotonic() - before - DETECT_S
+            if late > STALL_S:
+                log.warning("the leader itself stood still for %.1f s", late)
+                self.connections.excuse(late)
+                self.lookout.excuse(late)
+                continue  # first hear what was said meanwhile
+            if self.clock.monotonic() - looked >= FENCE_S:
+                looked = self.clock.monotonic()
+                await self._look_at_fence()
+                await self._look_at_run_dir()
+            at = self.steady.now()
+            self._lose(self.connections.forget_silent(), at)
+            self._look(at)
+            if self.deciding.in_touch.is_set():
+                self._happened(Tick(at=at))
+
+    async def _look_at_fence(self) -> None:
+        """Raises GivenUp when another leader has taken over, or is to.
+
+        One that cannot be read ends no leader: each mark that it makes waits until it can.
+        """
+        if self.outlived:
+            raise GivenUp(self.outlived)
+        try:
+            await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+        except GivenUp:
+            raise
+        except OSError as exc:
+            log.error("whether another leader has taken over is not known: %s", exc)
+
+    def _give_up(self, why: str) -> None:
+        self.outlived = why
+
+    async def _look_at_run_dir(self) -> None:
+        """Raises RunDirGone; the journal says so before, wherever it is by now. That it cannot be
+        written ends the job all the same."""
+        try:
+            await asyncio.to_thread(self.watch.look)
+        except RunDirGone as exc:
+            log.critical("%s", exc)
+            self._happened(RunDirLost(at=self.steady.now(), why=str(exc)))
+            await asyncio.sleep(LAST_WORDS_S)
+            raise
+        except OSError as exc:
+            log.error("whether the run directory is still there is not known: %s", exc)
+
+    def _lose(self, silences: Sequence[Silence], at: float) -> None:
+        lost = [
+            AgentLost(at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s)
+            for silence in silences
+        ]
+        others = set(self.connections.by_host) - {self.errands.host}
+        run = self.supervisor.run
+        alone = self.granted.allocation is not None and not others
+        if lost and (alone or has_successors(run)):
+            self._beside(self.errands.lose(lost, hosts_given(run) if alone else ()))
+            return
+        for event in lost:
+            self._happened(event)
+
+    def _look(self, at: float) -> None:
+        run = self.supervisor.run
+        self.connections.still_s = self.lookout.still_s
+        hears_all = partial(self.connections.hears, run.placement)
+        self._all_happened(self.lookout.look(run, hears_all, self.clock.monotonic(), at))
+
+    # Decide and act
+
+    def _happened(self, event: Event) -> None:
+        self.deciding.happened(event)
+
+    def _all_happened(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._happened(event)
+
+    async def _consume(self) -> EndJob | Requeue:
+        while self.ending is None:
+            before = self.supervisor.run
+            await self.deciding.decide()
+            if self.granted.strikes is not None:
+                for strike in new_strikes(before, self.supervisor.run):
+                    await asyncio.to_thread(record, self.granted.strikes, strike)
+            if self.remembering.is_due():
+                self._beside(self.remembering.remember(self.supervisor.folded))
+            if self.tidying.is_due():
+                self._beside(self.tidying.tidy())
+            if self.accepting.is_due():
+                self._beside(self.accepting.accept())
+        return self.ending
+
+    async def _act(self, action: Action) -> None:
+        if isinstance(action, StartAttempt):
+            await self._raise_fence(action.attempt)
+        self._perform(action)
+
+    async def _raise_fence(self, attempt: int) -> None:
+        """Keep out whoever still works for an earlier attempt or leader; on disk on return.
+
+        Raises:
+            GivenUp: another leader has taken over.
+        """
+        fence = Fence(leader=self.name, attempt=attempt)
+        while True:
+            try:
+                # After an outage of the disk another leader may have it, never to be taken back.
+                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+                return await asyncio.to_thread(write_fence, self.run_dir.fence, fence)
+            except GivenUp:
+                raise
+            except OSError as exc:
+                log.error("the fence cannot be written, trying again: %s", exc)
+                await asyncio.sleep(JOURNAL_RETRY_S)
+
+    def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
+        match action:
+            case StartAttempt():
+                self._start_attempt(action)
+            case StopAttempt():
+                if not action.hosts:
+                    self.lookout.end()
+                    self.pending = None
+                run = self.supervisor.run
+                stop = Stop(attempt=action.attempt, grace_s=action.grace_s)
+                for host in action.hosts or run.placement:
+                    self.connections.order(host, stop)
+            case GatherEvidence():
+                self.judge.forget()
+                for host in self.supervisor.run.placement:
+                    self.connections.order(host, gather_order(action))
+            case JudgeHang():
+                judging = self.judge.judge(action.attempt, self._happened, self.steady.now)
+                self._beside(judging)
+            case ReplaceAgent() | CheckHosts() | Replan():
+                self._beside(self.errands.run_errand(action))
+            case Requeue():
+                self.lookout.end()
+                self._beside(self._requeue(action))
+            case EndJob():
+                self.lookout.end()
+                self.ending = action
+            case _:
+                assert_never(action)
+
+    def _beside(self, errand: Coroutine[Any, Any, None]) -> None:
+        """What takes long is done beside the decisions, which must not wait for it."""
+        task = asyncio.create_task(errand)
+        self.beside.add(task)
+        task.add_done_callback(self._returned)
+
+    def _returned(self, task: asyncio.Task[None]) -> None:
+        self.beside.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("an errand of the leader has a defect", exc_info=task.exception())
+
+    def _start_attempt(self, action: StartAttempt) -> None:
+        self.lookout.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
+        self.pending = action
+        self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
+
+    def _port_offered(self, offer: Port) -> None:
+        """The first host has a port for torchrun's rendezvous: all hosts start."""
+        action = self.pending
+        if action is None or action.attempt != offer.attempt:
+            return
+        self.pending = None
+        current = self.supervisor.run.current
+        first = self.supervisor.run.hosts[action.hosts[0]]
+        for node_rank, host in enumerate(action.hosts):
+            self.connections.order(
+                host,
+                Start(
+                    attempt=action.attempt,
+                    node_rank=node_rank,
+                    nodes=len(action.hosts),
+                    ranks_per_host=current.plan.ranks_per_host,
+                    master_address=first.address,
+                    master_port=offer.port,
+                    config=str(self.run_dir.trainer_config(current.number)),
+                    drills=action.drills,
+                    # What the journal of a first attempt does not know is of another run.
+                    resume=action.attempt > 1 or self.supervisor.run.saved > 0,
+                    steps=self.job.steps,
+                    skip=action.skip,
+                    pace=pace_of(self.supervisor.run),
+                    classes=self.job.failure_classes,
+                ),
+            )
+
+    async def _requeue(self, action: Requeue) -> None:
+        if await self.errands.requeue(action):
+            self.ending = action
+
+    async def _farewell(self, ending: EndJob | Requeue) -> None:
+        """Let every agent go, also one that comes late, and wait a while until they have.
+
+        Those that wait for the next leader see by themselves that this one is gone.
+        """
+        if not _all_leave(ending):
+            return
+        # At a requeue the next start has agents of its own; and where the run directory was lost,
+        # another job may stand in its place by now.
+        if isinstance(ending, EndJob) and self.watch.lost is None:
+            with contextlib.suppress(OSError):
+                announce_end(self.run_dir, self.granted.term)
+        for host in list(self.connections.by_host):
+            self.connections.order(host, self._goodbye(ending))
+        deadline = self.clock.monotonic() + FAREWELL_S
+        while self.connections.open and self.clock.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+
+    def _goodbye(self, ending: EndJob | Requeue) -> Leave:
+        again = isinstance(ending, Requeue) and has_successors(self.supervisor.run)
+        return Leave(reason=ending.reason, again=again)
+
+
+def _ending_of(
+    deciding: asyncio.Task[EndJob | Requeue], done: set[asyncio.Task[Any]]
+) -> EndJob | Requeue:
+    try:
+        for task in done:
+            task.result()
+    except RunDirGone as exc:
+        return EndJob(state="FAILED", reason=str(exc))
+    return deciding.result()
+
+
+def _all_leave(ending: EndJob | Requeue) -> bool:
+    return isinstance(ending, EndJob) or ending.whole

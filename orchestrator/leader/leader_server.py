@@ -1,0 +1,128 @@
+"""What the leader serves: agents connect by WebSocket and `cancel` sends a request; both
+prove that they know the job's secret.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import WSCloseCode, web
+
+from orchestrator.agent.handshake import challenge, proved
+from orchestrator.contract.messages.agent_protocol import (
+    AGENT_PATH,
+    CANCEL_PATH,
+    REPORT_BYTES,
+    Claim,
+    Purpose,
+    Register,
+)
+from orchestrator.contract.read_json import read_json
+from orchestrator.job_secret import JobSecret, server_context
+from orchestrator.leader.agent_sessions import report_in
+from orchestrator.leader.tls_port import Door, Visitor
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 1.0
+"""For requests to end once nobody is led any more."""
+BODY_BYTES = 64 << 10
+PURPOSES: dict[str, Purpose] = {AGENT_PATH: "agent", CANCEL_PATH: "cancel"}
+CLAIM = web.RequestKey("claim", Claim)
+
+Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
+"""Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
+
+
+class Reception:
+    def __init__(
+        self, secret: JobSecret, launch: int, listen: Listen, cancel: Callable[[str], object]
+    ) -> None:
+        self.secret = secret
+        self.launch = launch
+        self.listen = listen
+        self.cancel = cancel
+        self.runner: web.AppRunner | None = None
+        self.door: Door | None = None
+
+    async def open(self, bind: str, port: int, folder: Path) -> int:
+        """At `port`, if it is free; where else, is returned. `folder` is for this process alone.
+        Raises OSError."""
+        self.runner = web.AppRunner(self.application(), shutdown_timeout=CLOSE_S)
+        await self.runner.setup()
+        assert self.runner.server is not None
+        self.door = Door(self.runner.server, server_context(self.secret, folder))
+        try:
+            return self.door.open(bind, port)
+        except OSError as exc:
+            if port == 0:
+                raise
+            log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
+            return self.door.open(bind, 0)
+
+    async def close(self) -> None:
+        if self.door is not None:
+            await self.door.close()
+        if self.runner is not None:
+            await self.runner.cleanup()
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._authenticate], client_max_size=BODY_BYTES)
+        app.router.add_get(AGENT_PATH, self._agent)
+        app.router.add_post(CANCEL_PATH, self._cancel)
+        return app
+
+    @web.middleware
+    async def _authenticate(
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        visitor = request.protocol
+        assert isinstance(visitor, Visitor)
+        given = request.headers.get("Authorization")
+        if given is None:
+            return _ask_for_proof(visitor, "prove that you know the job's secret")
+        nonce = visitor.take_nonce()
+        claim = proved(self.secret, nonce, given) if nonce else None
+        if claim is None or claim.purpose != PURPOSES.get(request.path):
+            visitor.door.turned_away("gave no right proof")
+            return _ask_for_proof(visitor, "this proves nothing here")
+        visitor.entered.set()
+        request[CLAIM] = claim
+        return await handler(request)
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        if request[CLAIM].launch != self.launch:
+            raise web.HTTPConflict(text=f"this is launch {self.launch}")
+        try:
+            body = read_json(await request.text())
+        except (ValueError, LookupError):  # an unknown charset is a LookupError
+            body = None
+        if not isinstance(body, dict):
+            raise web.HTTPBadRequest(text='the body must be {"by": "who cancels"}')
+        self.cancel(str(body.get("by", "somebody")))
+        return web.Response(status=202, text="cancelling")
+
+    async def _agent(self, request: web.Request) -> web.WebSocketResponse:
+        ws = web.WebSocketResponse(max_msg_size=REPORT_BYTES)
+        await ws.prepare(request)
+        try:
+            register = report_in(await ws.receive())
+            if not isinstance(register, Register) or not self._is_of(register, request[CLAIM]):
+                await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
+                return ws
+            await self.listen(register, ws)
+        except (ValueError, TypeError) as exc:
+            log.error("a message that cannot be read, closing its connection: %s", exc)
+            await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
+        return ws
+
+    def _is_of(self, register: Register, claim: Claim) -> bool:
+        """Whether it is of this launch, and speaks for the host that it has proved to be."""
+        said = (register.host, register.incarnation, register.launch)
+        return said == (claim.host, claim.incarnation, claim.launch) == (*said[:2], self.launch)
+
+
+def _ask_for_proof(visitor: Visitor, why: str) -> web.Response:
+    return web.Response(status=401, headers=challenge(visitor.challenge()), text=why)

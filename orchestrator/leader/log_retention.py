@@ -1,0 +1,73 @@
+"""What attempts of long ago left behind is removed: each has a log of every rank, and after a hang
+gigabytes of dumps. What they came to is in the journal.
+"""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.job.state import Run, Stage
+
+log = logging.getLogger(__name__)
+
+
+class Tidying:
+    """The leader's, while ranks train: nobody waits for it."""
+
+    def __init__(self, run: Callable[[], Run], run_dir: RunDir, keep: int) -> None:
+        """`keep`: so many newest attempts."""
+        self.run, self.run_dir, self.keep = run, run_dir, keep
+        self.tidied = keep
+        """The newest attempt for which it was done, or that needs none."""
+
+    def is_due(self) -> bool:
+        run = self.run()
+        return run.stage is Stage.RUNNING and run.attempt > self.tidied
+
+    async def tidy(self) -> None:
+        self.tidied = self.run().attempt
+        over = Event()
+        try:
+            await asyncio.to_thread(
+                remove_before, self.run_dir, self.tidied - self.keep + 1, over.is_set
+            )
+        finally:
+            over.set()  # a leader that ends does not wait for the rest of it
+
+
+def remove_before(run_dir: RunDir, first: int, is_over: Callable[[], bool]) -> None:
+    """All that attempts before `first` left, one file after the other until it is over. What cannot
+    be removed stays, and is tried again with the next attempt."""
+    failed: list[OSError] = []
+    for folder in _folders_before(run_dir, first):
+        for path, names, files in os.walk(folder, topdown=False, onerror=failed.append):
+            for name in files + names:
+                if is_over():
+                    return
+                _remove(Path(path, name), failed)
+        _remove(folder, failed)
+    if failed:
+        log.info("what old attempts left could not all be removed, first: %s", failed[0])
+
+
+def _folders_before(run_dir: RunDir, first: int) -> Iterator[Path]:
+    for parent in (run_dir.logs, run_dir.traces(0).parent, run_dir.profiles(0).parent):
+        for folder in sorted(parent.glob("attempt-*")):
+            number = re.fullmatch(r"attempt-(\d+)", folder.name)
+            if number is not None and int(number[1]) < first:
+                yield folder
+
+
+def _remove(path: Path, failed: list[OSError]) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
+    except OSError as exc:
+        failed.append(exc)

@@ -1,0 +1,51 @@
+"""The leader writes down now and then what its journal came to, for the one that comes after it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from orchestrator.contract.files.fence import GivenUp
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.job.state import Stage
+from orchestrator.journal import snapshot
+from orchestrator.journal.supervisor import Folded, Supervisor
+
+log = logging.getLogger(__name__)
+
+EVERY_LINES = 5_000
+"""A second's fold, and with thousands of hosts two attempts."""
+CALM = (Stage.RUNNING, Stage.WAITING, Stage.HOLDING)
+"""Nothing is urgent then: of thousands of hosts it takes this process some tenths of a second."""
+
+
+class Remembering:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        run_dir: RunDir,
+        guard: Callable[[], None],
+        every: int = EVERY_LINES,
+    ) -> None:
+        self.supervisor, self.run_dir, self.guard, self.every = supervisor, run_dir, guard, every
+        self.known = supervisor.known.lines
+        """Lines that the newest snapshot knows."""
+        self.writes = False
+
+    def is_due(self) -> bool:
+        """Asked between two decisions."""
+        lines = self.supervisor.journal.place.lines
+        enough = lines >= self.known + self.every and not self.writes
+        return enough and self.supervisor.run.stage in CALM
+
+    async def remember(self, folded: Folded) -> None:
+        """One that cannot be written nobody misses until there is a new leader, which then has more
+        to fold."""
+        self.known, self.writes = folded.place.lines, True
+        try:
+            await asyncio.to_thread(snapshot.write, self.run_dir, folded, self.guard)
+        except GivenUp:
+            return  # the next line or look at the fence ends this leader
+        except (OSError, snapshot.Unfit) as exc:
+            log.warning("what the journal came to could not be written down: %s", exc)
+        finally:
+            self.writes = False

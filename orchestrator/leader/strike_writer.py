@@ -1,0 +1,54 @@
+"""Which hosts were to blame is written down for the jobs that come after this one."""
+
+import logging
+from pathlib import Path
+
+from orchestrator import host_strikes
+from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.job.hosts.straggler_replacement import strike_of
+from orchestrator.job.policy import strike_weight
+from orchestrator.job.state import Incident, Run, evidence_lines
+from orchestrator.leader.strike_compaction import shed
+
+log = logging.getLogger(__name__)
+
+
+def new_strikes(before: Run, after: Run) -> list[host_strikes.Strike]:
+    """Against whom the last decision speaks."""
+    assert after.job is not None
+    fresh = after.incidents[len(before.incidents) :]
+    found = [_strike(incident, after.job) for incident in fresh if _counts(incident)]
+    slow = strike_of(before, after)
+    return found if slow is None else [*found, slow]
+
+
+def _counts(incident: Incident) -> bool:
+    return incident.culprit.host is not None and strike_weight(incident) > 0
+
+
+def _strike(incident: Incident, job: JobSubmitted) -> host_strikes.Strike:
+    assert incident.culprit.host is not None
+    return host_strikes.Strike(
+        at=incident.at,
+        host=incident.culprit.host,
+        job=job.launch.job,
+        attempt=incident.attempt,
+        kind=incident.kind,
+        cause=incident.cause,
+        evidence=evidence_lines(incident),
+        submitted=job.at,
+        weight=strike_weight(incident),
+    )
+
+
+def record(path: Path, strike: host_strikes.Strike) -> None:
+    """A disk that does not take it stops nobody."""
+    try:
+        host_strikes.record(path, strike)
+    except OSError as exc:
+        log.warning("a strike against %s could not be written: %s", strike.host, exc)
+        return
+    try:
+        shed(path, strike.at)
+    except OSError as exc:
+        log.info("the strikes that have faded stay in %s for now: %s", path, exc)

@@ -1,0 +1,182 @@
+"""How many bytes the fullest rank needs at its peak, and for what.
+
+Formulas, their sources and how far off they are: `docs/memory.md`.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+from orchestrator.contract.plan import Memory
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.inventory.profile import Fabric
+from orchestrator.plan.memory.activations import layer_of
+from orchestrator.plan.memory.reserve import reserve_bytes
+from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
+from orchestrator.plan.memory.timeline import At, moments_of
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.setup import Setup
+from orchestrator.plan.sizes import COMPUTE_BYTES
+from orchestrator.plan.stages import StageRank, stage_ranks
+
+
+class _Rank(NamedTuple):
+    """One rank along pp, at its peak."""
+
+    number: int
+    states: States
+    boundaries: int
+    moments: list[At]
+    peak: int
+
+
+class Peak(NamedTuple):
+    """Of the fullest rank. What it is made of is told apart only where somebody asks: of most
+    setups a search wants to know whether they fit."""
+
+    setup: Setup
+    fabric: Fabric | None
+    rank: _Rank
+    reserve: Mapping[str, int]
+    bytes: int
+
+    def memory(self) -> Memory:
+        setup, fabric, rank = self.setup, self.fabric, self.rank
+        return Memory(
+            peak_bytes=self.bytes,
+            device_bytes=fabric.profile.memory_bytes if fabric else None,
+            worst_rank=f"pp stage {rank.number}" if setup.mesh.pp > 1 else "every rank",
+            items={**_items(rank), **self.reserve},
+            host=_host(setup, rank.states),
+        )
+
+
+def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
+    """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
+    mesh = setup.mesh
+    ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
+    return _peak(setup, worst, fabric)
+
+
+def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
+    """The same with all that it is made of."""
+    return peak_of(setup, fabric).memory()
+
+
+def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
+    """The same of every rank along pp."""
+    ranks = stage_ranks(
+        setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
+    )
+    return tuple(
+        _peak(setup, _rank(setup, n, rank), fabric).memory() for n, rank in enumerate(ranks)
+    )
+
+
+def _fullness(rank: _Rank) -> int:
+    return rank.peak
+
+
+def _peak(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Peak:
+    reserve = reserve_bytes(setup.mesh, rank.peak, fabric)
+    return Peak(setup, fabric, rank, reserve, rank.peak + sum(reserve.values()))
+
+
+def least_bytes(setup: Setup) -> int:
+    """No more than the bytes of `peak_of`, for a fraction of its time: weights, moments and kept
+    activations of the pipeline's first rank, as the last micro batch has gone forward."""
+    mesh = setup.mesh
+    rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    states = states_of(setup, rank, units_of(setup, rank))
+    kept = 0.0
+    if setup.checkpointing != "every_k":
+        tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+        kept = (rank.kept * rank.layers - 1) * layer_of(setup).kept * tokens
+    return states.parameters + states.optimizer + int(max(0.0, kept))
+
+
+@cache
+def _first(
+    shape: ModelShape, pp: int, pipeline: PipelineSpec, micro_batches: int, tokens: int
+) -> StageRank:
+    return stage_ranks(shape, pp, pipeline, micro_batches, tokens)[0]
+
+
+@cache
+def _telling(
+    shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
+) -> Mapping[int, StageRank]:
+    """Of `stage_ranks` those that no other has at least as much of everything as; the first of
+    equals. A search asks for the same ones for every arrangement of data-parallel ranks."""
+    told: dict[int, StageRank] = {}
+    for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
+        if not any(_has_all_of(other, rank) for other in told.values()):
+            told[number] = rank
+    return told
+
+
+def _has_all_of(one: StageRank, other: StageRank) -> bool:
+    return (
+        one.layers >= other.layers
+        and one.kept >= other.kept
+        and one.is_first >= other.is_first
+        and one.is_last >= other.is_last
+    )
+
+
+def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
+    units = units_of(setup, rank)
+    states = states_of(setup, rank, units)
+    boundaries, moments = boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
+    kept = states.parameters + states.optimizer + boundaries
+    update = 0 if states.host else states.gradients
+    peak = kept + max(update, math.ceil(max(map(sum, moments))))
+    return _Rank(number, states, boundaries, moments, peak)
+
+
+def _items(rank: _Rank) -> dict[str, int]:
+    """Each at its own most in the step."""
+    states = rank.states
+    most = At(*map(max, zip(*rank.moments, strict=True)))
+    items = {
+        "parameters": states.parameters,
+        "gradients": max(states.gradients, math.ceil(most.gradients)),
+        "optimizer": states.optimizer,
+        "gathered": math.ceil(most.gathered),
+        "activations": math.ceil(most.activations),
+        "logits": math.ceil(most.logits),
+        "temporary": math.ceil(most.temporary),
+    }
+    return items | ({"boundaries": rank.boundaries} if rank.boundaries else {})
+
+
+def _host(setup: Setup, states: States) -> dict[str, int]:
+    """What a rank has in the host's memory: what is offloaded, and a copy of all that a checkpoint
+    holds, from which it is written while training goes on."""
+    moved = states.host
+    saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
+    frozen = 0
+    if setup.lora is not None:
+        # Checkpoints have the adapters alone.
+        frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
+    return {**moved, "checkpoint": saved["parameters"] - frozen + saved["optimizer"]}
+
+
+def boundary_bytes(setup: Setup, rank: StageRank) -> int:
+    """What goes between stages; 0 without a pipeline.
+
+    torch makes a buffer for each micro batch of a step, for the hidden states that each stage gets
+    and for the gradients that come back (`PipelineStage`, `_RecvInfo`); what a stage handed on is
+    kept until it has gone back.
+    """
+    shape, mesh = setup.shape, setup.mesh
+    if mesh.pp == 1:
+        return 0
+    stages = setup.pipeline.stages
+    arrive = 2 * stages - rank.is_first - rank.is_last
+    tensors = arrive * setup.micro_batches + rank.kept * stages
+    width = math.ceil(shape.hidden_size / mesh.tp) * COMPUTE_BYTES[setup.dtype]
+    tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+    return math.ceil(tensors * tokens * width)

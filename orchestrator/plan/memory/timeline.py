@@ -1,0 +1,356 @@
+"""What is on a rank at once: the moments of a step at which the peak may be.
+
+Between these the amounts go up or down evenly, layer by layer, so the peak is at one of them. Order
+and lifetimes are those of torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and of the
+trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
+from orchestrator.plan.memory.activations import Layer, Moment, layer_of
+from orchestrator.plan.memory.states import (
+    MASTER_BYTES,
+    NOTHING,
+    Piece,
+    States,
+    Units,
+    sharing_of,
+)
+from orchestrator.plan.setup import Setup, every
+from orchestrator.plan.sizes import COMPUTE_BYTES
+from orchestrator.plan.stages import StageRank
+
+LOSS_KEPT_BYTES = 4
+"""Of a logit: log-softmax keeps its result in float32."""
+LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
+"""More of a logit as the loss goes backward: the gradients of log-softmax's result and of its
+input; where logits are cut over tp, torch's loss_parallel has the exponential of the first, too."""
+
+
+class At(NamedTuple):
+    """Bytes beside the states that are kept from step to step."""
+
+    gradients: float = 0
+    gathered: float = 0
+    """Weights of whole units, as they are computed with."""
+    activations: float = 0
+    """With the temporary values of the layer that goes backward."""
+    logits: float = 0
+    temporary: float = 0
+    """Gradients of whole units, and what they are reduced in."""
+    apart: float = 0
+    """Zero, or less where the others are each at their most in the turn of one layer: how much of
+    them is not there at once."""
+
+
+class _Turn(NamedTuple):
+    """Of a layer that goes backward: each at its most, in bytes."""
+
+    activations: float
+    weights: float
+    """Gradients of its weights."""
+    apart: float
+    """As of `At`."""
+
+
+def _turn(moments: tuple[Moment, ...], tokens: int, weight_bytes: int) -> _Turn:
+    """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
+    most = weights = both = 0.0
+    for of_token, grown in moments:
+        activations, gradients = of_token * tokens, grown * weight_bytes
+        most, weights = max(most, activations), max(weights, gradients)
+        both = max(both, activations + gradients)
+    return _Turn(most, weights, both - most - weights)
+
+
+class _Rank(NamedTuple):
+    """What the moments of one rank are made of, in bytes."""
+
+    setup: Setup
+    units: Units
+    layer: Layer
+    kept: float
+    """Micro batches that are kept at once."""
+    tokens: int
+    """Of a micro batch, on this rank."""
+    size: int
+    """Bytes of a value that is computed with."""
+    has_loss: bool
+    weight_bytes: int
+    """Of an element of a gradient as it is computed."""
+    accumulates: bool
+    """Gradients of several micro batches are added up before ranks reduce them."""
+
+    turn: _Turn
+    """Of each layer, but for those of `every_k` that keep all."""
+
+    @property
+    def others(self) -> float:
+        """Activations of the micro batches that wait."""
+        return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
+
+    def below(self, layers: float) -> float:
+        """Activations of so many of the lowest layers of one micro batch."""
+        setup = self.setup
+        if setup.checkpointing != "every_k":
+            return layers * self.layer.kept * self.tokens
+        plain = self.plain(layers)
+        return (plain * self.layer.whole + (layers - plain) * self.layer.kept) * self.tokens
+
+    def plain(self, layers: float) -> float:
+        """How many of the lowest layers keep all that they are computed with."""
+        kind = self.setup.checkpointing
+        if kind == "every_k":
+            return layers - layers // every(self.setup)
+        return layers if kind == "none" else 0
+
+    @property
+    def loss(self) -> At:
+        """The loss goes backward, and no layer has yet."""
+        if not self.has_loss:
+            return At()
+        setup, shape = self.setup, self.setup.shape
+        tp = setup.mesh.tp
+        backward = PARALLEL_LOSS_BACKWARD_BYTES if tp > 1 else LOSS_BACKWARD_BYTES
+        # GPipe goes forward with all micro batches before it goes back with one.
+        waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
+        logits = self.tokens * math.ceil(shape.vocab_size / tp)
+        # A pipeline's stage keeps what it came to until it has gone back.
+        each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
+        kept = self.kept * self.below(self.units.layers)
+        return At(
+            activations=kept + self.layer.last_norm * self.tokens,
+            logits=logits * (each * waiting + backward),
+        )
+
+    def layer_back(self, done: int) -> "_Turn":
+        """Of the layer that goes backward after `done` others."""
+        waiting = self.others + self.below(self.units.layers - 1 - done)
+        turn = self.turn
+        if self.setup.checkpointing == "every_k" and self._is_plain(done):
+            turn = _turn(self.layer.plain_moments, self.tokens, self.weight_bytes)
+        return _Turn(waiting + turn.activations, turn.weights, turn.apart)
+
+    def _is_plain(self, done: int) -> bool:
+        return (self.units.layers - done) % every(self.setup) != 0
+
+    @property
+    def turns(self) -> list[int]:
+        """Layers done before those whose backward pass may be the peak: the last two to have gone
+        forward and the first one; with `every_k` also the first that is computed again."""
+        last = self.units.layers - 1
+        if self.setup.checkpointing == "every_k":
+            return sorted({0, min(1, last), last, min(last, (last + 1) % every(self.setup))})
+        # The second has nothing more than the first where gradients only add up.
+        return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
+
+
+def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:
+    """Every moment at which `rank` may be at its peak."""
+    mesh = setup.mesh
+    alone = sharing_of(setup) * mesh.dp_replicate == 1
+    plain = alone and setup.dtype == "float32" and not setup.cpu_offload
+    sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
+    tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
+    layer, weight_bytes = layer_of(setup), size if sharded else MASTER_BYTES
+    one = _Rank(
+        setup,
+        units,
+        layer,
+        rank.kept,
+        tokens,
+        size,
+        rank.is_last,
+        weight_bytes,
+        setup.micro_batches > 1,
+        _turn(layer.moments, tokens, weight_bytes),
+    )
+    return list(_sharded(one, states) if sharded else _copied(one, states))
+
+
+def _sharded(rank: _Rank, states: States) -> Iterator[At]:
+    """Under FSDP2: units are gathered for their use, and their gradients reduced behind it."""
+    setup, units, size = rank.setup, rank.units, rank.size
+    reduce = COMPUTE_BYTES[setup.reduce_dtype]
+    grads = _Gradients.of(rank, states)
+    layer, head, root = units.layer.whole * size, units.head.whole * size, units.root.whole * size
+    ahead = min(setup.backward_prefetch, units.layers - 1) if sharing_of(setup) > 1 else 0
+    stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
+    everything = units.all.whole * size
+    parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
+    unsummed = 0.0
+    if setup.pipeline.schedule == SPLITS_BACKWARD and setup.mesh.pp > 1:
+        # A stage's weight gradients stay as they were computed until it goes backward once more.
+        unsummed = layer * units.layers / 2
+    if rank.has_loss:
+        # The unit that goes back first is not freed; with a head in the root that is a layer.
+        kept = everything if stays else root + (head or layer) + parts * units.layers
+        loss = rank.loss
+        yield At(
+            gradients=grads.summed,
+            gathered=kept,
+            activations=loss.activations,
+            logits=loss.logits,
+            temporary=unsummed + head * (unsummed > 0),
+        )
+        if head:
+            yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
+    accumulates = rank.accumulates
+    for done in rank.turns:
+        last = done == units.layers - 1
+        gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
+        if last:
+            gathered = root + layer + (units.embedding.whole * size if ahead else 0)
+        if stays:
+            gathered = everything - (head + layer * done) * (not accumulates)
+        if last and setup.mesh.pp > 1:
+            # Between two backward passes a schedule's stages are left as they are.
+            gathered = everything
+        flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
+        reduced, flying = grads.after(done), grads.early + flying
+        turn = rank.layer_back(done)
+        there = flying + unsummed + turn.weights
+        yield At(reduced, gathered, turn.activations, 0, there, turn.apart)
+    if setup.mesh.pp > 1 and units.embedding.whole and not stays:
+        # The embedding alone is gathered anew, into one buffer, and from it into its own place.
+        incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
+        embedding = units.embedding.whole * size
+        yield At(grads.summed, everything + embedding, rank.others + incoming)
+    left = stays or setup.mesh.pp > 1
+    yield _ends(rank, grads, everything if left and accumulates else root)
+
+
+def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[At]:
+    """The head's unit: as its gradient is computed, and as it is reduced, freed by then itself."""
+    setup, size = rank.setup, rank.size
+    width = setup.shape.hidden_size * size
+    activations = rank.others + rank.below(rank.units.layers)
+    logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
+    yield At(
+        gradients=grads.summed,
+        gathered=max(gathered, stay),
+        activations=activations + rank.layer.last_norm * rank.tokens + width * rank.tokens,
+        logits=logits,
+        temporary=grads.head.whole * size,
+    )
+    if rank.accumulates:
+        return
+    yield At(
+        gathered=max(gathered, stay) - rank.units.head.whole * size,
+        activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
+        temporary=_reduced(setup, grads.head, is_matrix=True),
+    )
+
+
+def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
+    """The last unit of the backward pass, which has the embedding; its own weights are freed,
+    unless they stay with all others."""
+    setup, size = rank.setup, rank.size
+    has_embedding = rank.units.embedding.whole > 0
+    unit = grads.embedding if has_embedding else grads.root
+    return At(
+        gradients=grads.summed or grads.after(rank.units.layers),
+        gathered=gathered if has_embedding else 0,
+        activations=rank.others,
+        temporary=unit.whole * size if rank.accumulates else _reduced(setup, unit, has_embedding),
+    )
+
+
+def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
+    """As a unit's gradient is reduced: the input of the reduce-scatter, before it what was computed
+    and after it the outcome, also in the optimizer's own type if that is another.
+
+    torch's `foreach_reduce` does not let go of a unit's last gradient before it returns, if there
+    is more than one rank. In a unit that is one matrix that is all of it.
+    """
+    size, reduce = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
+    outcome = unit.shard * (reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES))
+    if is_matrix and sharing_of(setup) > 1:
+        return unit.whole * (reduce + size) + outcome
+    return unit.whole * reduce + max(unit.whole * size, outcome)
+
+
+class _Gradients(NamedTuple):
+    """Of what is trained, by unit."""
+
+    layer: Piece
+    head: Piece
+    embedding: Piece
+    root: Piece
+    each: int
+    """Bytes of an element of a shard on the device."""
+    summed: float
+    """Whole gradients that wait for the last micro batch: each rank adds up its own until then
+    (`FSDPModule.set_requires_gradient_sync`)."""
+    early: float
+    """Those of the root's that are computed first and reduced last."""
+
+    @classmethod
+    def of(cls, rank: _Rank, states: States) -> "_Gradients":
+        setup, units = rank.setup, rank.units
+        each = 0 if setup.cpu_offload else MASTER_BYTES
+        summed = states.trained.whole * COMPUTE_BYTES[setup.reduce_dtype] * rank.accumulates
+        if setup.lora is None:
+            early = units.late_root.whole * rank.size
+            return cls(units.layer, units.head, units.embedding, units.root, each, summed, early)
+        layers = max(1, units.layers)
+        layer = Piece(states.trained.whole // layers, states.trained.shard // layers)
+        return cls(layer, NOTHING, NOTHING, NOTHING, each, summed, 0)
+
+    def after(self, done: int) -> float:
+        """There once `done` layers have gone backward."""
+        if self.summed:
+            return self.summed
+        return (self.head.shard + self.layer.shard * done) * self.each
+
+
+def _copied(rank: _Rank, states: States) -> Iterator[At]:
+    """With whole weights on every rank: gradients stay, and under DDP and ZeRO-1 each bucket they
+    are averaged in lives until the last one is done."""
+    setup, units, size = rank.setup, rank.units, rank.size
+    whole = states.trained.whole * MASTER_BYTES
+    per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
+    # Autocast keeps what it cast of the matrices: all to the end of the forward pass, and for the
+    # backward pass those of layers that are not computed again.
+    cast = 0 if size == MASTER_BYTES else size
+    ends = units.head.whole + units.late_root.whole
+    first = 0 if setup.lora else ends
+    bucket = _bucket_bytes(setup, states)
+    if rank.has_loss:
+        loss, all_layers = rank.loss, units.layers * units.layer.whole
+        summed = whole if rank.accumulates else 0
+        logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
+        yield At(summed, cast * (all_layers + ends), loss.activations, logits)
+        plain = rank.plain(units.layers) * units.layer.whole
+        yield At(summed, cast * (plain + ends), loss.activations, loss.logits)
+    for done in rank.turns:
+        there = per_layer * done + first
+        # A tied head's gradient waits for the embedding's; a pipeline averages at its end.
+        waits = first if setup.shape.tied_embeddings and setup.mesh.pp == 1 else 0
+        in_buckets = there - waits if setup.mesh.pp == 1 else 0
+        left = units.layers - 1 - done
+        turn = rank.layer_back(done)
+        yield At(
+            gradients=whole if rank.accumulates else there * MASTER_BYTES + turn.weights,
+            gathered=cast * units.layer.whole * (rank.plain(left) + 1),
+            activations=turn.activations,
+            temporary=in_buckets * bucket,
+            # Gradients that are added up come and go with each weight.
+            apart=0 if rank.accumulates else turn.apart,
+        )
+    yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
+
+
+def _bucket_bytes(setup: Setup, states: States) -> float:
+    """Of an element whose gradient is being averaged. ZeRO-1 has what is scattered, padded, and
+    the rank's rows of the outcome; it takes the place of the gradients when all are there."""
+    ranks = sharing_of(setup)
+    if ranks == 1:
+        return 0
+    rows = 1.0
+    if setup.data == "zero1":
+        rows = states.trained.shard * (ranks + 1) / states.trained.whole
+    return COMPUTE_BYTES[setup.reduce_dtype] * rows

@@ -1,0 +1,133 @@
+"""Ways to run a job in less memory than its plan was believed to need, the cheapest first.
+
+What trains the same comes before what trains something else: other splits, smaller micro batches
+and more recomputation by the time of a step, then what `search/smallest_change.py` knows.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.mesh import AXES
+from orchestrator.contract.plan import Choice, Plan
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.errors import PlanError
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.plan.figures import show_bytes, show_seconds
+from orchestrator.plan.planner import plan, relief_of
+from orchestrator.plan.search.alternatives import Edits, Value, apply, show_edits, value_at
+
+SHOWN = 3
+ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
+"""Keys whose change trains something else, or elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    edits: Edits
+    """Of the spec, so that it is planned like this."""
+    price: str
+    plan: Plan | None = None
+    """What comes of it, where it trains the same on the same hosts."""
+
+    def __str__(self) -> str:
+        return f"{show_edits(self.edits)}  ({self.price})"
+
+
+def ways_within(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
+) -> tuple[Way, ...]:
+    """Up to three, where `former` did not fit; `inventory` has the memory that is believed now.
+
+    Raises:
+        PlanError: the spec can have no plan there for other reasons than memory.
+    """
+    try:
+        best = plan(spec, inventory, config)
+    except PlanError:
+        best = None
+    found = [] if best is None else list(_chosen(spec, inventory, config, best, former))
+    if len(found) < SHOWN:
+        known = [way.edits for way in found]
+        relieved = _relieved(spec, inventory, config, former)
+        found += _unlike(known, relieved)
+    return tuple(found[:SHOWN])
+
+
+def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
+    """Two kinds of change may come to the same."""
+    for way in ways:
+        if way.edits not in known:
+            known.append(way.edits)
+            yield way
+
+
+def _chosen(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], best: Plan, former: Plan
+) -> Iterator[Way]:
+    """What the spec leaves open, decided otherwise."""
+    choices = [best.choice, *best.alternatives]
+    for number, choice in enumerate(choice for choice in choices if choice is not None):
+        found = best
+        if number and choice.schedule is not None:  # in how many stages a choice does not say
+            found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
+        decided = _decided(spec, choice, found.pipeline.stages_per_rank)
+        edits = {path: value for path, value in decided.items() if value_at(spec, path) != value}
+        yield Way(edits=edits, price=_price(choice, former), plan=None if number else best)
+
+
+def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
+    """Every key that the planner decides, so that it decides nothing else next time."""
+    degrees: dict[str, Value] = {f"parallel.{a}": getattr(choice.mesh, a) for a in AXES}
+    more: dict[str, Value] = {
+        "train.micro_batch_size": choice.micro_batch_size,
+        "train.activation_checkpointing": choice.activation_checkpointing,
+    }
+    if spec.parallel.data == "fsdp":
+        more["parallel.fsdp.reshard_after_forward"] = choice.reshard_after_forward
+    if choice.schedule is not None:
+        more["parallel.pipeline.schedule"] = choice.schedule
+        more["parallel.pipeline.stages_per_rank"] = stages
+    return degrees | more
+
+
+def _price(choice: Choice, former: Plan | None) -> str:
+    words = f"about {show_bytes(choice.peak_bytes)}, {show_seconds(choice.step_s)} a step"
+    if former is None or former.time is None:
+        return words
+    return f"{words} instead of {show_seconds(former.time.step_s)}"
+
+
+def _relieved(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
+) -> Iterator[Way]:
+    """What the spec fixes, changed.
+
+    Nothing is left to the planner: whoever resumes plans with all the memory that a device is
+    said to have, and would be given the plan that did not fit.
+    """
+    for way in relief_of(spec, inventory, config):
+        try:
+            changed = apply(spec, way.edits)
+            found = plan(changed, _with_hosts(inventory, changed.cluster.hosts), config)
+        except (PlanError, Invalid):
+            continue
+        assert found.choice is not None
+        decided = _decided(changed, found.choice, found.pipeline.stages_per_rank)
+        edits = {path: value for path, value in way.edits.items() if value != "auto"} | {
+            path: value for path, value in decided.items() if value_at(spec, path) != value
+        }
+        same = not ANOTHER_JOB & way.edits.keys()
+        price = _price(found.choice, former if same else None)
+        if len(edits) > len(decided.keys() & edits.keys()):
+            price = f"{way.price}; {price}"  # than how it is split, too, something is changed
+        yield Way(edits=edits, price=price, plan=found if same else None)
+
+
+def _with_hosts(inventory: Inventory, count: int) -> Inventory:
+    """With hosts of the same kind added, as many as are asked for: they are not there yet."""
+    like = inventory.hosts[-1]
+    more = range(len(inventory.hosts), count)
+    added = [replace(like, name=f"another-{number}") for number in more]
+    return Inventory(hosts=(*inventory.hosts, *added))

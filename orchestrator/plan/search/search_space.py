@@ -1,0 +1,106 @@
+"""What the search walks through: setups, what they cost, and how they are ranked."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from orchestrator.contract.plan import Memory, StepTime
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.inventory.profile import Fabric
+from orchestrator.plan.cost.step import step_time
+from orchestrator.plan.memory.peak_memory import Peak, peak_of
+from orchestrator.plan.memory.states import MOMENTS
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.degrees import simplicity
+from orchestrator.plan.setup import Setup
+
+MODEST_BYTES = 256 << 20
+"""Activations and logits that a CPU rank's micro batch may come to where the planner chooses it:
+such ranks share one memory, of which a profile knows nothing."""
+DIGITS = 9
+"""Significant ones of a time; what differs in later ones is rounding, and ties."""
+
+Rank = tuple[float | int, ...]
+"""The smaller, the better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    setup: Setup
+    memory: Memory
+    time: StepTime
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    spec: JobSpec
+    shape: ModelShape
+    fabric: Fabric
+
+    @property
+    def world(self) -> int:
+        return self.fabric.hosts * self.fabric.devices_per_host
+
+    @property
+    def limit(self) -> int:
+        """Bytes of one device."""
+        return self.fabric.profile.memory_bytes
+
+    @property
+    def states_bytes(self) -> int:
+        """Of what the devices must hold together, however the job is split; 0 where that is little
+        or elsewhere."""
+        if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
+            return 0
+        moments = MOMENTS[self.spec.train.optimizer.name]
+        return 4 * (2 + moments) * self.shape.parameters
+
+    def peak(self, setup: Setup) -> Peak:
+        return peak_of(setup, self.fabric)
+
+    def time(self, setup: Setup) -> StepTime:
+        return step_time(setup, self.fabric)
+
+    def option(self, peak: Peak) -> Option:
+        return Option(peak.setup, peak.memory(), self.time(peak.setup))
+
+    def is_too_large(self, count: int) -> bool:
+        return count > self.limit
+
+    def fits(self, peak: Peak, smallest: int) -> bool:
+        """`smallest` is the least micro batch there is."""
+        if self.is_too_large(peak.bytes):
+            return False
+        free = self.fabric.profile.device == "cpu" and peak.setup.micro_batch_size > smallest
+        return not free or _bytes_of(peak.memory(), KEPT) <= MODEST_BYTES
+
+
+PASSING = frozenset({"activations", "logits", "boundaries", "temporary", "slack"})
+"""Items of memory that hang on micro batch and checkpointing; the others only on whether gradients
+are accumulated."""
+KEPT = frozenset({"activations", "logits"})
+
+
+def standing_bytes(memory: Memory) -> int:
+    """What no smaller micro batch and no checkpointing frees, at least."""
+    return memory.peak_bytes - _bytes_of(memory, PASSING)
+
+
+def _bytes_of(memory: Memory, items: Collection[str]) -> int:
+    return sum(size for item, size in memory.items.items() if item in items)
+
+
+def by_throughput(option: Option) -> Rank:
+    seconds = float(f"{option.time.step_s:.{DIGITS}g}")
+    return (seconds, *simplicity(option.setup.mesh), option.memory.peak_bytes)
+
+
+def by_memory(option: Option) -> Rank:
+    return (option.memory.peak_bytes, *by_throughput(option))
+
+
+RANKS: dict[str, Callable[[Option], Rank]] = {
+    "throughput": by_throughput,
+    "memory": by_memory,
+    "fewest_hosts": by_throughput,
+}
+"""By objective; the number of hosts is decided before."""

@@ -1,0 +1,131 @@
+"""The smallest changes with which a job would fit, where nothing that its spec leaves open does.
+
+Each was tried: the changed spec has a plan. What only gives the planner a free hand comes first,
+then what makes steps slower or takes more machines, then what trains something else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.mesh import AXES
+from orchestrator.contract.spec.model_spec import LoraSpec
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.plan.search.alternatives import (
+    Value,
+    apply,
+    first_mesh,
+    show_edits,
+    value_at,
+)
+from orchestrator.plan.search.best import can_fit
+from orchestrator.plan.search.hosts import least_hosts, with_hosts
+from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.search_space import Space
+
+SHOWN = 3
+SHORTEST_SEQUENCE = 128
+"""Tokens, below which no sequence is proposed."""
+HOSTS_TRIED = 12
+
+Edits = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class WayOut:
+    edits: Edits
+    price: str
+
+    def __str__(self) -> str:
+        return f"{show_edits(self.edits)}  ({self.price})"
+
+
+def ways_out(space: Space, inventory: Inventory) -> tuple[WayOut, ...]:
+    """The three cheapest."""
+    found: list[WayOut] = []
+    for kind in (_freer, _offloaded, _larger, _shorter, _adapted):
+        # Of each kind of change the smallest one.
+        ways = (way for way in kind(space, inventory) if _fits(space, inventory, way.edits))
+        found += islice(ways, 1)
+        if len(found) == SHOWN:
+            break
+    return tuple(found)
+
+
+def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
+    try:
+        spec = apply(space.spec, edits)
+    except Invalid:
+        return False  # Keys that exclude each other.
+    changed = replace(with_hosts(space, spec.cluster.hosts), spec=spec)
+    mesh = first_mesh(spec, space.shape, space.fabric.blocks)
+    if mesh is None:
+        return False
+    more = spec.cluster.hosts > space.spec.cluster.hosts
+    reasons = () if more else refusals(spec, inventory, space.shape, mesh)
+    return not reasons and can_fit(changed)
+
+
+def _freer(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    """What the spec fixes is left to the planner: one key, then all of them."""
+    free = _fixed(space)
+    for path, value in free.items():
+        yield WayOut({path: value}, "the planner chooses it")
+    if len(free) > 1:
+        yield WayOut(free, "the planner chooses them")
+
+
+def _fixed(space: Space) -> Edits:
+    """Keys whose value costs memory, with what leaves them open."""
+    spec = space.spec
+    values: Edits = {
+        "train.activation_checkpointing": "auto",
+        "train.micro_batch_size": "auto",
+        "parallel.pipeline.schedule": "auto",
+        "parallel.pipeline.stages_per_rank": "auto",
+        **{f"parallel.{axis}": "auto" for axis in AXES},
+    }
+    if spec.parallel.data == "fsdp":
+        values["parallel.fsdp.reshard_after_forward"] = "auto"
+    else:
+        values |= {"parallel.data": "fsdp"}
+    return {path: value for path, value in values.items() if value_at(spec, path) != value}
+
+
+def _offloaded(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    if space.spec.parallel.data != "fsdp" or space.spec.parallel.fsdp.cpu_offload:
+        return
+    price = "slower: weights, gradients and moments in the hosts' memory"
+    offload: Edits = {"parallel.fsdp.cpu_offload": True}
+    yield WayOut(offload, price)
+    yield WayOut({**_fixed(space), **offload}, price)
+
+
+def _larger(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    """More hosts, from the fewest that hold the model's states."""
+    asked = space.spec.cluster.hosts
+    there = len(inventory.with_devices(space.spec.cluster.gpus_per_host))
+    first = max(asked + 1, least_hosts(space))
+    steps = {first + more for more in range(4)} | {asked << power for power in range(1, 12)}
+    for hosts in islice(sorted(count for count in steps if count >= first), HOSTS_TRIED):
+        price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"
+        yield WayOut({"cluster.hosts": hosts}, price)
+    if free := _fixed(space):
+        yield WayOut({**free, "cluster.hosts": max(first, 2 * asked)}, "more hosts, freely split")
+
+
+def _shorter(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    length = space.spec.data.sequence_length // 2
+    while length >= SHORTEST_SEQUENCE:
+        yield WayOut({"data.sequence_length": length}, "other data: shorter sequences")
+        length //= 2
+
+
+def _adapted(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    lora = space.spec.model.lora
+    if lora is None:
+        yield WayOut({"model.lora": LoraSpec()}, "other training: adapters alone")
+    if lora is None or lora.quantize == "none":
+        adapters = replace(lora or LoraSpec(), quantize="nf4")
+        yield WayOut({"model.lora": adapters}, "adapters on frozen weights of 4 bits")

@@ -1,0 +1,1 @@
+"""The laws that every simulated history is checked against."""

@@ -1,0 +1,166 @@
+"""Laws of which rule decides, and what it comes to: rules and budget, counted over again.
+
+The rules are data, a user's and ours; which of them is the first to fit, and whether the budget is
+spent, is found out here from the incidents as they were told.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.messages.events import (
+    CheckpointSaved,
+    Event,
+    LeaderStarted,
+    LeaveAsked,
+    StepReached,
+    TrainingResumed,
+)
+from orchestrator.contract.spec.failures import Remedy
+from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.diagnosis.classes import default_rules as known_classes
+from orchestrator.job.failures import no_progress
+from orchestrator.job.policy import default_rules, options
+from orchestrator.job.state import Incident, Run, Stage
+from orchestrator.simulation.laws.law import hold
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world.world import World
+
+BUDGET = "max-restarts"
+OF_MACHINES = frozenset(("host-lost", "leader-lost", "hang", "preflight"))
+BY_MACHINES = frozenset(("SIGKILL", "SIGBUS"))
+
+
+class Rules:
+    def __init__(self, world: "World") -> None:
+        self.scenario = scenario = world.scenario
+        self.rules: tuple[PolicyRule, ...] = (
+            *scenario.policy,
+            *options(scenario.on_oom, scenario.on_nan, on_processors=False),
+            *default_rules(),
+        )
+        self.says: dict[str, Remedy] = {}
+        for rule in (*scenario.classes, *known_classes()):
+            self.says.setdefault(rule.name, rule.action)
+        self.submitted()
+
+    def submitted(self) -> None:
+        """A person starts over: what was before does not count."""
+        self.known: list[Incident] = []
+        self.recovered: set[int] = set()
+        """Numbers of those after which a step was made."""
+        self.advanced: set[int] = set()
+        """Numbers of those after which a checkpoint was made."""
+        self.spent = 0
+        """Of the budget: incidents since the last sign of progress."""
+
+    def decided(self, event: Event, before: Run, run: Run) -> None:
+        match event:
+            case StepReached() if before.stage is Stage.STARTING:
+                self.recovered |= {incident.id for incident in self.known}
+            case CheckpointSaved() if run.saved > before.saved:
+                self.spent = 0
+                self.advanced |= {incident.id for incident in self.known}
+            case TrainingResumed() if run.saved > before.saved:
+                self.spent = min(self.spent, 1)
+                self.advanced |= {incident.id for incident in self.known[:-1]}
+            case _:
+                pass
+        for incident in run.incidents[len(before.incidents) :]:
+            if incident.kind == "preflight":
+                self.recovered |= {incident.id} if before.stage is Stage.RUNNING else set()
+            elif incident.rule == no_progress.RULE:
+                hold(run.ending == "FAILED", f"{incident.rule} decides, and the job goes on")
+            elif incident.remedy is not None and incident.rule:
+                self._judge(incident, event, before, run)
+            self.known.append(incident)
+
+    def _judge(self, one: Incident, event: Event, before: Run, run: Run) -> None:
+        rule = self._first(one)
+        action = self.says[one.failure] if rule.action == "class" else rule.action
+        most, counts = self.scenario.max_restarts, _counts(event, before)
+        if one.rule == BUDGET:
+            spent = self.spent if counts else 0
+            words = f"{one.failure} is the end of the job by {BUDGET} {most}"
+            hold(counts and spent >= most, f"{words}, and {spent} restarts are spent")
+        over = counts and action != "stop" and (self.spent >= most or one.rule == BUDGET)
+        name = BUDGET if over else rule.name
+        hold(one.rule == name, f"rule {one.rule} decides on {one.failure}, and {name} fits first")
+        fit = ("stop",) if name == BUDGET else self._comes_to(action, one, run)
+        hold(one.remedy in fit, f"rule {name} says {action}, and {one.remedy} is done")
+        self.spent += counts and one.remedy != "stop"
+
+    def _comes_to(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
+        """What is done about it where hosts and scheduler allow no more."""
+        scheduled, host = run.allocation is not None, one.culprit.host
+        match action:
+            case "requeue":
+                return ("requeue",) if scheduled else ("restart",)
+            case "replace" if host is None:
+                return ("restart",)
+            case "replace" if scheduled:
+                pinned = self.scenario.pinned.get(host or "") == "always"
+                return ("restart",) if pinned else ("replace",)
+            case "replace":
+                return ("replace", "restart")
+            case "replan":
+                return ("replan",) if one.failure == "cuda-out-of-memory" else ("stop",)
+            case "rollback":
+                return ("rollback", "stop")
+            case _:
+                return (action,)
+
+    def _first(self, one: Incident) -> PolicyRule:
+        says = self.says[one.failure]
+        for rule in self.rules:
+            said = not rule.says or says in rule.says
+            if said and self._covers(rule, one) and self._times(rule, one) >= rule.times:
+                return rule
+        raise AssertionError("the last rule covers everything")
+
+    def _covers(self, rule: PolicyRule, one: Incident) -> bool:
+        return rule.covers(one.failure, one.scope, one.phase)
+
+    def _times(self, rule: PolicyRule, one: Incident) -> int:
+        near = [
+            former
+            for former in self.known
+            if self._covers(rule, former)
+            and (rule.window is None or one.at - former.at <= rule.window)
+        ]
+        return 1 + sum(self._same(rule, former, one) for former in near)
+
+    def _same(self, rule: PolicyRule, former: Incident, one: Incident) -> bool:
+        on_one_host = one.culprit.host is not None and former.culprit.host == one.culprit.host
+        match rule.same:
+            case "any":
+                return True
+            case "class":
+                return former.failure == one.failure
+            case "checkpoint":
+                return former.failure == one.failure and former.id not in self.advanced
+            case "error":
+                return bool(one.signature) and former.signature == one.signature
+            case "start":
+                return former.id not in self.recovered
+            case "host":
+                return on_one_host and former.failure == one.failure
+            case "strike":
+                return on_one_host and self._is_strike(former) and self._is_strike(one)
+
+    def _is_strike(self, one: Incident) -> bool:
+        """Whether machines cause such."""
+        if one.scope == "user":
+            return False
+        left_out = "replace" in (self.says[one.failure], one.remedy)
+        explained = one.failure != "sigkill-from-outside"
+        by = one.kind == "rank-killed" and one.evidence.signal in BY_MACHINES and explained
+        return (one.scope == "host" and left_out and explained) or one.kind in OF_MACHINES or by
+
+
+def _counts(event: Event, before: Run) -> bool:
+    """What befalls a job that a scheduler takes down is not its fault."""
+    if isinstance(event, LeaderStarted):
+        return True
+    asked = before.leaving is not None and not before.leaving.by_choice
+    return not asked and not isinstance(event, LeaveAsked)

@@ -1,0 +1,464 @@
+"""What breaks, and when it is whole again."""
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.simulation.scenario import Fault
+from orchestrator.simulation.world.hosts import BROKEN, Host
+from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.network import SCHEDULER, STORAGE, Weather
+from orchestrator.simulation.world.storage import Crash
+from orchestrator.simulation.world.training_faults import ERRORS, HEALING, Words
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world.ranks import HostRanks, Stuck
+    from orchestrator.simulation.world.world import World
+
+T = TypeVar("T")
+LONGEST_S = 1200.0
+"""Any fault is over after so long."""
+QUEUES_S = 300.0
+"""For a job that waits to be started."""
+PATIENT_S = 60.0
+"""A person who waits for something to break before she cancels."""
+KNOWN_STEPS = 30
+"""Within which a rank that lags is known to."""
+LATER = frozenset(("fabric", "memory", "nan", "slow", "leader", "parting", "drain", "cancel"))
+"""Kinds that come to something when something else does, if they do: whoever meets them says so."""
+CRASHES: tuple[Crash | None, ...] = ("before the line", "within the line", "after the line", None)
+
+
+def strike(world: "World", fault: Fault) -> None:
+    """Let `fault` happen now; it ends by itself."""
+    world.history.note("fault", f"{fault.kind} (pick {fault.pick:.3f}, size {fault.size:.3f})")
+    world.trouble(0.0)
+    seconds = FAULTS[fault.kind](world, fault)
+    world.faults[fault.kind] += 1
+    if seconds is not None:
+        world.expected[fault.kind] += 1
+    if fault.kind not in LATER:
+        world.happens(fault.kind)
+    world.trouble(seconds or 0.0)
+
+
+def _pick(choices: Sequence[T], fault: Fault) -> T:
+    return choices[int(fault.pick * len(choices))]
+
+
+def _running(world: "World") -> "list[HostRanks]":
+    return [ranks for host in world.hosts.values() for ranks in host.ranks if not ranks.gone]
+
+
+def _after(world: "World", seconds: float, do: Callable[[], None]) -> float:
+    world.timeline.after(seconds, do)
+    return seconds
+
+
+def _rank(world: "World", fault: Fault) -> float | None:
+    running = _running(world)
+    ranks = _pick(running, fault) if running else None
+    if ranks is None or not ranks.alive:
+        return None
+    number = ranks.alive[-1]
+    match int(fault.size * 5):
+        case 0:
+            words = Words(code=None, by=signal.SIGKILL, failure="sigkill-from-outside")
+        case 1:
+            own = "rank 7 of the library is out of luck"
+            words = Words(own, "RuntimeError", failure="python-exception")
+        case 2:
+            words = Words(code=None, by=signal.SIGBUS, failure="segfault")
+        case 3:
+            odd = f"loss is odd at {world.timeline.now:.0f}"
+            words = Words(odd, "RuntimeError", failure="python-exception")
+        case _ if fault.size > 0.97:
+            words = Words(code=exit_codes.REFUSED, failure="refused")
+        case _:
+            words = Words(code=exit_codes.FAILED)
+    ranks.end_rank(number, words)
+    return 0.0
+
+
+def _error(world: "World", fault: Fault) -> float | None:
+    running = _running(world)
+    if not running:
+        return None
+    words = list(ERRORS.values())[int(fault.size * len(ERRORS))]
+    _pick(running, fault).fails(words)
+    return 0.0
+
+
+def _fabric(world: "World", fault: Fault) -> float | None:
+    """What all attempts meet, until it has healed by itself."""
+    seconds = 10.0 + 240.0 * fault.size**2
+    words = list(HEALING.values())[int(fault.pick * len(HEALING))]
+    world.troubles.healing, world.troubles.heals_at = words, world.timeline.now + seconds
+    running = _running(world)
+    if running:
+        _after(world, 0.0, partial(world.happens, "fabric"))
+        _pick(running, fault).fails(words)
+    return seconds
+
+
+def _memory(world: "World", fault: Fault) -> float | None:
+    """Devices have a little less than the present plan takes, from the next step on."""
+    if world.run.job is None:
+        return None
+    world.troubles.capacity = int(world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size))
+    return 0.0
+
+
+def _nan(world: "World", fault: Fault) -> float | None:
+    """A few batches that come soon; or the model itself, whatever it reads."""
+    running = _running(world)
+    step = running[0].training.step if running else 0
+    soon = step + 1 + int(fault.pick * 7 % 1 * 4)
+    if fault.pick > 0.85:
+        world.troubles.diverges_at = soon
+    else:
+        world.troubles.poison = frozenset(range(soon, soon + 1 + int(fault.size * 4)))
+    world.troubles.patience = 1 + int(fault.size * 13) % 3
+    return 0.0
+
+
+def _slow(world: "World", fault: Fault) -> float | None:
+    _lags(world, fault)
+    return 0.0
+
+
+def _lags(world: "World", fault: Fault) -> None:
+    """As soon as ranks run, and as long as a job needs to know it; a fifth not as long. One host at
+    a time: of two that lag none stands out."""
+    now, running = world.timeline.now, [ranks.agent.host for ranks in _running(world)]
+    if not running:
+        if not world.ended and now < fault.at + QUEUES_S:
+            _after(world, 5.0, partial(_lags, world, fault))
+        return
+    host = next((host for host in running if host.slow_s), _pick(running, fault))
+    host.slow_s, host.lagged = world.scenario.step_s * (0.2 + fault.size), True
+    steps = 8 if fault.pick * 7 % 1 < 0.2 else KNOWN_STEPS
+    seconds = min(LONGEST_S / 2, steps * (world.scenario.step_s + host.slow_s))
+    host.slow_until = max(host.slow_until, now + seconds)
+    _after(world, seconds, partial(_quick, world, host))
+
+
+def _quick(world: "World", host: Host) -> None:
+    if world.timeline.now >= host.slow_until:
+        host.slow_s = 0.0
+
+
+def _hang(world: "World", fault: Fault) -> float | None:
+    """A third of them are pauses about as long as what is taken for a hang: the ranks go on by
+    themselves, perhaps while it is looked into."""
+    running = _running(world)
+    if not running:
+        return None
+    ranks = _pick(running, fault)
+    ways: tuple[Stuck, ...] = ("stopped", "busy", "loading")
+    ranks.hang(ways[int(fault.size * 7 % 1 * len(ways))])
+    if fault.size > 0.33:
+        return 0.0
+    if fault.size < 0.16:  # until somebody looks into it
+        world.at_hang.append(ranks.thaw)
+        return 0.0
+    watch = world.leader.lookout.watch if world.leader is not None else None
+    limit = watch.limit("train") if watch is not None else 10.0
+    return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.thaw)
+
+
+def _stuck(world: "World", fault: Fault) -> float | None:
+    running = [ranks.agent.host for ranks in _running(world)]
+    host = _pick(running or list(world.hosts.values()), fault)
+    host.stuck = True
+    for ranks in host.ranks:
+        ranks.hang()
+    seconds = _after(world, 20.0 + 200.0 * fault.size, partial(_unstuck, host))
+    return seconds if running else None
+
+
+def _unstuck(host: Host) -> None:
+    host.stuck = False
+
+
+def _agent(world: "World", fault: Fault) -> float | None:
+    agents = [host.agent for host in world.hosts.values() if host.agent is not None]
+    agent = _pick(agents, fault) if agents else None
+    if agent is None:
+        return None
+    agent.die()
+    return 0.0
+
+
+def _host(world: "World", fault: Fault) -> float | None:
+    used = [host for host in world.hosts.values() if host.up and host.agent]
+    if not used:
+        return None
+    host = _pick(used, fault)
+    host.power_off()
+    world.hears_anew()
+    return _after(world, 60.0 + 600.0 * fault.size, partial(_repaired, world, host))
+
+
+def _repaired(world: "World", host: Host) -> None:
+    host.up = True
+    world.history.note(host.name, "is repaired")
+    world.hears_anew()
+
+
+def _leader(world: "World", fault: Fault) -> float | None:
+    """At one of the next few lines: what comes much later often does not come at all."""
+    number, where = int(fault.size * 8), CRASHES[int(fault.pick * 4)]
+    if where is None:
+        number //= 4
+    leader = world.leader
+    if leader is None:
+        world.crash_next = (number, where)
+    else:
+        leader.doom(number, where)
+    return 0.0
+
+
+def _pause(world: "World", fault: Fault) -> float | None:
+    leader, seconds = world.leader, 2.0 + 60.0 * fault.size
+    if leader is None:
+        return None
+    world.pause_s = seconds
+    leader.paused_until = world.timeline.now + seconds
+    return seconds
+
+
+def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
+    join = _set_apart(world.network.apart, names, world.drawn())
+    world.history.note("network", f"{', '.join(names)} cut off for {seconds:.0f} s")
+    world.hears_anew()
+
+    def joined() -> None:
+        join()
+        world.history.note("network", f"{', '.join(names)} back")
+        world.trouble(0.0)
+        world.hears_anew()
+
+    return _after(world, seconds, joined)
+
+
+def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
+    """From the other hosts alone: each still reads the journal and is heard by the scheduler."""
+    join = _set_apart(world.network.deaf, names, world.drawn())
+    world.history.note("network", f"{', '.join(names)} not heard by others for {seconds:.0f} s")
+
+    def heard() -> None:
+        join()
+        world.history.note("network", f"{', '.join(names)} heard again")
+        world.trouble(0.0)
+
+    return _after(world, seconds, heard)
+
+
+def _set_apart(sides: dict[str, int], names: Sequence[str], side: int) -> Callable[[], None]:
+    """Put hosts on that side; the way back, for those that were not put elsewhere meanwhile."""
+    sides.update(dict.fromkeys(names, side))
+
+    def join() -> None:
+        for name in names:
+            if sides.get(name) == side:
+                del sides[name]
+
+    return join
+
+
+def _switch(world: "World", fault: Fault) -> float | None:
+    leaf = world.switches_of(_pick(list(world.hosts), fault))
+    below = [name for name in world.hosts if world.switches_of(name) == leaf]
+    return _cut(world, below, 1.0 + 240.0 * fault.size**2)
+
+
+def _partition(world: "World", fault: Fault) -> float | None:
+    """The hosts up to one of them; with the scheduler, the storage, both or neither; or from the
+    other hosts alone."""
+    names = [host.name for host in world.hosts.values() if host.agent] or list(world.hosts)
+    cut = names[: 1 + int(fault.pick * len(names))] if fault.size < 0.5 else [_pick(names, fault)]
+    seconds = 1.0 + 300.0 * (fault.size * 7 % 1) ** 2
+    with_them = ([], [STORAGE], [SCHEDULER], [STORAGE, SCHEDULER], None)[int(fault.pick * 97) % 5]
+    if with_them is None:
+        return _deafen(world, cut, seconds)
+    return _cut(world, [*cut, *with_them], seconds)
+
+
+def _storage_slow(world: "World", fault: Fault) -> float | None:
+    seconds = 30.0 + 200.0 * fault.pick
+    world.storage.slow_s = 0.5 + 20.0 * fault.size**2
+    world.storage.slow_until = world.timeline.now + seconds
+    return seconds
+
+
+def _full(world: "World", fault: Fault) -> float | None:
+    seconds = 5.0 + 300.0 * fault.size**2
+    world.storage.full_until = world.timeline.now + seconds
+    return seconds
+
+
+def _stale(world: "World", fault: Fault) -> float | None:
+    seconds = 30.0 + 200.0 * fault.pick
+    world.storage.stale_s = 60.0 * fault.size
+    world.storage.stale_until = world.timeline.now + seconds
+    return seconds
+
+
+def _messages(world: "World", fault: Fault) -> float | None:
+    seconds = 10.0 + 150.0 * fault.size
+    worst = 1 + int(40 * (fault.pick * 11 % 1))
+    chances = [worst if int(fault.pick * 16) >> bit & 1 else 0 for bit in range(4)]
+    world.network.weather = Weather(world.timeline.now + seconds, *chances)
+    return seconds
+
+
+def _clock(world: "World", fault: Fault) -> float | None:
+    host = _pick(list(world.hosts.values()), fault)
+    host.clock.offset += 7200.0 * (fault.size - 0.5)
+    return 0.0
+
+
+def _preemption(world: "World", fault: Fault) -> float | None:
+    return 60.0 if world.scheduler.preempt(2.0 + 40.0 * fault.size) else None
+
+
+def _time_limit(world: "World", fault: Fault) -> float | None:
+    return 60.0 if world.scheduler.limit() else None
+
+
+def _drain(world: "World", fault: Fault) -> float | None:
+    """For a while; a quarter of them because hardware broke, so that it is not to be used again."""
+    used = [host for host in world.hosts.values() if host.agent]
+    host = _pick(used or list(world.hosts.values()), fault)
+    host.draining, host.drained_at = "a fan", world.timeline.now
+    if host.ranks and fault.size * 9 % 1 < 0.25:
+        world.at_trouble = partial(_told_at_once, world)
+        host.ranks[0].fails(ERRORS["uncorrectable-ecc"])
+    return _after(world, 20.0 + 580.0 * fault.size**2, partial(_resumed, host))
+
+
+def _told_at_once(world: "World") -> None:
+    """As its ranks are being stopped."""
+    if world.leader is not None:
+        world.leader.errands.hear_notices_now()
+
+
+def _resumed(host: Host) -> None:
+    host.draining = ""
+
+
+def _scheduler(world: "World", fault: Fault) -> float | None:
+    seconds = 5.0 + 400.0 * fault.size**2
+    world.scheduler.down_until = world.timeline.now + seconds
+    return seconds if world.scenario.scheduled else None
+
+
+def _amnesia(world: "World", fault: Fault) -> float | None:
+    seconds = 20.0 * fault.size
+    world.scheduler.down_until = world.timeline.now + seconds
+    forget = partial(world.scheduler.forget, everything=fault.pick < 0.5)
+    stands = world.scheduler.stands
+    _after(world, seconds, forget)
+    return seconds if stands else None
+
+
+def _eviction(world: "World", fault: Fault) -> float | None:
+    operators = world.scheduler
+    evicted = isinstance(operators, Operators) and operators.evict(fault.pick)
+    return 0.0 if evicted else None
+
+
+def _dead_spare(world: "World", fault: Fault) -> float | None:
+    """One that is not in use: the next to be asked is dead, or broken."""
+    idle = [host for host in world.hosts.values() if not host.agent and not host.ranks]
+    if not idle:
+        return None
+    host = _pick(idle, fault)
+    if fault.size < 0.5:
+        host.dead_on_arrival = True
+    else:
+        host.findings = (BROKEN,)
+    return _after(world, 900.0, partial(_mended, host))
+
+
+def _mended(host: Host) -> None:
+    host.dead_on_arrival, host.findings = False, ()
+
+
+def _cancel(world: "World", fault: Fault) -> float | None:
+    """At once; or as something breaks, which is when people cancel, if that is soon."""
+    cancels = partial(_cancelled, world, fault)
+    if fault.size < 0.5:
+        return _after(world, 0.0, cancels)
+    world.at_trouble = partial(_after, world, 4.0 * fault.pick, cancels)
+    return _after(world, PATIENT_S, cancels)
+
+
+def _cancelled(world: "World", fault: Fault) -> None:
+    world.at_trouble = None
+    if world.ended:
+        return
+    if int(fault.size * 8) % 2 and world.scenario.scheduled:
+        world.scheduler.cancel()
+    elif world.leader is not None:
+        world.leader.cancel("ann")
+    else:
+        return
+    world.happens("cancel")
+
+
+def _parting(world: "World", fault: Fault) -> float | None:
+    """At the next stop that no failure led to: before agents hear of it, or on the ranks' way out.
+    A host lags, so that there may be one."""
+    world.at_parting = partial(_parts, world, fault)
+    return _slow(world, fault)
+
+
+def _parts(world: "World", fault: Fault) -> None:
+    running = _running(world)
+    if not running:
+        return
+    world.happens("parting")
+    ranks = _pick(running, fault)
+    if fault.size < 0.3:
+        _after(world, 0.0, ranks.agent.die)
+    else:
+        ways = ("gpu-lost", "uncorrectable-ecc", "xid-48-double-bit-ecc")
+        broken = partial(ranks.fails, ERRORS[ways[int(fault.size * 7) % len(ways)]])
+        _after(world, 0.0 if fault.size < 0.6 else 0.2, broken)
+
+
+FAULTS: Mapping[str, "Callable[[World, Fault], float | None]"] = {
+    "rank": _rank,
+    "hang": _hang,
+    "error": _error,
+    "fabric": _fabric,
+    "memory": _memory,
+    "nan": _nan,
+    "slow": _slow,
+    "stuck": _stuck,
+    "agent": _agent,
+    "host": _host,
+    "leader": _leader,
+    "pause": _pause,
+    "switch": _switch,
+    "partition": _partition,
+    "storage-slow": _storage_slow,
+    "storage-full": _full,
+    "storage-stale": _stale,
+    "messages": _messages,
+    "clock": _clock,
+    "parting": _parting,
+    "preemption": _preemption,
+    "time-limit": _time_limit,
+    "drain": _drain,
+    "scheduler": _scheduler,
+    "amnesia": _amnesia,
+    "eviction": _eviction,
+    "dead-spare": _dead_spare,
+    "cancel": _cancel,
+}
+"""Kind to what it does; each says for how long something is amiss, None where it met nothing."""

@@ -1,0 +1,280 @@
+"""The ranks of one attempt on one host, with torchrun and keepers around them.
+
+As `agent/attempt.py` sees them: a rank that dies takes its neighbours with it, told to stop they
+checkpoint and leave at the end of a step, after the grace they are killed. Where the kernel cannot
+kill them (a device or a mount that does not answer) they last until it can.
+"""
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from orchestrator.agent.evidence.evidence_collector import as_read
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.agent_protocol import (
+    Evidence,
+    Exited,
+    RankDigest,
+    Start,
+    StepTimes,
+    Stopped,
+)
+from orchestrator.contract.messages.events import RankError, RankEvidence
+from orchestrator.contract.messages.rank_messages import RankEnded
+from orchestrator.simulation.world.recorder import dump_of
+from orchestrator.simulation.world.training import Training, Word
+from orchestrator.simulation.world.training_faults import Words
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.agents import Agent
+
+TORCHRUN_S = 0.3
+"""From a rank's end to that of its neighbours and of torchrun."""
+KILL_RETRY_S = 2.0
+Stuck = Literal["stopped", "busy", "loading"]
+"""By SIGSTOP; in a loop that holds the GIL; in its data loader."""
+LOOP = 'File "/opt/trainer/loop.py", line 120 in step'
+WAITS = ('File "/opt/torch/distributed/distributed_c10d.py", line 2877 in all_reduce', LOOP)
+STACKS: dict[Stuck, tuple[str, ...]] = {
+    "stopped": (),
+    "busy": ('File "/opt/trainer/work.py", line 7 in spin', LOOP),
+    "loading": ('File "/opt/trainer/loader.py", line 52 in next_batch', LOOP),
+}
+TOKENS = 1000.0
+"""A second, of the whole job."""
+OWN_PART = 0.2
+"""Of a step, before the first collective."""
+LOST_PEER = Words(
+    "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:33158",
+    "RuntimeError",
+    failure="gloo-connection",
+    symptom=True,
+)
+
+
+@dataclass(slots=True, eq=False)
+class HostRanks:
+    agent: "Agent"
+    start: Start
+    training: Training
+    numbers: range
+    begun_at: float
+    hung: bool = False
+    stuck: Stuck = "stopped"
+    """How its first rank hangs."""
+    told: int | None = None
+    """Steps done when the last digest was made; None before the first of the attempt."""
+    stopping: bool = False
+    ended: dict[int, RankEnded] = field(default_factory=dict)
+    reports: list[Exited] = field(default_factory=list)
+    """As told to the agent, which repeats them after a reconnection."""
+    gone: bool = False
+
+    @property
+    def host(self) -> str:
+        return self.agent.host.name
+
+    @property
+    def attempt(self) -> int:
+        return self.start.attempt
+
+    @property
+    def alive(self) -> list[int]:
+        return [number for number in self.numbers if number not in self.ended]
+
+    # What happens to ranks
+
+    def end_rank(self, number: int, words: Words) -> None:
+        """One rank ends; a failure ends its neighbours too, and torchrun."""
+        if self.gone or number in self.ended:
+            return
+        self.agent.world.witness.rank_struck(self, number, words)
+        self._ended(number, words)
+        if words.code != 0:
+            self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))
+        elif self.alive:
+            self.training.break_up(self)  # its neighbours wait for it, and torchrun for them
+        else:
+            self._after(TORCHRUN_S, self._gone)
+
+    def fails(self, words: Words) -> None:
+        if self.alive:
+            self.end_rank(self.alive[0], words)
+
+    @property
+    def slow_s(self) -> float:
+        return self.agent.host.slow_s
+
+    def end_all(self, exit_code: int) -> None:
+        told = exit_code == exit_codes.CHECKPOINTED
+        words = Words(code=exit_code, failure="scheduler-sigterm" if told else "unknown")
+        for number in self.alive:
+            self.agent.world.witness.rank_struck(self, number, words)
+            self._ended(number, words)
+        self._after(TORCHRUN_S, self._gone)
+
+    def lose_peer(self) -> None:
+        if self.alive and not self.hung:
+            self.end_rank(self.alive[0], LOST_PEER)
+
+    def hang(self, how: Stuck = "stopped") -> None:
+        self.hung, self.stuck, self.agent.host.stood = True, how, True
+        self.agent.world.witness.rank_stood(self, self.numbers[0])
+
+    def thaw(self) -> None:
+        self.hung = self.agent.host.stuck
+
+    def told_to_leave(self) -> None:
+        """SIGTERM, from the agent or the scheduler."""
+        self.training.asked = True
+
+    def stop(self, grace_s: float) -> None:
+        self.stopping = True
+        self.told_to_leave()
+        self._after(grace_s, self.kill)
+
+    def kill(self) -> None:
+        self.stopping = True
+        self._end_rest(signal.SIGKILL)
+
+    def _after(self, seconds: float, happen: Callable[[], None]) -> None:
+        self.agent.world.timeline.after(seconds, happen)
+
+    def _end_rest(self, by: signal.Signals) -> None:
+        if self.gone:
+            return
+        if self.agent.host.stuck:
+            self._after(KILL_RETRY_S, partial(self._end_rest, signal.SIGKILL))
+            return
+        for number in self.alive:
+            self._ended(number, Words(code=None, by=by))
+        self._gone()
+
+    def _ended(self, number: int, words: Words) -> None:
+        step, error = self.training.step, None
+        end = RankEnded(
+            attempt=self.attempt, rank=number, exit_code=words.code, signal=words.by, step=step
+        )
+        self.ended[number] = end
+        if self._is_done(end):
+            return
+        if words.error:
+            error = RankError(
+                error=words.error,
+                message=words.message,
+                step=step,
+                traceback=words.line,
+                since=words.since,
+            )
+        exited = Exited(
+            host=self.host,
+            ended=end,
+            age_s=0.0,
+            step=step,
+            stopped=self.stopping,
+            error=error,
+            log_tail=(),
+            phase=self.training.phase,
+        )
+        exited = as_read(exited, (words.line,) if words.line else (), self.start.classes)
+        self.reports.append(exited)
+        self.agent.report(exited)
+
+    def _is_done(self, end: RankEnded) -> bool:
+        return end.exit_code == 0 and end.step >= self.start.steps
+
+    def vanish(self) -> None:
+        """The host went off: nobody is told of any end."""
+        if not self.gone:
+            self.gone = True
+            self.agent.host.ranks.remove(self)
+            self.training.break_up(self)
+
+    def _gone(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        self.agent.host.ranks.remove(self)
+        clean = all(map(self._is_done, self.ended.values())) and not self.alive
+        if not clean:
+            self.training.break_up(self)
+        why = "" if clean or self.stopping else "torchrun ended with code 1"
+        stopped = Stopped(attempt=self.attempt, host=self.host, finished=clean, why=why)
+        self.agent.attempt_ended(self, stopped)
+
+    # What ranks say
+
+    def tell(self, word: Word) -> None:
+        self.agent.tell(word)
+
+    def first_step(self) -> None:
+        self.agent.wake()
+
+    def digest(self) -> tuple[RankDigest, ...]:
+        now, training = self.agent.world.timeline.now, self.training
+        still = now - max(training.moved, self.begun_at)
+        steps = self._steps()
+        return tuple(
+            RankDigest(
+                rank=number,
+                pid=1,
+                step=training.step,
+                phase=training.phase,
+                age_s=still,
+                still_s=still,
+                loss=1.0 if training.trained else None,
+                tokens_per_second=TOKENS if training.trained else None,
+                memory_bytes=None,
+                ended=number in self.ended,
+                steps=steps,
+            )
+            for number in self.numbers
+        )
+
+    def _steps(self) -> StepTimes | None:
+        """All as long as planned: what lies between two steps has a phase of its own."""
+        training = self.training
+        if not training.trained:
+            return None
+        new = training.step - (training.step if self.told is None else self.told)
+        self.told = training.step
+        if not new:
+            return None
+        length = training.length
+        own = OWN_PART * training.work.step_s + self.slow_s
+        return StepTimes(count=new, total_s=new * length, longest_s=length, own_s=new * own)
+
+    def evidence(self) -> Evidence:
+        """As `agent/evidence/rank_evidence.py` finds it: a rank that is stopped, or holds the GIL,
+        dumps nothing, and of one that is stopped there is no stack either."""
+        first, world = self.numbers[0], self.start.nodes * self.start.ranks_per_host
+        mute = self.hung and self.stuck != "loading"
+        dumps = {
+            str(number): dump_of(number, world, self.training.step, behind=self._late(number))
+            for number in self.alive
+            if not (mute and number == first)
+        }
+        return Evidence(
+            attempt=self.attempt,
+            host=self.host,
+            ranks=tuple(self._seen(number) for number in self.alive),
+            dumps=dumps,
+            withheld=(first,) if self.hung and self.stuck == "busy" and first in self.alive else (),
+        )
+
+    def _late(self, number: int) -> bool:
+        return self.hung and number == self.numbers[0]
+
+    def _seen(self, number: int) -> RankEvidence:
+        stack = STACKS[self.stuck] if self._late(number) else WAITS
+        return RankEvidence(
+            rank=number,
+            pid=1,
+            process_state="T" if self._late(number) and self.stuck == "stopped" else "S",
+            step=self.training.step,
+            phase=self.training.phase,
+            age_s=0.0,
+            stack=stack,
+        )

@@ -1,0 +1,19 @@
+"""What the flight recorder of a played rank holds: one collective a step, of all ranks."""
+
+from functools import lru_cache
+
+from orchestrator.diagnosis.dumps.dump import Called, GroupId, Op, RankDump, Seat
+from orchestrator.diagnosis.dumps.dump_summary import to_text
+
+OP = Op("all_reduce", "[[1024]]", "[[1024]]", "float32")
+
+
+@lru_cache(maxsize=512)
+def dump_of(rank: int, world: int, step: int, *, behind: bool) -> str:
+    """While `step` is done and the next one's collective waits; `behind`: for this rank."""
+    group = GroupId("0", "default_pg", tuple(range(world)))
+    entered = step if behind else step + 1
+    calls = tuple(Called(seq, OP, started=True) for seq in range(max(1, step), entered + 1))
+    seat = Seat(entered=entered, done=step, calls=calls)
+    dump = RankDump(rank, {group: seat}, (), group, None if behind else group)
+    return to_text(dump)

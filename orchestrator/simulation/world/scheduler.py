@@ -1,0 +1,425 @@
+"""A scheduler that behaves as Slurm does: queue, allocation, notices, requeue, its own troubles.
+
+What `backends/slurm` makes of Slurm's words is played as well: a question that is not answered
+raises Unanswered, hosts to leave out are told with the requeue. Times are shorter than Slurm's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from orchestrator.contract.launch import Allocation, Cause
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.seams import HostNotice, OwnRun
+from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.clock import EPOCH
+from orchestrator.simulation.laws.law import hold
+from orchestrator.simulation.world.network import SCHEDULER
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world.hosts import Host
+    from orchestrator.simulation.world.world import World
+
+QUEUE_S = 20.0
+"""At most, from eligible to started."""
+LOOK_S = 10.0
+UNHEARD_S = 30.0
+"""SlurmdTimeout: a node that was not heard for so long is down."""
+FRESH_S = 120.0
+"""After which an administrator brings another node, where none is left."""
+KILL_WAIT_S = 5.0
+NOTICE_S = 40.0
+VERDICT_S = 330.0
+VERDICT_POLL_S = 2.0
+LIMIT_MARGIN_S = 30.0
+START_S = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    launch: int
+    restarts: int = 0
+    state: str = "queued"
+    """`queued`, `running`, `leaving`, `ended`."""
+    queued_at: float = 0.0
+    excluded: set[str] = field(default_factory=set)
+    given: tuple[str, ...] = ()
+    """At the start of the run."""
+    nodes: list[str] = field(default_factory=list)
+    """That it still has."""
+    starting: int = 0
+    """Tasks that are still to start."""
+    agents: list[Agent] = field(default_factory=list)
+    ends_at: float | None = None
+    preempted: bool = False
+    cancelled: bool = False
+    timed_out: bool = False
+    requeue: bool = True
+    """What becomes of it once its processes are ended."""
+
+
+class Scheduler:
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.job: Job | None = None
+        self.down_until = 0.0
+        self.submissions: list[int] = []
+
+    def _now(self) -> float:
+        return self.world.timeline.now
+
+    def _answers(self, asker: str) -> None:
+        if self._now() < self.down_until or not self.world.network.reaches(asker, SCHEDULER):
+            raise Unanswered("the scheduler does not answer")
+
+    def _hears(self, host: "Host") -> bool:
+        return host.up and self.world.network.reaches(host.name, SCHEDULER)
+
+    # Submission and queue
+
+    def submit(self, launch: int) -> None:
+        self.submissions.append(launch)
+        self.job = Job(launch, queued_at=self._now())
+        self._queue(self.job)
+
+    @property
+    def stands(self) -> bool:
+        return self.job is not None and self.job.state != "ended"
+
+    def _queue(self, job: Job) -> None:
+        job.state, job.queued_at = "queued", self._now()
+        self._later(5.0 + QUEUE_S * self.world.random.random(), partial(self._try_start, job))
+
+    def _later(self, seconds: float, do: Callable[[], None]) -> None:
+        self.world.timeline.after(seconds, do)
+
+    def _try_start(self, job: Job) -> None:
+        if self.job is not job or job.state != "queued":
+            return
+        wanted = self.world.scenario.hosts + self.world.scenario.spares
+        free = [host for host in self.world.hosts.values() if self._may_run(job, host)]
+        if self._now() < self.down_until or len(free) < wanted:
+            if self._now() - job.queued_at > FRESH_S and len(free) < wanted:
+                self.world.add_host()
+            self._later(LOOK_S, partial(self._try_start, job))
+            return
+        self._start(job, [host.name for host in self.world.random.sample(free, wanted)])
+
+    def _may_run(self, job: Job, host: "Host") -> bool:
+        idle = not host.ranks and not any(agent.alive for agent in host.agents)
+        known_good = host.down_since is None and not host.draining
+        return self._hears(host) and known_good and idle and host.name not in job.excluded
+
+    def _start(self, job: Job, nodes: list[str]) -> None:
+        nodes.sort()
+        job.given, job.nodes, job.state, job.agents = tuple(nodes), list(nodes), "running", []
+        job.preempted, job.requeue, job.starting = False, True, len(nodes)
+        job.ends_at = None
+        self.world.history.note("scheduler", f"run {job.restarts} starts on {', '.join(nodes)}")
+        for number, name in enumerate(nodes):
+            start = partial(self._start_task, job, job.restarts, name, number == 0)
+            self._later(START_S * self.world.random.random(), start)
+        self._later(LOOK_S, partial(self._look, job, job.restarts))
+
+    def _current(self, job: Job, restarts: int) -> bool:
+        return self.job is job and job.restarts == restarts and job.state == "running"
+
+    def _start_task(self, job: Job, restarts: int, name: str, lead: bool) -> None:
+        if not self._current(job, restarts):
+            return
+        job.starting -= 1
+        host = self.world.hosts[name]
+        if host.dead_on_arrival or not self._hears(host):
+            return
+        self._add(job, Agent(self.world, host, job.launch, restarts, lead), host)
+
+    def _add(self, job: Job, agent: Agent, host: "Host") -> None:
+        job.agents.append(agent)
+        host.agents.append(agent)
+
+    def allocation(self, agent: Agent) -> Allocation | None:
+        job = self.job
+        assert job is not None
+        switches = {name: self.world.switches_of(name) for name in job.given}
+        return Allocation(
+            id="7", restarts=agent.restarts, hosts=job.given, switches=switches, ends_at=None
+        )
+
+    # While it runs
+
+    def _look(self, job: Job, restarts: int) -> None:
+        """Nodes that are not heard are taken out; without the first one the job is queued again."""
+        if not self._current(job, restarts):
+            return
+        self._later(LOOK_S, partial(self._look, job, restarts))
+        if self._now() < self.down_until:
+            return
+        for name in list(job.nodes):
+            host = self.world.hosts[name]
+            if not self.world.unheard(host, UNHEARD_S):
+                continue
+            host.down_since = self._now()
+            job.nodes.remove(name)
+            self.world.history.note("scheduler", f"{name} is down")
+            if name == job.given[0]:
+                self._take_back(job, KILL_WAIT_S, requeue=True)
+                return
+        self._end_if_idle(job)
+
+    def agent_left(self, agent: Agent, code: int) -> None:
+        """The job ends with the last of its tasks."""
+        if self.job is not None and agent in self.job.agents:
+            self._end_if_idle(self.job)
+
+    def _end_if_idle(self, job: Job) -> None:
+        """Tasks on a host that went off are there until it is known to be down."""
+        if job.state != "running" or job.starting:
+            return
+        doubtful = [name for name in job.nodes if not self.world.hosts[name].up]
+        if not doubtful and not any(one.alive for one in job.agents):
+            job.state = "ended"
+            self.world.history.note("scheduler", "all tasks have ended, and with them the job")
+
+    def notices(self, asker: str, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        self._answers(asker)
+        job = self.job
+        if job is None or job.state == "ended":
+            raise BackendError("the job is not known")
+        found = []
+        for name in (name for name in job.given if name in hosts):
+            if name not in job.nodes and job.state == "running":
+                found.append(HostNotice(name, "REMOVED", "Slurm took it out of the job"))
+            elif self.world.hosts[name].draining:
+                found.append(HostNotice(name, "DRAINING", self.world.hosts[name].draining))
+        return tuple(found)
+
+    def own_run(self, asker: str, agent: Agent) -> OwnRun:
+        """Raises Unanswered."""
+        self._answers(asker)
+        job = self.job
+        if job is None or job.launch != agent.launch or job.state == "ended":
+            return OwnRun(phase="over", words="the job is not known")
+        if job.restarts > agent.restarts or job.state == "queued":
+            return OwnRun(phase="queued again", words=f"the job is {job.state}")
+        if job.state == "leaving":
+            return OwnRun(phase="ending", words="the job is being ended")
+        gone = {name: "it was taken out of the job" for name in job.given if name not in job.nodes}
+        ends_at = None if job.ends_at is None else EPOCH + job.ends_at
+        return OwnRun(
+            phase="running", words="it runs", hosts=job.given, given_up=gone, ends_at=ends_at
+        )
+
+    def clear_host(self, asker: str, agent: Agent, name: str) -> str:
+        """Raises BackendError where nothing can be started there, or some of it does not end."""
+        self._answers(asker)
+        job, host = self.job, self.world.hosts[name]
+        if job is None or not self._current(job, agent.restarts) or name not in job.nodes:
+            raise BackendError(f"{name} is not in the job any more")
+        if not self._hears(host) or not self.world.storage.serves(name):
+            raise BackendError(f"nothing can be started on {name}")
+        for one in [one for one in host.agents if one.alive]:
+            one.die()
+        if host.ranks:
+            raise BackendError(f"ranks on {name} do not end")
+        return "its process had ended, or was killed"
+
+    def why_ending(self, asker: str, agent: Agent) -> Cause:
+        self._answers(asker)
+        job = self.job
+        if job is None or job.launch != agent.launch:
+            return "unknown"
+        causes: list[tuple[bool, Cause]] = [
+            (job.preempted, "preempted"),
+            (job.restarts > agent.restarts, "requeued"),
+            (job.timed_out, "time-limit"),
+            (job.cancelled, "cancelled"),
+        ]
+        near = job.ends_at is not None and job.ends_at - self._now() <= 2 * NOTICE_S
+        causes.append((near, "time-limit"))
+        return next((cause for holds, cause in causes if holds), "unknown")
+
+    def replace(
+        self,
+        asker: str,
+        agent: Agent,
+        name: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
+    ) -> None:
+        """Raises BackendError when no agent can be had on the host any more."""
+        hold(not elsewhere, f"another host is asked for in the place of {name}")
+        self._answers(asker)
+        job, host = self.job, self.world.hosts[name]
+        if job is None or name not in job.nodes or job.restarts != agent.restarts:
+            raise BackendError(f"{name} is not in the job any more")
+        if host.down_since is not None:
+            raise BackendError(f"Slurm says that {name} is down")
+        if self._hears(host) and not host.dead_on_arrival and job.state == "running":
+            self._add(job, Agent(self.world, host, job.launch, job.restarts, lead=False), host)
+
+    # Hosts are given back
+
+    def requeue(
+        self,
+        asker: str,
+        mine: Agent,
+        exclude: Sequence[str],
+        done: Callable[[bool], None],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
+        """As the backend does it: says True once the job is queued again, by whomever."""
+        hold(whole, "part of an allocation is given back")
+        self._requeue(asker, mine.restarts, (exclude, again), done, self._now())
+
+    def _requeue(
+        self,
+        asker: str,
+        mine: int,
+        hosts: tuple[Sequence[str], Sequence[str]],
+        done: Callable[[bool], None],
+        begun: float,
+    ) -> None:
+        try:
+            self._answers(asker)
+        except Unanswered:
+            done(False)
+            return
+        job = self.job
+        if job is None or job.state == "ended":
+            done(False)
+            return
+        if job.restarts > mine + 1 or (job.restarts > mine and job.state == "running"):
+            done(True)
+            return
+        exclude, again = hosts
+        if job.restarts == mine and job.state == "running":
+            doubtful = {*exclude, *job.given[:1]} - {asker}
+            waits = [name for name in doubtful if self._in_doubt(job, name)]
+            late = job.ends_at is not None and self._now() > job.ends_at - LIMIT_MARGIN_S
+            if waits and not late and self._now() - begun < VERDICT_S:
+                later = partial(self._requeue, asker, mine, hosts, done, begun)
+                self._later(VERDICT_POLL_S, later)
+                return
+            self.world.history.note("scheduler", f"{asker} has the job queued again")
+            self._take_back(job, KILL_WAIT_S, requeue=True)
+        job.excluded = (job.excluded - {*again}) | {*exclude}
+        self._spare(job, exclude)
+        done(True)
+
+    def _spare(self, job: Job, exclude: Sequence[str]) -> None:
+        """Where too few other hosts are there, those stay out that nobody is given anyway."""
+        hosts, scenario = self.world.hosts, self.world.scenario
+        if len(hosts.keys() - job.excluded) >= scenario.hosts + scenario.spares:
+            return
+        there = [hosts[name] for name in exclude if name in hosts]
+        job.excluded -= {host.name for host in there if host.down_since or host.draining}
+
+    def _in_doubt(self, job: Job, name: str) -> bool:
+        host = self.world.hosts.get(name)
+        return host is not None and name in job.nodes and not self._hears(host)
+
+    def _take_back(self, job: Job, grace_s: float, *, requeue: bool) -> None:
+        """Signal all processes; kill what is left after the grace; then queue it again, or not."""
+        job.state, job.requeue = "leaving", requeue
+        if requeue:
+            job.restarts += 1
+        self.warn(job, "SIGTERM")
+        self._later(grace_s, partial(self._kill, job))
+
+    def warn(self, job: Job, signal_name: str) -> None:
+        """Slurm signals every process of the job, ranks as well."""
+        for agent in job.agents:
+            if agent.alive and self._hears(agent.host):
+                if agent.leader is not None:
+                    agent.leader.warned(signal_name)
+                else:
+                    agent.unheeded = signal_name
+                if agent.ranks is not None:
+                    agent.ranks.told_to_leave()
+
+    def _kill(self, job: Job) -> None:
+        """No job starts again before each of its nodes is free of it, or down."""
+        if self.job is not job or job.state != "leaving":
+            return
+        left = False
+        for agent in list(job.agents):
+            if agent.alive and self._hears(agent.host):
+                agent.die()
+            left = left or self._holds_up(agent)
+        if left:
+            self._later(VERDICT_POLL_S, partial(self._kill, job))
+            return
+        job.agents = []
+        if job.requeue:
+            self._queue(job)
+        else:
+            job.state = "ended"
+
+    def _holds_up(self, agent: Agent) -> bool:
+        host = agent.host
+        if not self._hears(host):
+            if self.world.unheard(host, UNHEARD_S):
+                host.down_since = host.down_since or self._now()
+            return host.down_since is None
+        return agent.alive or bool(host.ranks)
+
+    def node_back(self, host: "Host") -> None:
+        """A node is heard again: what is not of the present run is ended."""
+        if host.down_since is None:
+            return
+        host.down_since = None
+        host.end_agents()
+
+    # Its own moods
+
+    def preempt(self, grace_s: float) -> bool:
+        """Whether there is something to take."""
+        job = self.job
+        if job is None or job.state != "running":
+            return False
+        job.preempted = True
+        self.warn(job, "SIGTERM")
+        self._later(grace_s, partial(self._preempted, job, job.restarts))
+        return True
+
+    def _preempted(self, job: Job, restarts: int) -> None:
+        if self._current(job, restarts):
+            self._take_back(job, 0.0, requeue=True)
+
+    def limit(self) -> bool:
+        job = self.job
+        if job is None or job.state != "running" or job.ends_at is not None:
+            return False
+        job.ends_at = self._now() + NOTICE_S
+        self.warn(job, "SIGUSR2")
+        self._later(NOTICE_S, partial(self._timed_out, job, job.restarts))
+        return True
+
+    def _timed_out(self, job: Job, restarts: int) -> None:
+        if self._current(job, restarts):
+            job.timed_out = True
+            self._take_back(job, KILL_WAIT_S, requeue=False)
+
+    def cancel(self) -> None:
+        job = self.job
+        if job is None or job.state not in ("running", "queued"):
+            return
+        job.cancelled = True
+        if job.state == "queued":
+            job.state = "ended"
+        else:
+            self._take_back(job, KILL_WAIT_S, requeue=False)
+
+    def forget(self, *, everything: bool) -> None:
+        """Its saved state was old: whom to leave out is forgotten, or the whole job."""
+        job = self.job
+        if job is None:
+            return
+        job.excluded.clear()
+        if everything and job.state == "running":
+            self._take_back(job, KILL_WAIT_S, requeue=False)

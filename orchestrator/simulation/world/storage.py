@@ -1,0 +1,206 @@
+"""The file system that all hosts see: journal, fence, checkpoints. It may be slow, full or stale.
+
+Lines of the journal are made and read by the real code. The lock on the journal is let go of by its
+holder's death, or, where the holder's host is cut off, after a lease. The fence is always read
+fresh, as close-to-open consistency promises; what else a host reads may be older.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from orchestrator.contract.files.fence import Fence
+from orchestrator.contract.skipped_batches import Window, read_already
+from orchestrator.errors import JobError
+from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
+from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
+from orchestrator.journal.supervisor import NOTHING, Folded
+from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.world.network import STORAGE, Network
+
+SNAPSHOT_LINES = 4
+"""Every so many lines a leader writes a snapshot: they die often here."""
+MAKER = "simulation"
+LEASE_S = 45.0
+"""For a file server to take a lock from a host that it does not hear."""
+
+Crash = Literal["before the line", "within the line", "after the line"]
+
+
+class Crashed(BaseException):
+    """The process died here, `lines` of its write whole on disk."""
+
+    def __init__(self, where: Crash, lines: int) -> None:
+        super().__init__(where)
+        self.lines = lines
+
+
+@dataclass(slots=True)
+class Whereabouts:
+    """`leader.json`: what agents look for."""
+
+    launch: int
+    restarts: int
+    leader: str
+    """Incarnation of the agent that leads."""
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete one, with all that its weights have seen."""
+
+    at: float
+    step: int
+    attempt: int
+    read: tuple[int, ...] = ()
+    """Batches, in the order of the steps."""
+    skipped: tuple[Window, ...] = ()
+    bad: tuple[int, ...] = ()
+    """The last steps, in a row, whose loss was no number."""
+
+
+@dataclass(slots=True)
+class Storage:
+    timeline: Timeline
+    network: Network
+    journal: bytearray = field(default_factory=bytearray)
+    entries: list[Entry] = field(default_factory=list)
+    """Of the journal's whole lines, as decoded from them."""
+    read_to: int = 0
+    snapshot: bytes = b""
+    """What a leader wrote of what the journal came to."""
+    fence: Fence | None = None
+    whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
+    """Each with the time at which it was written."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    holder: str | None = None
+    """Incarnation that holds the journal's lock."""
+    holder_host: str = ""
+    asks: object | None = None
+    """Whose turn it is to have the scheduler queue the job again: who holds the lock for that."""
+    full_until: float = 0.0
+    slow_until: float = 0.0
+    slow_s: float = 0.0
+    stale_until: float = 0.0
+    stale_s: float = 0.0
+
+    def serves(self, host: str) -> bool:
+        return self.network.reaches(host, STORAGE)
+
+    @property
+    def full(self) -> bool:
+        return self.timeline.now < self.full_until
+
+    @property
+    def delay(self) -> float:
+        """What a write takes longer than usual."""
+        return self.slow_s if self.timeline.now < self.slow_until else 0.0
+
+    def _seen_until(self) -> float:
+        now = self.timeline.now
+        return now - self.stale_s if now < self.stale_until else now
+
+    def announced(self) -> Whereabouts | None:
+        """What a host reads in `leader.json`, perhaps not the newest."""
+        until = self._seen_until()
+        return next((w for at, w in reversed(self.whereabouts) if at <= until), None)
+
+    def newest_checkpoint(self, skip: Sequence[Window] = ()) -> Checkpoint | None:
+        """Of those that have read nothing of what is to be skipped; as `find_checkpoint`."""
+        until = self._seen_until()
+        folders = {found.step: found for found in self.checkpoints if found.at <= until}
+        fit = [
+            found for found in folders.values() if not read_already(found.step, found.skipped, skip)
+        ]
+        return max(fit, key=lambda found: found.step, default=None)
+
+    def check_write(self, host: str) -> None:
+        """Raises OSError when `host` cannot write now."""
+        if not self.serves(host):
+            raise OSError(errno.ESTALE, "the server does not answer")
+        if self.full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    def recall(self) -> tuple[Entry, ...]:
+        """All entries, each line decoded once; an unfinished last line is no line."""
+        whole = whole_lines(self.journal)
+        if whole > self.read_to:
+            fresh = bytes(self.journal[self.read_to : whole])
+            self.entries += parse(fresh, len(self.entries))
+            self.read_to = whole
+        return tuple(self.entries)
+
+
+class StoredJournal:
+    """As `supervise.log.Journal`, with the bytes in memory, and a death at any point of a write."""
+
+    def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
+        self.storage, self.host, self.guard = storage, host, guard
+        del storage.journal[whole_lines(storage.journal) :]
+        self.seq = entries[-1].seq if (entries := storage.recall()) else 0
+        self.known = self._known()
+        """What the newest snapshot says."""
+        self.crash: tuple[int, Crash] | None = None
+        """At which line from here, counted from 0, the writer dies, and where in it."""
+
+    @property
+    def place(self) -> Place:
+        return Place(lines=self.seq, offset=len(self.storage.journal))
+
+    def after(self, place: Place) -> Sequence[Entry]:
+        return self.storage.recall()[place.lines :]
+
+    def remember(self, folded: Folded) -> None:
+        if self.seq < self.known.place.lines + SNAPSHOT_LINES or not self.storage.serves(self.host):
+            return
+        self.guard()
+        self.storage.snapshot = to_bytes(folded, MAKER, self._before)
+        self.known = folded
+
+    def _known(self) -> Folded:
+        try:
+            return from_bytes(self.storage.snapshot, MAKER, self._before)
+        except Unfit:
+            return NOTHING
+
+    def _before(self, offset: int, length: int) -> bytes:
+        return bytes(self.storage.journal[offset - length : offset])
+
+    def extend(self, decided: Decided) -> tuple[Entry, ...]:
+        self.guard()
+        self.storage.check_write(self.host)
+        entries = tuple(
+            Entry(seq=seq, event=event, actions=actions)
+            for seq, (event, actions) in enumerate(decided, self.seq + 1)
+        )
+        lines = [to_line(entry) for entry in entries]
+        if self.crash is not None:
+            number, where = self.crash
+            if number < len(lines):
+                self._dies(lines, number, where)
+            self.crash = (number - len(lines), where)
+        self.storage.journal += b"".join(lines)
+        self.seq += len(entries)
+        return entries
+
+    def _dies(self, lines: Sequence[bytes], number: int, where: Crash) -> None:
+        """At line `number` of a write. Where its host died with it, the file system may have kept
+        what came behind."""
+        whole = number + (where == "after the line")
+        self.storage.journal += b"".join(lines[:whole])
+        if where == "within the line":
+            line, behind = lines[number], b"".join(lines[number + 1 :])
+            kept = 1 + (self.seq + number + 1) * 37 % (len(line) - 1)
+            hole = bytes(len(line) - kept) + behind if behind and kept % 2 else b""
+            self.storage.journal += line[:kept] + hole
+        raise Crashed(where, whole)
+
+
+def read_whole(journal: bytes) -> tuple[Entry, ...]:
+    """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
+    try:
+        return tuple(parse(journal[: whole_lines(journal)]))
+    except JobError as exc:
+        raise AssertionError(f"the journal is damaged: {exc}") from exc

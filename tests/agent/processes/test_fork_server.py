@@ -1,0 +1,353 @@
+"""Real processes, as cheap as they come: `sh` and `sleep` where torchrun and the ranks are."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.evidence.rank_evidence import last_lines, process_state
+from orchestrator.agent.processes.fork_server import Ended, LaunchAnswer, LaunchOrder, Run, Try
+from orchestrator.agent.processes.torchrun import render
+from orchestrator.agent.rank_socket import free_port
+from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.messages.rank_messages import RankEnded
+from orchestrator.posix.locks import is_free
+from orchestrator.run_module import command
+from tests.agent.kept import Host, listening
+from tests.agent.world import WAIT_S, a_place, a_start, is_gone, kill, wait_for
+
+pytestmark = pytest.mark.process
+
+LAUNCHER = command(sys.executable, "orchestrator.agent.processes.fork_server")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    with listening(tmp_path) as host:
+        yield host
+
+
+def run(host: Host, *command: str) -> Run:
+    log = str(host.folder / "torchrun.log")
+    return Run(command=command, environ=host.environ, title="torchrun", log=log)
+
+
+def attempt(host: Host, *command: str, given: str = "") -> Try:
+    return Try(command=command, environ=host.environ, title="check", given=given)
+
+
+def said(host: Host) -> str:
+    return (host.folder / "torchrun.log").read_text()
+
+
+def launcher(host: Host, *modules: str, parent: int | None = None) -> list[str]:
+    place = ["--parent", str(parent or os.getpid()), "--lock", str(host.lock)]
+    return [*LAUNCHER, *place, "--", *modules]
+
+
+def order(host: Host, *orders: LaunchOrder, modules: tuple[str, ...] = ()) -> list[Ended]:
+    """Give orders to a launcher; how each ended."""
+    lines = "".join(json.dumps(encode_tagged(one)) + "\n" for one in orders)
+    done = subprocess.run(
+        launcher(host, *modules),
+        input=lines,
+        stdout=subprocess.PIPE,
+        env=host.environ,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert done.returncode == 0
+    said = map(json.loads, done.stdout.splitlines())
+    answers: list[LaunchAnswer] = [decode(LaunchAnswer, one) for one in said]
+    return [answer for answer in answers if isinstance(answer, Ended)]
+
+
+def ended(code: int, out: str = "", err: str = "") -> Ended:
+    return Ended(code=code, out=out, err=err)
+
+
+@dataclass
+class Chain:
+    agent: int
+    launcher: int
+    torchrun: int
+    keeper: int
+    child: int
+
+
+@contextmanager
+def chain(host: Host) -> Iterator[Chain]:
+    """agent (sh) -> launcher -> torchrun (sh) -> keeper -> child (sleep)."""
+    script = f"{shlex.join(host.rank('sleep', '600'))} & wait"
+    told = host.folder / "order"
+    told.write_text(json.dumps(encode_tagged(run(host, "sh", "-c", script))) + "\n")
+    place = ["--lock", str(host.lock)]
+    waits = f"{shlex.join([*LAUNCHER, *place])} --parent $$ < {told} & wait"
+    agent = subprocess.Popen(["sh", "-c", waits], env=host.environ)
+    try:
+        child = host.hear_start().pid
+        keeper = parent_of(child)
+        torchrun = parent_of(keeper)
+        yield Chain(agent.pid, parent_of(torchrun), torchrun, keeper, child)
+    finally:
+        agent.kill()
+        agent.wait(WAIT_S)
+
+
+def parent_of(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("PPid:")[1].split()[0])
+
+
+@pytest.mark.parametrize("victim", ["agent", "launcher", "torchrun", "keeper", "child"])
+def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
+    host: Host, victim: str
+) -> None:
+    with chain(host) as processes:
+        assert parent_of(processes.launcher) == processes.agent
+        assert not is_free(host.lock)
+        kill(getattr(processes, victim))
+        for name in ("torchrun", "keeper", "child"):
+            pid = getattr(processes, name)
+            wait_for(partial(is_gone, pid), f"the end of the {name}")
+        wait_for(lambda: is_free(host.lock), "the lock")
+        if victim == "child":
+            assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
+
+
+def ignored(status: str) -> set[int]:
+    """Numbers of the signals in the mask of a /proc/PID/status."""
+    line = next(line for line in status.splitlines() if line.startswith("SigIgn:"))
+    mask = int(line.split()[1], 16)
+    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+FROM_A_SCHEDULER = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+
+
+def test_what_a_scheduler_sends_to_all_processes_does_not_end_torchrun(host: Host) -> None:
+    order(host, run(host, "cat", "/proc/self/status"))
+    assert ignored(said(host)) >= FROM_A_SCHEDULER
+
+
+def test_a_rank_below_it_can_be_ended_by_sigterm_all_the_same(host: Host) -> None:
+    # The shell in between is torchrun: what is ignored there, it hands down.
+    script = shlex.join(host.rank("cat", "/proc/self/status"))
+    order(host, run(host, "sh", "-c", f"NDCTL_TORCHRUN_PID=$$ {script} & wait"))
+    found = ignored(host.log.read_text())
+    assert found & FROM_A_SCHEDULER == {signal.SIGUSR1, signal.SIGUSR2}
+
+
+def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is none the wiser: its arguments, its environment and its exit code are its own."""
+    program = "import os, sys\nprint('cmath' in sys.modules, sys.argv[1:], os.environ['RANK'])\n"
+    (host.folder / "program.py").write_text(f"{program}print(sys.stdin.read())\nsys.exit(7)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, *command(sys.executable, "program"), "--now")
+    assert order(host, asked, modules=("cmath",)) == [ended(7)]
+    assert said(host) == "True ['--now'] 2\n\n"
+
+
+def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver would refuse to work in a forked process."""
+    device = host.folder / "uvm"
+    device.touch()
+    (host.folder / "touching.py").write_text(
+        "from orchestrator.agent.processes import exec_in_fork\n"
+        f"exec_in_fork.DRIVERS = ({str(device)!r},)\n"
+        f"held = open({str(device)!r})\n"
+    )
+    (host.folder / "program.py").write_text("import sys\nprint('cmath' in sys.modules)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, *command(sys.executable, "program"))
+    assert order(host, asked, modules=("cmath",)) == [ended(0)]
+    assert order(host, asked, modules=("cmath", "touching")) == [ended(0)]
+    assert said(host) == "True\nFalse\n"
+
+
+def test_what_an_import_prints_is_no_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.folder / "banner.py").write_text(
+        "import os\nprint('Welcome!')\nos.write(1, b'from C as well\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    assert order(host, run(host, "true"), modules=("banner",)) == [ended(0)]
+    assert said(host) == ""
+
+
+def test_files_that_an_import_opened_stay_open_and_ends_of_pipes_do_not(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch opens TORCH_LOGS_OUT, for good."""
+    log = host.folder / "library.log"
+    (host.folder / "library.py").write_text(
+        f"import os\nlog = open({str(log)!r}, 'w')\nread, write = os.pipe()\n"
+    )
+    (host.folder / "program.py").write_text(
+        "import os, library\nlibrary.log.write('still here')\nlibrary.log.flush()\n"
+        "print(*(os.readlink(f'/proc/self/fd/{fd}') for fd in (library.read, library.write)))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    asked = run(host, *command(sys.executable, "program"))
+    assert order(host, asked, modules=("library",)) == [ended(0)]
+    assert said(host) == "/dev/null /dev/null\n"
+    assert log.read_text() == "still here"
+
+
+PROGRAM = """
+import ctypes, faulthandler, os, signal, sys, threading
+handled = [n for n in signal.valid_signals() if callable(signal.getsignal(n))]
+pipes = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
+print("torch" in sys.modules, handled, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+print(threading.active_count(), faulthandler.is_enabled(), sys.argv[1:], __name__)
+print(os.environ["RANK"], sum(name[0] != "/" for name in pipes), flush=True)
+os.write(2, b"terminate called after throwing an instance of 'c10::Error'\\n")
+os.abort()
+"""
+
+
+def test_a_rank_that_the_real_torchrun_forked_is_a_program_of_its_own(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host.folder / "program.py").write_text(PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    imports = ("torch.distributed.launcher.api",)
+    place = replace(a_place(host.folder), python=sys.executable, imports=imports)
+    start = a_start(place, "")
+    *torchrun, _, _, _, _, _ = render(replace(start, master_port=free_port("127.0.0.1")), place)
+    program = (*torchrun, *command(sys.executable, "program"), "--now")
+    assert order(host, run(host, *program), modules=place.imports)[0].code == 1
+    log = place.run_dir.attempt_logs(1, place.host) / "rank-0.log"
+    assert last_lines(log) == (
+        "True [<Signals.SIGINT: 2>] set()",
+        "1 False ['--now'] __main__",
+        "0 0",
+        "terminate called after throwing an instance of 'c10::Error'",
+    )
+
+
+def test_what_a_module_raises_is_in_the_log(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    (host.folder / "program.py").write_text("raise ValueError('no port')\n")
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    assert order(host, run(host, *command(sys.executable, "program"))) == [ended(1)]
+    assert said(host).endswith("ValueError: no port\n")
+
+
+def test_after_an_import_that_failed_the_program_begins_afresh(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch does, whose second import in one process fails of something else."""
+    (host.folder / "library.py").write_text("raise OSError('libcuda.so.1: no such file')\n")
+    (host.folder / "program.py").write_text(
+        "import sys\nprint('cmath' in sys.modules, flush=True)\nimport library\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
+    program = command(sys.executable, "program")
+    asked = (attempt(host, *program), run(host, *program))
+    tried, ran = order(host, *asked, modules=("cmath", "library"))
+    assert (tried.code, tried.out) == (1, "True\n"), "of the first module no second was needed"
+    assert tried.err.endswith("OSError: libcuda.so.1: no such file\n")
+    assert ran.code == 1
+    assert said(host).startswith("False\n")
+    assert said(host).endswith("OSError: libcuda.so.1: no such file\n")
+
+
+def test_a_program_that_does_not_exist_is_told_as_127(host: Host) -> None:
+    assert order(host, run(host, "no-such-program-here")) == [ended(127)]
+    assert "no-such-program-here could not be started" in said(host)
+
+
+def test_one_order_after_the_other_is_answered_and_the_launcher_lives_on(host: Host) -> None:
+    script = "cat; echo badly >&2; exit $RANK"
+    orders = (
+        attempt(host, "sh", "-c", script, given="x" * 200_000),
+        attempt(host, "sh", "-c", "kill -9 $$"),
+        run(host, "sh", "-c", "echo at last; exit 5"),
+        run(host, "sh", "-c", "echo and again"),
+    )
+    assert order(host, *orders) == [
+        ended(2, "x" * 200_000, "badly\n"),
+        ended(-9),
+        ended(5),
+        ended(0),
+    ]
+    assert said(host) == "at last\nand again\n"
+
+
+def test_a_log_that_cannot_be_written_is_an_answer(host: Host) -> None:
+    (host.folder / "torchrun.log").mkdir()
+    first, second = order(host, run(host, "true"), attempt(host, "true"))
+    assert (first.code, second.code) == (1, 0)
+    assert "Is a directory" in first.err
+
+
+def test_a_launcher_that_waits_holds_no_lock_and_what_it_tries_does(host: Host) -> None:
+    agent = subprocess.Popen(
+        launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
+    )
+    assert agent.stdin is not None
+    assert agent.stdout is not None
+    locked, quick = attempt(host, "sleep", "600"), attempt(host, "true")
+    for one in (quick, locked):
+        assert is_free(host.lock)
+        agent.stdin.write(json.dumps(encode_tagged(one)) + "\n")
+        agent.stdin.flush()
+        if one is quick:
+            agent.stdout.readline()
+            assert decode(LaunchAnswer, json.loads(agent.stdout.readline())) == ended(0)
+    wait_for(lambda: not is_free(host.lock), "the second try")
+    kill(agent.pid)
+    agent.communicate(timeout=WAIT_S)
+    wait_for(lambda: is_free(host.lock), "the end of what was tried")
+
+
+def test_what_a_killed_torchrun_leaves_is_buried_before_the_next_order(host: Host) -> None:
+    """In a pod nobody else would: there the agent is the first process."""
+    process = subprocess.Popen(
+        launcher(host), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=host.environ, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    told, answers = process.stdin, process.stdout
+
+    def tell(order: LaunchOrder) -> LaunchAnswer:
+        told.write(json.dumps(encode_tagged(order)) + "\n")
+        told.flush()
+        answers.readline()  # that it has begun
+        answer: LaunchAnswer = decode(LaunchAnswer, json.loads(answers.readline()))
+        return answer
+
+    said = tell(attempt(host, "sh", "-c", "sleep 600 >&2 & echo $!"))
+    assert isinstance(said, Ended)
+    left = int(said.out)
+    assert parent_of(left) == process.pid
+    kill(left)
+    wait_for(lambda: process_state(left) == "Z", "its end")
+    assert tell(attempt(host, "true")) == ended(0)
+    assert process_state(left) == "gone"
+    process.communicate(timeout=WAIT_S)
+
+
+def test_a_launcher_ends_with_its_parent_gone_or_nothing_more_to_read(host: Host) -> None:
+    mark = host.folder / "mark"
+    line = json.dumps(encode_tagged(run(host, "touch", str(mark)))) + "\n"
+    orphan = launcher(host, parent=1)
+    done = subprocess.run(
+        orphan, input=line, env=host.environ, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 137
+    assert not mark.exists()
+    assert order(host) == []

@@ -1,0 +1,77 @@
+import json
+import os
+from pathlib import Path
+
+from orchestrator.agent.processes.torchrun import (
+    KEEPER,
+    HostPlace,
+    environment,
+    render,
+    with_defaults,
+)
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.agent_protocol import Start
+from orchestrator.contract.skipped_batches import Window
+from orchestrator.contract.spec.drills import Drill
+from orchestrator.run_module import command
+
+PLACE = HostPlace(
+    python="/opt/bin/python",
+    run_dir=RunDir(Path("/runs/job")),
+    host="host-1",
+    address="10.0.0.2",
+    socket=Path("/tmp/ndctl-0-ab/ranks.sock"),
+    parent=77,
+)
+START = Start(
+    attempt=2,
+    node_rank=1,
+    nodes=4,
+    ranks_per_host=8,
+    master_address="10.0.0.1",
+    master_port=20_123,
+    config="/runs/job/trainer-1.json",
+    drills=(Drill(id=1, fault="kill", target="rank", index=9, step=5),),
+    skip=(Window(first=3, last=4),),
+)
+
+
+def test_each_rank_below_torchrun_has_a_keeper() -> None:
+    assert render(START, PLACE) == [
+        *command("/opt/bin/python", "trainer.rank.torchrun"),
+        *("--nnodes=4", "--nproc-per-node=8"),
+        *("--rdzv-backend=ndctl", "--rdzv-endpoint=10.0.0.1:20123", "--rdzv-conf=rank=1"),
+        "--local-addr=10.0.0.2",
+        "--log-dir=/tmp/ndctl-0-ab",
+        *("--max-restarts=0", "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT"),
+        *("--start-method=fork", "--run-path", str(KEEPER)),
+        *("--lock", "/runs/job/logs/ranks-host-1.lock"),
+        *("--log-dir", "/runs/job/logs/attempt-2/host-1", "--"),
+        *command("/opt/bin/python", "trainer"),
+        "/runs/job/trainer-1.json",
+    ]
+
+
+def test_ranks_are_told_who_they_are_and_whom_to_report_to() -> None:
+    told = dict(environment(START, PLACE, {}))
+    drills = json.loads(told.pop("NDCTL_DRILLS"))
+    assert json.loads(told.pop("NDCTL_SKIP")) == [{"first": 3, "last": 4}]
+    assert drills == [{"id": 1, "fault": "kill", "target": "rank", "index": 9, "step": 5}]
+    assert json.loads(told.pop("NDCTL_PACE"))["exposure"]["failures"] == 0
+    assert told == {
+        "NDCTL_ATTEMPT": "2",
+        "NDCTL_RESUME": "newest",
+        "NDCTL_HOST": "host-1",
+        "NDCTL_HEARTBEAT_SOCKET": "/tmp/ndctl-0-ab/ranks.sock",
+        "NDCTL_TRACE_DIR": "/runs/job/traces/attempt-2",
+    }
+
+
+def test_the_agents_environment_does_not_decide_who_the_rank_is() -> None:
+    told = environment(START, PLACE, {"NDCTL_ATTEMPT": "9", "PATH": os.defpath})
+    assert (told["NDCTL_ATTEMPT"], told["PATH"]) == ("2", os.defpath)
+
+
+def test_a_rank_has_one_thread_unless_the_agents_environment_says_otherwise() -> None:
+    assert with_defaults({})["OMP_NUM_THREADS"] == "1"
+    assert with_defaults({"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"

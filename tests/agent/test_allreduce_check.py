@@ -1,0 +1,230 @@
+"""The small all-reduce, with real processes and torch on loopback."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.allreduce_check import check_fabric, read_checked, render
+from orchestrator.agent.evidence.rank_evidence import process_state
+from orchestrator.agent.processes.fork_server import Ended
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.agent.rank_socket import free_port
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric
+from orchestrator.detect.fabric import judge
+from orchestrator.posix.locks import is_free
+from orchestrator.system import SystemClock
+from tests.agent.world import WAIT_S, LoopClock, run_with_clock, until, wait_for
+from trainer.rank.fabric import turns
+
+HOSTS = ("node1", "node2", "node3")
+
+
+IMPORTS = ("torch.distributed.launcher.api",)
+
+
+def a_place(
+    folder: Path, host: str, python: str = sys.executable, imports: tuple[str, ...] = ()
+) -> HostPlace:
+    run_dir = RunDir(folder / "job")
+    run_dir.logs.mkdir(parents=True, exist_ok=True)
+    return HostPlace(
+        python=python,
+        run_dir=run_dir,
+        host=host,
+        address="127.0.0.1",
+        socket=folder / "sock",
+        parent=os.getpid(),
+        imports=imports,
+    )
+
+
+def an_order(rank: int, port: int, timeout_s: float) -> CheckFabric:
+    return CheckFabric(
+        check=7,
+        rank=rank,
+        hosts=HOSTS,
+        master_address="127.0.0.1",
+        master_port=port,
+        timeout_s=timeout_s,
+    )
+
+
+def child_of(rank: int, port: int) -> int | None:
+    """The process of a host's check, below its launcher."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            title = (folder / "cmdline").read_text()
+            if (
+                f" trainer.rank.fabric --check=7 --rank={rank} " in title
+                and f"--port={port} " in title
+            ):
+                return int(folder.name)
+    return None
+
+
+def check(folder: Path, timeout_s: float, stopped: int | None = None) -> dict[str, Checked]:
+    """Three hosts check one another; one of them may be stopped soon after its start."""
+    port = free_port("127.0.0.1")
+
+    places = [a_place(folder, host, imports=IMPORTS) for host in HOSTS]
+
+    async def stop(rank: int) -> None:
+        while (pid := child_of(rank, port)) is None:
+            await asyncio.sleep(0.02)
+        os.kill(pid, signal.SIGSTOP)
+
+    async def all_hosts() -> list[Checked]:
+        standbys = [Standby(place, os.environ) for place in places]
+        # Torch is there before the time of the check begins.
+        await asyncio.gather(
+            *(one.try_out(["true"], os.environ, title="", given="") for one in standbys)
+        )
+        checks = [
+            check_fabric(
+                an_order(rank, port, timeout_s), places[rank], standby, os.environ, SystemClock()
+            )
+            for rank, standby in enumerate(standbys)
+        ]
+        others = [] if stopped is None else [stop(stopped)]
+        reports = await asyncio.gather(*checks, *others)
+        await asyncio.gather(*(standby.close() for standby in standbys))
+        return [report for report in reports if report is not None]
+
+    reports = {report.host: report for report in asyncio.run(all_hosts())}
+    for host in HOSTS:
+        lock = RunDir(folder / "job").ranks_lock(host)
+        wait_for(partial(is_free, lock), f"the end of all processes of {host}")
+    return reports
+
+
+@pytest.mark.process
+def test_three_hosts_that_are_well_reduce_and_name_nobody(tmp_path: Path) -> None:
+    reports = check(tmp_path, timeout_s=WAIT_S)
+    assert [report.state for report in reports.values()] == ["ok"] * 3
+    for host, report in reports.items():
+        assert {link.peer for link in report.links} == set(HOSTS) - {host}
+        assert report.seconds is not None
+        assert report.seconds > 0
+    assert judge(HOSTS, reports, limit=1e9) == {}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 2])
+def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
+    reports = check(tmp_path, timeout_s=25.0, stopped=stopped)
+    bad = HOSTS[stopped]
+    named = judge(HOSTS, reports)
+    assert named == {bad: "its check gave no answer within 25 s"}
+    for host in set(HOSTS) - {bad}:
+        assert reports[host].state == "waited"
+        # Who had reached the first host before it was stopped does not know that it is that.
+        silent: Collection[tuple[str, ...]] = [(bad,)] if stopped else [(bad,), ()]
+        assert reports[host].waited_for in silent
+
+
+def ask(place: HostPlace, timeout_s: float) -> Checked:
+    order = an_order(0, 1, timeout_s)
+
+    async def run() -> Checked:
+        standby = Standby(place, os.environ)
+        try:
+            return await check_fabric(order, place, standby, os.environ, SystemClock())
+        finally:
+            await standby.close()
+
+    return asyncio.run(run())
+
+
+def playing(folder: Path, program: str) -> str:
+    """A python that runs `program`, of a shell, where the check is asked for."""
+    python = folder / "python"
+    python.write_text(
+        f'#!/bin/sh\ncase "$3" in\ntrainer.rank.fabric) {program} ;;\n'
+        f'*) exec {sys.executable} "$@" ;;\nesac\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("program", "state", "why"),
+    [
+        ("echo torch is broken >&2; exit 3", "broke", "its check ended with 3: torch is broken"),
+        ("kill -9 $$", "broke", "its check ended with -9: "),
+        ("echo nonsense", "broke", "its check ended with 0: "),
+        ('echo \'{"check":7,"host":"node1","state":"waited","seconds":null}\'', "waited", ""),
+    ],
+)
+def test_whatever_the_child_does_there_is_an_answer(
+    tmp_path: Path, program: str, state: str, why: str
+) -> None:
+    report = ask(a_place(tmp_path, "node1", playing(tmp_path, program)), timeout_s=WAIT_S)
+    assert (report.host, report.state, report.why) == ("node1", state, why)
+
+
+@pytest.mark.process
+def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
+    python = playing(tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    place = a_place(tmp_path, "node1", python)
+
+    async def script(clock: LoopClock) -> tuple[Checked, int]:
+        standby = Standby(place, os.environ)
+        order = an_order(0, 1, WAIT_S)
+        checking = asyncio.create_task(check_fabric(order, place, standby, os.environ, clock))
+        told = tmp_path / "pid"
+        pid = await until(lambda: told.exists() and told.read_text(), "the child")
+        clock.put_forward(WAIT_S)
+        report = await checking
+        await standby.close()
+        return report, int(pid)
+
+    report, pid = run_with_clock(script)
+    assert (report.state, report.why) == ("broke", "its check gave no answer within 240 s")
+    wait_for(lambda: process_state(pid) in ("gone", "Z"), "the end of the child")
+
+
+def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
+    report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=WAIT_S)
+    assert report.state == "broke"
+    assert report.why.startswith("the check could not be started")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    words = render(an_order(2, 23_456, 30.0), a_place(tmp_path, "node3"), until=1234.5)
+    assert words[words.index("trainer.rank.fabric") :] == [
+        "trainer.rank.fabric",
+        "--check=7",
+        "--rank=2",
+        "--address=127.0.0.1",
+        "--port=23456",
+        "--until=1234.500",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\ufffd\n", "{}\n", "3\n"])
+def test_what_is_no_verdict(text: str) -> None:
+    assert read_checked(Ended(code=0, out=text, err="")) is None
+
+
+@pytest.mark.parametrize("count", range(2, 20))
+def test_links_of_one_turn_share_no_host(count: int) -> None:
+    """Each link once; a host takes part in one at a time, and never waits in a circle."""
+    order = turns(count)
+    assert len(order) == len(set(order)) == (count if count > 2 else 1)
+    key: Callable[[tuple[int, int]], tuple[bool, int]] = lambda pair: (  # noqa: E731
+        count % 2 == 1 and pair[0] == count - 1,
+        pair[0] % 2,
+    )
+    for turn in {key(pair) for pair in order}:
+        hosts = [host for pair in order if key(pair) == turn for host in pair]
+        assert len(hosts) == len(set(hosts))

@@ -1,0 +1,282 @@
+"""For which hosts a job is planned, by what it is planned for."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.app.planning import forecasts, planned_hosts, plans
+from orchestrator.app.submission import submit_job
+from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.contract.plan import Plan
+from orchestrator.errors import BackendError, PlanError, SpecError
+from tests.backends.kubernetes.said_before import SaidBefore
+from tests.inventory.kubernetes.objects import node
+
+ROOT = Path(__file__).parents[3]
+SPEC = """
+name: job
+model: {preset: llama-tiny}
+data: {files: "{stdlib}/*.py", tokenizer: bytes, sequence_length: 128}
+train: {steps: 10, global_batch_size: 64}
+cluster:
+  backend: kubernetes
+  hosts: 2
+  gpus_per_host: 8
+  kubernetes:
+    namespace: team-a
+    image: registry.example.org/ndctl:0.1
+    runs: {claim: runs}
+"""
+GPU = "cluster.gpu=h100-sxm-80gb"
+QUEUE = "cluster.kubernetes.queue=train"
+RACK = "topology.kubernetes.io/rack"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "job.yaml"
+    found.write_text(SPEC)
+    return found
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> "Clusters":
+    return Clusters(monkeypatch)
+
+
+class Clusters:
+    """What stands in the place of the API that a plan would ask."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, **more: Any) -> SaidBefore:
+        api = SaidBefore(**more)
+
+        def reached(context: str | None, environ: object) -> Asks:
+            return api
+
+        self.monkeypatch.setattr(planned_hosts, "kubernetes_api", reached)
+        return api
+
+    def is_away(self) -> None:
+        """And so is the kubeconfig."""
+
+        def reached(context: str | None, environ: object) -> Asks:
+            raise BackendError("there is no way to a Kubernetes cluster")
+
+        self.monkeypatch.setattr(planned_hosts, "kubernetes_api", reached)
+
+
+def plan(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "submit") -> Plan:
+    return plans.plan_spec(path, overrides, {}, purpose=purpose).plan
+
+
+def rendered(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "render") -> str:
+    planned = plans.plan_spec(path, overrides, {}, purpose=purpose)
+    submission = submit_job.Submission(planned=planned, run_root=path.parent)
+    return submit_job.render(submission, {})
+
+
+def test_the_text_is_the_same_on_any_cluster_and_on_none(path: Path, cluster: Clusters) -> None:
+    cluster.is_away()
+    nowhere = rendered(path, GPU)
+    for many in (0, 2, 7):
+        nodes = [node(f"acme-{i}", {RACK: f"rack-{i}"}) for i in range(many)]
+        api = cluster(objects={"nodes": nodes})
+        assert rendered(path, GPU) == nowhere
+        assert api.asked == [], "no cluster is asked"
+        # Where the spec says all, what is submitted is what was rendered.
+        assert rendered(path, GPU, purpose="submit") == nowhere
+    assert "acme" not in nowhere
+    assert "rack-" not in nowhere
+    assert f"topologyKey: {RACK}" in nowhere, "pods lie near to each other all the same"
+
+
+def test_two_runs_in_other_places_print_the_same_bytes(path: Path, tmp_path: Path) -> None:
+    """As processes of their own: neither kubeconfig nor home, another folder and time zone."""
+    texts = []
+    for number in (1, 2):
+        home = tmp_path / f"home-{number}"
+        home.mkdir()
+        environ = {"HOME": str(home), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+        environ |= {"TZ": "UTC"} if number == 1 else {"TZ": "Asia/Tokyo", "NDCTL_RUN_ROOT": "/x"}
+        argv = [sys.executable, "-m", "orchestrator", "render", str(path), "--set", GPU]
+        done = subprocess.run(
+            argv, env=environ, cwd=home, capture_output=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    assert texts[0].endswith(b"\n")
+
+
+def test_a_text_for_everywhere_says_itself_what_a_cluster_would(
+    path: Path, cluster: Clusters
+) -> None:
+    cluster.is_away()
+    with pytest.raises(SpecError) as refused:
+        rendered(path, "cluster.kubernetes.namespace=null")
+    message = str(refused.value)
+    assert "cluster.gpu: must be given" in message
+    assert "one of h100-sxm-80gb, " in message
+    assert "cluster.kubernetes.namespace: must be given" in message
+    rendered(path, GPU, "cluster.kubernetes.namespace=null", "cluster.kubernetes.service_account=a")
+
+
+def test_gpus_that_the_selector_calls_otherwise_are_refused(path: Path, cluster: Clusters) -> None:
+    cluster.is_away()
+    a100 = "cluster.kubernetes.node_selector={nvidia.com/gpu.product: NVIDIA-A100-SXM4-80GB}"
+    for purpose in ("look", "render", "submit"):
+        with pytest.raises(SpecError, match=r"cluster\.gpu: must be a100-sxm-80gb"):
+            plan(path, GPU, a100, purpose=purpose)
+    assert plan(path, a100, purpose="render").profile == "a100-sxm-80gb"
+
+
+def test_without_a_device_a_submission_looks_at_the_nodes(path: Path, cluster: Clusters) -> None:
+    cluster(objects={"nodes": [node(f"n{i}") for i in range(3)]})
+    found = plan(path)
+    assert (found.hosts, found.profile) == (("n0", "n1"), "h100-sxm-80gb")
+
+
+NONE_THERE: list[dict[str, Any]] = []
+
+
+def test_a_pool_without_nodes_is_planned_for_where_the_spec_says_what_they_will_be(
+    path: Path, cluster: Clusters
+) -> None:
+    cluster(objects={"nodes": NONE_THERE})
+    assert len(plan(path, GPU).hosts) == 2
+    with pytest.raises(PlanError) as refused:
+        plan(path)
+    assert "where nodes are made on demand, set cluster.gpu to one of" in refused.value.fix
+
+
+@pytest.mark.parametrize("how", ["queue", "karpenter"])
+def test_more_hosts_than_there_are_wait_for_a_queue_or_an_autoscaler(
+    path: Path, cluster: Clusters, how: str
+) -> None:
+    groups = {"/apis": {"groups": [{"name": "apps"}, {"name": "karpenter.sh"}]}}
+    cluster(objects={"nodes": [node("n0")]}, paths=groups if how == "karpenter" else {})
+    found = plan(path, *([QUEUE] if how == "queue" else []))
+    assert found.hosts == ("node-0", "node-1")
+    (note,) = [one for one in found.notes if "are there" in one]
+    brings = "queue train" if how == "queue" else "Karpenter"
+    assert note == (
+        "1 of the 2 hosts are there: planned for 2 of h100-sxm-80gb all the same, for"
+        f" {brings} may bring them"
+    )
+
+
+def test_too_few_nodes_that_nothing_makes_are_refused_with_the_key_to_set(
+    path: Path, cluster: Clusters
+) -> None:
+    cluster(objects={"nodes": [node("n0"), node("n1", unschedulable=True)]})
+    with pytest.raises(PlanError) as refused:
+        plan(path)
+    assert "only 1 can be used (n1 is cordoned)" in refused.value.message
+    assert refused.value.fix.endswith(
+        "where nodes are made on demand, set cluster.gpu to h100-sxm-80gb: then none has to be"
+        " there yet"
+    )
+
+
+def test_somebody_who_may_not_list_nodes_submits_what_the_spec_describes(
+    path: Path, cluster: Clusters
+) -> None:
+    cluster(refused=frozenset({"list nodes *"}))
+    with pytest.raises(BackendError) as refused:
+        plan(path)
+    assert "set cluster.gpu to one of" in refused.value.fix
+    assert len(plan(path, GPU).hosts) == 2
+
+
+# What binds the pods all at once
+
+
+def kueue(*queues: str, levels: tuple[str, ...] = ()) -> dict[str, Any]:
+    group = {"preferredVersion": {"version": "v1beta1"}}
+    topology = {"metadata": {"name": "t"}, "spec": {"levels": [{"nodeLabel": x} for x in levels]}}
+    local = [{"metadata": {"name": name, "namespace": "team-a"}} for name in queues]
+    return {
+        "paths": {"/apis/kueue.x-k8s.io": group},
+        "objects": {"localqueues": local, "topologies": [topology] if levels else []},
+    }
+
+
+def settled(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "submit") -> Any:
+    return plans.plan_spec(path, (GPU, *overrides), {}, purpose=purpose)
+
+
+def test_the_one_queue_of_a_namespace_is_taken_and_said(path: Path, cluster: Clusters) -> None:
+    cluster(**kueue("train", levels=(RACK, "kubernetes.io/hostname")))
+    found = settled(path)
+    spec = found.spec.cluster.kubernetes
+    assert (spec.queue, spec.topology.preferred, spec.topology.levels) == ("train", RACK, ())
+    (note,) = found.notes
+    assert "the job goes into train" in note
+    assert "cluster.kubernetes.queue: train says so in the spec" in note
+    for key in ("cluster.kubernetes.gang_scheduler=null", "cluster.hosts=1"):
+        assert settled(path, key).spec.cluster.kubernetes.queue is None
+    rendered_for = settled(path, purpose="render")
+    assert (rendered_for.spec.cluster.kubernetes.queue, rendered_for.notes) == (None, ())
+
+
+def test_of_several_queues_none_is_taken(path: Path, cluster: Clusters) -> None:
+    cluster(**kueue("train", "test"))
+    assert settled(path).spec.cluster.kubernetes.queue is None
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "taken"),
+    [
+        ("scheduling.volcano.sh", "pytorchjob", "volcano"),
+        ("scheduling.x-k8s.io", "pytorchjob", "coscheduling"),
+        ("scheduling.x-k8s.io", "trainjob", "coscheduling"),
+        ("scheduling.volcano.sh", "trainjob", "auto"),
+        ("scheduling.x-k8s.io", "jobset", "auto"),
+    ],
+)
+def test_a_scheduler_of_groups_is_taken_by_kinds_that_can_ask_for_it(
+    path: Path, cluster: Clusters, group: str, kind: str, taken: str
+) -> None:
+    cluster(paths={f"/apis/{group}": {"versions": []}})
+    found = settled(path, f"cluster.kubernetes.kind={kind}")
+    assert found.spec.cluster.kubernetes.gang_scheduler == taken
+    assert bool(found.notes) is (taken != "auto")
+
+
+# Other backends
+
+
+def test_plan_needs_no_slurm_where_the_spec_says_the_device(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> Any:
+        raise BackendError("scontrol: command not found")
+
+    monkeypatch.setattr(planned_hosts, "slurm", away)
+    slurm = "cluster.backend=slurm"
+    assert plan(path, GPU, slurm, purpose="look").profile == "h100-sxm-80gb"
+    for overrides, purpose in (((slurm,), "look"), ((GPU, slurm), "submit")):
+        with pytest.raises(BackendError, match="scontrol"):
+            plan(path, *overrides, purpose=purpose)  # type: ignore[arg-type]
+
+
+def test_on_this_machine_the_device_is_what_the_spec_says(path: Path) -> None:
+    local = "cluster.backend=local"
+    assert plan(path, local).profile == "cpu"
+    found = plan(path, GPU, local)
+    assert (found.profile, found.hosts) == ("h100-sxm-80gb", ("host-0", "host-1"))
+
+
+def test_a_forecast_needs_no_cluster_either(path: Path, cluster: Clusters) -> None:
+    cluster.is_away()
+    asked = forecasts.Asked(
+        days=1.0, rates="llama3", repair_h=24.0, queue_s=600.0, histories=2, seed=1
+    )
+    told = forecasts.forecast_spec(path, (GPU,), {}, None, asked)
+    assert told.basis.setting.hosts == 2

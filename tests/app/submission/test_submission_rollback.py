@@ -1,0 +1,118 @@
+"""A submission that is refused leaves everything as it was."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.app.submission import submit_job
+from orchestrator.app.submission.submission_lock import alone
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import CancelRequested
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.errors import BackendError, JobError, NdctlError, Refused, Unanswered
+from tests.agent.world import TurnedClock
+from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+
+__all__ = ["cluster"]
+
+
+class Refuses(NoCluster):
+    """A scheduler that was handed all of it, and says no."""
+
+    error: Exception = Refused("Memory specification can not be satisfied")
+    written: tuple[str, ...] = ()
+
+    def submit(self, handover: Handover) -> None:
+        folder = RunDir(Path(handover.launch.run_dir)).slurm / f"launch-{handover.launch.launch}"
+        folder.mkdir(parents=True)
+        (folder / "submission.sh").write_text("#!/bin/sh\n")
+        self.written = tuple(path.name for path in Path(handover.launch.run_dir).iterdir())
+        raise self.error
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Refuses:
+    found = Refuses()
+    monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: found)
+    return found
+
+
+def tree(root: Path) -> dict[str, bytes | None]:
+    return {
+        str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
+        for path in root.rglob("*")
+    }
+
+
+def submit(root: Path, expected: type[NdctlError] = Refused, **how: bool) -> None:
+    with pytest.raises(expected):
+        submit_job.submit(submission(root, **how), {}, TurnedClock())
+
+
+def ended_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: NoCluster())
+        submit_job.submit(submission(root), {}, TurnedClock())
+    lead(root, CancelRequested(at=1.0, by="me"))
+
+
+def test_a_first_submission_that_is_refused_leaves_no_name_and_no_file(
+    refusing: Refuses, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    assert {"journal.jsonl", "token", "slurm", "launch.json"} <= {*refusing.written}
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("how", ["resume", "new"])
+def test_a_job_that_cannot_be_submitted_again_is_as_it_was(
+    refusing: Refuses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ended_job(tmp_path, monkeypatch)
+    (tmp_path / JOB / "slurm" / "launch-1").mkdir(parents=True)
+    before = tree(tmp_path)
+    submit(tmp_path, resume=how == "resume", new=how == "new")
+    after = tree(tmp_path)
+    after.pop(".archive", None)
+    assert after == before
+
+
+def test_a_folder_that_was_made_for_the_job_beforehand_stays(
+    refusing: Refuses, tmp_path: Path
+) -> None:
+    """As with a group and permissions of its owner's choice."""
+    (tmp_path / JOB).mkdir(mode=0o750)
+    submit(tmp_path)
+    assert tree(tmp_path / JOB) == {}
+    assert (tmp_path / JOB).stat().st_mode & 0o777 == 0o750
+
+
+def test_a_disk_that_takes_no_more_leaves_no_name_either(refusing: Refuses, tmp_path: Path) -> None:
+    refusing.error = OSError(28, "No space left on device")
+    submit(tmp_path, BackendError)
+    assert tree(tmp_path) == {}
+
+
+def test_what_the_scheduler_may_have_taken_stays(refusing: Refuses, tmp_path: Path) -> None:
+    refusing.error = Unanswered("whether Slurm has taken it is not known")
+    submit(tmp_path, Unanswered)
+    assert (tmp_path / JOB / "journal.jsonl").stat().st_size > 0
+
+
+def test_a_resume_of_what_never_was_leaves_no_file(refusing: Refuses, tmp_path: Path) -> None:
+    submit(tmp_path, JobError, resume=True)
+    assert tree(tmp_path) == {}
+
+
+def test_the_lock_of_a_submission_is_nobody_elses_after_its_file_was_removed(
+    tmp_path: Path,
+) -> None:
+    run_dir = RunDir(tmp_path / JOB)
+    with alone(run_dir):
+        with pytest.raises(JobError, match="is being submitted"), alone(run_dir):
+            raise AssertionError("two hold it")
+        assert (tmp_path / f".{JOB}.submitting").exists()
+    assert tree(tmp_path) == {}
+    with alone(run_dir):
+        run_dir.make()
+    assert (tmp_path / f".{JOB}.submitting").exists(), "as long as there is a run directory"

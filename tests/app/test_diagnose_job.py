@@ -1,0 +1,273 @@
+"""`ndctl diagnose` on jobs of ours: which attempt it takes."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.app.diagnose_job import diagnose_job, job_text, story_of
+from orchestrator.app.submission import submit_job
+from orchestrator.cli import cli
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import (
+    AgentRegistered,
+    CheckpointSaved,
+    Event,
+    HangDetected,
+    HangJudged,
+    HangOver,
+    HostStopped,
+    RankExited,
+    StepReached,
+    StragglerFound,
+)
+from orchestrator.errors import JobError
+from orchestrator.journal.journal import Entry, Journal, to_line
+from tests.agent.world import TurnedClock
+from tests.diagnosis.dumps.test_load_evidence import ended_in
+from tests.diagnosis.hang.test_post_mortem import USUAL
+from tests.job.test_remedies import answered, believed, replanning, short
+from tests.jobs_on_disk import JOB, NoCluster, cluster, lead, submission
+from tests.read_events import as_read
+
+__all__ = ["cluster"]
+NOW = TurnedClock().now()
+
+
+def diagnosed(root: Path, *options: str) -> Result:
+    return CliRunner().invoke(cli, ["diagnose", JOB, "--run-root", str(root), *options])
+
+
+def attempt_fails(attempt: int, *before: Event) -> list[Event]:
+    at = NOW + 100 * attempt
+    return [
+        StepReached(at=at, attempt=attempt, step=1, loss=1.0, tokens_per_second=9.0),
+        CheckpointSaved(at=at + 1, attempt=attempt, step=5 * attempt),
+        *before,
+        exits(attempt),
+        *(HostStopped(at=at + 10, attempt=attempt, host=host, finished=False) for host in HOSTS),
+    ]
+
+
+def exits(attempt: int) -> RankExited:
+    return RankExited(
+        at=NOW + 100 * attempt + 9,
+        attempt=attempt,
+        rank=0,
+        host="host-0",
+        exit_code=None,
+        signal=9,
+        step=8,
+        stopped=False,
+        detected_after_s=0.1,
+        error=None,
+        log_tail=(),
+    )
+
+
+HOSTS = ("host-0", "host-1")
+
+
+def judged(attempt: int) -> HangJudged:
+    return HangJudged(
+        at=NOW + 100 * attempt + 5,
+        attempt=attempt,
+        verdict="never-entered",
+        cause="rank 1 did not call it",
+        scope="rank",
+        ranks=(1,),
+        hosts=("host-0",),
+        confidence=0.95,
+    )
+
+
+def stood_still(attempt: int) -> HangDetected:
+    return HangDetected(
+        at=NOW + 100 * attempt + 3,
+        attempt=attempt,
+        phase="train",
+        step=1,
+        stalled_s=2.0,
+        limit_s=1.0,
+        behind=(),
+    )
+
+
+def moved_again(attempt: int) -> HangOver:
+    return HangOver(at=NOW + 100 * attempt + 4, attempt=attempt, rank=0, step=2, phase="train")
+
+
+def led(root: Path, *events: Event) -> None:
+    submit_job.submit(submission(root), {}, TurnedClock())
+    agents = [
+        AgentRegistered(at=NOW, host=host, address="::1", devices=2, pid=5, incarnation="1")
+        for host in HOSTS
+    ]
+    lead(root, *agents, *events)
+
+
+def test_the_newest_attempt_that_hung_is_taken_whoever_saw_it(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """The first stood still and went on; of the second a watchdog told; the third only failed."""
+    passing = attempt_fails(1, stood_still(1), moved_again(1))
+    led(tmp_path, *passing, *attempt_fails(2, judged(2)), *attempt_fails(3))
+    assert json.loads(diagnosed(tmp_path, "--json").output)["attempt"] == 2
+    assert "attempt     2\n" in diagnosed(tmp_path).output
+    assert json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)["attempt"] == 1
+
+
+def test_of_ranks_that_ended_over_sizes_the_one_that_is_mute_is_named_by_the_journal(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    """As the leader judged it: what its peers wrote as they ended, and who was ended over it."""
+    words = (
+        "  what():  [enforce fail at third_party/gloo/gloo/transport/tcp/pair.cc:456]"
+        " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
+        " Is there a distributed collective mismatch in your code?"
+    )
+    aborted = as_read(replace(exits(1), rank=2, host="host-1", signal=6, log_tail=(words,)))
+    led(tmp_path, *attempt_fails(1, aborted))
+    traces = RunDir(tmp_path / JOB).traces(1)
+    traces.mkdir(parents=True)
+    ended_in(traces, {0: USUAL, 1: USUAL, 3: USUAL})
+    said = json.loads(diagnosed(tmp_path, "--json", "--attempt", "1").output)
+    assert (said["kind"], said["ranks"], said["hosts"]) == ("mismatch", [2], [])
+    assert said["rank_hosts"] == {"2": "host-1"}
+    assert "rank 2 on host-1 (the program" in diagnosed(tmp_path, "--attempt", "1").output
+
+
+@pytest.mark.parametrize("asked", ["0", "9"])
+def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
+    tmp_path: Path, cluster: NoCluster, asked: str
+) -> None:
+    led(tmp_path, *attempt_fails(1))
+    told = diagnosed(tmp_path, "--attempt", asked)
+    assert isinstance(told.exception, JobError)
+    assert f"{JOB} has no attempt {asked}; 2 were started" in str(told.exception)
+
+
+def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> None:
+    job = replanning()
+    short(job)
+    answered(job, 60, 2)
+    told = enumerate(job.all, 1)
+    entries = [Entry(seq=seq, event=event, actions=orders) for seq, (event, orders) in told]
+    run_dir = RunDir(tmp_path)
+    run_dir.journal.write_bytes(b"".join(map(to_line, entries)))
+    story = story_of(run_dir)
+    assert {number: one.plan for number, one in story.attempts.items()} == {
+        1: believed(70),
+        2: believed(60),
+    }
+    assert {one.hosts for one in story.attempts.values()} == {("host-0", "host-1")}
+    assert story.newest == 2
+
+
+# A job in order
+
+
+def reached(root: Path, step: int, at: float) -> None:
+    """As rank 0 writes it."""
+    line = {"attempt": 1, "step": step, "loss": 1.0, "time": at}
+    RunDir(root / JOB).metrics.write_text(json.dumps(line) + "\n")
+
+
+def test_of_a_job_that_ended_in_order_it_says_so_and_asks_for_nothing(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    steps = submission(tmp_path).planned.spec.train.steps
+    finished = [HostStopped(at=NOW + 200, attempt=1, host=host, finished=True) for host in HOSTS]
+    done = StepReached(at=NOW + 190, attempt=1, step=steps, loss=1.0, tokens_per_second=9.0)
+    exits_in_order = [
+        replace(exits(1), at=NOW + 195, rank=rank, host=HOSTS[rank // 2], exit_code=0, signal=None)
+        for rank in range(4)
+    ]
+    led(tmp_path, done, *exits_in_order, *finished)
+    reached(tmp_path, steps, NOW + 190)
+    told = diagnosed(tmp_path)
+    assert (told.exit_code, told.output) == (0, f"{JOB} ended in order: step {steps} of {steps}\n")
+    said = json.loads(diagnosed(tmp_path, "--json").output)
+    assert (said["kind"], said["healthy"], said["ranks"], said["advice"]) == (
+        "healthy",
+        True,
+        [],
+        "",
+    )
+
+
+def stepped(at: float, attempt: int = 1) -> StepReached:
+    return StepReached(at=at, attempt=attempt, step=8, loss=1.0, tokens_per_second=9.0)
+
+
+@contextmanager
+def leading(root: Path) -> Iterator[None]:
+    """A leader has the journal."""
+    with Journal(RunDir(root / JOB).journal, TurnedClock()):
+        yield
+
+
+def said_at(root: Path, at: float) -> str:
+    return job_text(diagnose_job(RunDir(root / JOB), None, at))
+
+
+def test_of_a_job_that_runs_and_is_healthy_one_line_says_so(
+    tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led(tmp_path, stepped(NOW + 20))
+    reached(tmp_path, 8, NOW + 20)
+    line = f"{JOB} is healthy: step 8 of 24, last step 4.0 s ago; no rank is late"
+    with leading(tmp_path):
+        assert said_at(tmp_path, NOW + 24) == line
+        monkeypatch.setattr("orchestrator.system.SystemClock", lambda: TurnedClock(NOW + 24))
+        told = diagnosed(tmp_path)
+        assert (told.exit_code, told.output) == (0, f"{line}\n")
+        said = json.loads(diagnosed(tmp_path, "--json").output)
+        assert (said["kind"], said["healthy"], said["cause"]) == ("healthy", True, line)
+    # Without a leader nothing says that it runs.
+    assert "is healthy" not in said_at(tmp_path, NOW + 24)
+
+
+def test_a_job_that_runs_again_after_a_hang_says_that_first(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)), stepped(NOW + 190, attempt=2))
+    reached(tmp_path, 8, NOW + 190)
+    with leading(tmp_path):
+        first, second, *rest = said_at(tmp_path, NOW + 195).splitlines()
+    assert first == f"{JOB} is healthy: step 8 of 24, last step 5.0 s ago; no rank is late"
+    assert second == "of an attempt that failed:"
+    assert any("attempt     1" in line for line in rest)
+
+
+def test_a_job_with_a_rank_that_is_late_is_not_called_healthy(
+    tmp_path: Path, cluster: NoCluster
+) -> None:
+    late = StragglerFound(
+        at=NOW + 22,
+        attempt=1,
+        host="host-1",
+        rank=3,
+        own_s=2.0,
+        peers_s=1.0,
+        step_s=2.5,
+        steps=8,
+        lost_tokens_per_second=None,
+    )
+    led(tmp_path, stepped(NOW + 20), late)
+    reached(tmp_path, 8, NOW + 20)
+    with leading(tmp_path):
+        assert "is healthy" not in said_at(tmp_path, NOW + 24)
+
+
+def test_what_was_decided_stands_in_the_place_of_advice(tmp_path: Path, cluster: NoCluster) -> None:
+    """The verdict names a host to leave out; the rules kept it."""
+    led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
+    said = diagnosed(tmp_path, "--attempt", "1").output
+    assert "leave the host out" not in said
+    assert "decided     " in said
+    assert "restart" in said.partition("decided")[2].splitlines()[0]

@@ -1,0 +1,178 @@
+"""What a pod ends with: 1 to 127, of any pod, is the end of the whole job to its operator."""
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.entry import agent as agent_main
+from orchestrator.backends.entry import leader, pod_agent
+from orchestrator.backends.entry.pod_agent import Pod, await_launch, run
+from orchestrator.contract.files import env, exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import LeaderStarted
+from orchestrator.contract.submission_payload import files_of
+from orchestrator.journal import run_dir_init
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.run_dir_init import begin
+from orchestrator.journal.supervisor import Supervisor
+from tests.agent.world import SECRET_TEXT, TurnedClock
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+CLOCK = TurnedClock()
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "runs" / "job")
+
+
+@pytest.fixture
+def environ(tmp_path: Path, run_dir: RunDir) -> dict[str, str]:
+    """Of a worker's pod, whose leader has begun the run."""
+    launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
+    folder = tmp_path / "submission"
+    folder.mkdir()
+    for name, text in files_of(handed(launch, backend="kubernetes")).items():
+        (folder / name).write_text(text)
+    begin(run_dir, handed(launch, backend="kubernetes"), CLOCK, token=False)
+    return {
+        "NDCTL_NODE_NAME": "node-3",
+        "NDCTL_POD_IP": "127.0.0.1",
+        "NDCTL_SUBMISSION": str(folder),
+        "RANK": "1",
+        env.TOKEN: SECRET_TEXT,
+    }
+
+
+@pytest.fixture
+def leads(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(pod_agent, "_own", lambda *_: None)
+    return {**environ, "RANK": "0"}
+
+
+def test_a_pod_whose_own_disk_takes_nothing_is_made_anew(
+    environ: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    full = tmp_path / "full"
+    full.touch()  # no directory can be made below a file, root or not
+    monkeypatch.setattr(tempfile, "tempdir", str(full))
+    assert run(environ) == exit_codes.LEADER_LOST
+    assert f"{full}: is no folder" in caplog.text
+
+
+def test_a_pod_that_cannot_read_the_token_is_made_anew(environ: dict[str, str]) -> None:
+    del environ[env.TOKEN]
+    assert run(environ) == exit_codes.LEADER_LOST
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_leader_whose_predecessor_still_has_the_journal_is_made_anew(
+    leads: dict[str, str],
+    run_dir: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    begun: bool,
+) -> None:
+    """A file server keeps the locks of a node that is gone, some for longer than is waited."""
+    monkeypatch.setattr(leader, "TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(run_dir_init, "PATIENCE_S", 0.0)
+    if not begun:
+        run_dir.journal.write_bytes(b"")
+    with Journal(run_dir.journal, CLOCK):
+        assert run(leads) == exit_codes.LEADER_LOST
+    assert "is being written by another process" in caplog.text
+
+
+def test_a_damaged_journal_ends_the_leader_for_good_and_no_other_pod(
+    leads: dict[str, str], run_dir: RunDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody but a person can mend it; a follower may have read what its node had not got yet."""
+    whole = run_dir.journal.read_bytes()
+    run_dir.journal.write_text("nobody can read this\n")
+    assert run(leads) == exit_codes.FAILED
+    assert "journal line 1 cannot be read" in caplog.text
+
+    class Mended(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            run_dir.journal.write_bytes(whole)
+
+    begun = await_launch(run_dir, 1, Mended(), lambda waited_s: None)
+    assert begun.job is not None
+
+
+def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(argv: list[str], rest: dict[str, str]) -> int:
+        raise ZeroDivisionError("of an agent")
+
+    monkeypatch.setattr(agent_main, "main", broken)
+    assert run(environ) == exit_codes.LEADER_LOST
+    last = caplog.records[-1]
+    assert (last.levelname, "ZeroDivisionError('of an agent')" in last.message) == (
+        "CRITICAL",
+        True,
+    )
+
+
+def test_a_pod_that_is_made_anew_goes_on_with_the_run_as_it_began(
+    leads: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever was applied since; its log and the job's annotation say that this does not run."""
+    owned: list[bool] = []
+    monkeypatch.setattr(pod_agent, "_own", lambda *given: owned.append(given[-1]))
+    monkeypatch.setattr(agent_main, "main", lambda argv, rest: exit_codes.OK)
+    assert run(leads) == exit_codes.OK
+    folder = Path(leads["NDCTL_SUBMISSION"])
+    (folder / "spec.yaml").write_text("name: job\ntrain: {lr: 2}\n")
+    assert run(leads) == exit_codes.OK
+    assert owned == [True, False]
+    assert caplog.text.count("what was applied is not what runs: launch 1 in") == 1
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
+    leads: dict[str, str], rank: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are launch 1 and read the same ConfigMap: else two would lead by turns."""
+    environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
+    assert run(environ) == exit_codes.FAILED
+    assert "this pod is of a jobset, and launch 1 in" in caplog.text
+    assert "is of a pytorchjob of the same name" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rank", "code", "ended", "expected"),
+    [
+        (1, exit_codes.FAILED, False, exit_codes.LEADER_LOST),
+        (1, exit_codes.FAILED, True, exit_codes.LEADER_LOST),
+        (0, exit_codes.FAILED, False, exit_codes.LEADER_LOST),
+        (0, exit_codes.FAILED, True, exit_codes.FAILED),
+        (0, exit_codes.OK, False, exit_codes.OK),
+        (1, exit_codes.NOT_ADMITTED, False, exit_codes.NOT_ADMITTED),
+        (0, exit_codes.REQUEUED, False, exit_codes.REQUEUED),
+    ],
+)
+def test_that_a_job_has_failed_the_journal_says_and_no_agent(
+    environ: dict[str, str],
+    run_dir: RunDir,
+    rank: int,
+    code: int,
+    expected: int,
+    *,
+    ended: bool,
+) -> None:
+    if ended:
+        with Journal(run_dir.journal, CLOCK) as journal:
+            Supervisor(journal).feed(
+                LeaderStarted(at=1.0, host="node-0", pid=1, unable="the API says no")
+            )
+    pod = Pod(host="node", address="::1", node_rank=rank, folder=run_dir.path)
+    assert pod_agent._of_the_pod(code, pod, run_dir) == expected

@@ -1,0 +1,283 @@
+"""A pod finds out who it is, and waits for its leader."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.entry import pod_agent
+from orchestrator.backends.entry.pod_agent import (
+    OTHERS_END_S,
+    Pod,
+    await_launch,
+    await_others,
+    ends,
+    hear_late,
+    newest_line,
+    run,
+)
+from orchestrator.backends.kubernetes.api.client import Listed
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.resources import PODS, Resource
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
+from orchestrator.contract.submission_payload import files_of
+from orchestrator.errors import BackendError, JobError
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.run_dir_init import begin
+from orchestrator.journal.supervisor import Supervisor
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+NODE = {"NDCTL_NODE_NAME": "node-3", "NDCTL_POD_IP": "10.1.2.3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rank"),
+    [
+        ({"RANK": "2", "PET_NODE_RANK": "2"}, 2),
+        ({"PET_NODE_RANK": "1"}, 1),
+        ({"JOB_COMPLETION_INDEX": "0"}, 0),
+        ({"JOB_COMPLETION_INDEX": "3", "RANK": "0"}, 3),
+        ({"JOB_COMPLETION_INDEX": "", "RANK": "4"}, 4),
+    ],
+)
+def test_a_pod_has_the_rank_that_its_operator_gave_it(environ: dict[str, str], rank: int) -> None:
+    pod = Pod.from_mapping({**NODE, **environ})
+    assert (pod.node_rank, pod.leads) == (rank, rank == 0)
+    assert (pod.host, pod.address) == ("node-3", "10.1.2.3")
+    assert pod.folder == Path("/etc/ndctl/submission")
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        NODE,
+        {**NODE, "RANK": "first"},
+        {"RANK": "0", "NDCTL_NODE_NAME": "n"},
+        {**NODE, "RANK": "0", "NDCTL_SUBMISSION": "/nowhere"},
+    ],
+)
+def test_what_is_no_pod_of_a_job_is_refused_and_not_tried_again(environ: dict[str, str]) -> None:
+    assert run(environ) == exit_codes.REFUSED
+
+
+def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "job")
+    launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
+
+    class Begins(TurnedClock):
+        def sleep(self, seconds: float) -> None:
+            self.time += seconds
+            begin(run_dir, handed(launch), self, token=False)
+
+    begun = await_launch(run_dir, 1, Begins(), lambda waited_s: None)
+    assert begun.job is not None
+    assert begun.job.launch.launch == 1
+    begin(run_dir, handed(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
+    with pytest.raises(JobError, match="launch 4 has come after"):
+        await_launch(run_dir, 1, TurnedClock(), lambda waited_s: None)
+
+
+def test_pods_that_wait_see_to_the_leaders_the_later_ones_more_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 512 that wait for an hour not one is a storm of requests."""
+    asked: list[str] = []
+
+    def revive(self: KubernetesBackend, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        assert silent_s is None, "one that runs may only be slow"
+        asked.append(launch.job)
+        raise BackendError("it may not")
+
+    monkeypatch.setattr(KubernetesBackend, "revive_leader", revive)
+    handover = handed(a_launch(PLAIN))
+    counts = {}
+    for rank in (1, 2, 511):
+        pod = Pod(host="node", address="::1", node_rank=rank, folder=tmp_path)
+        asked.clear()
+        for waited_s in range(0, 3601, 30):
+            pod_agent._see_to_the_leader(pod, handover, {}, TurnedClock(), float(waited_s))
+        counts[rank] = len(asked)
+    assert counts == {1: 120, 2: 60, 511: 0}
+
+
+def pod_of(tmp_path: Path) -> tuple[RunDir, dict[str, str]]:
+    """Mounted files, and the environment of the leader's pod."""
+    run_dir, folder = RunDir(tmp_path / "job"), tmp_path / "submission"
+    folder.mkdir(exist_ok=True)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
+    for name, text in files_of(handed(launch, backend="kubernetes")).items():
+        (folder / name).write_text(text)
+    return run_dir, {**NODE, "RANK": "0", "NDCTL_SUBMISSION": str(folder)}
+
+
+def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journal(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pod_agent, "_own", lambda *_: None)
+    run_dir, environ = pod_of(tmp_path)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
+    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    with Journal(run_dir.journal, TurnedClock()) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(LeaderStarted(at=1.0, host="node-0", pid=1))
+        supervisor.feed(CancelRequested(at=2.0, by="me"))
+    assert run(environ) == exit_codes.OK
+    assert "nothing is run: launch 1 of job job has ended" in caplog.text
+    assert "--resume" in caplog.text
+    said = capsys.readouterr().out.splitlines()
+    journal_lines = run_dir.journal.read_text().splitlines()
+    assert said == [f"ndctl-journal: {line}" for line in journal_lines]
+
+
+def test_an_old_manifest_fails_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_dir, environ = pod_of(tmp_path)
+    launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path), launch=5)
+    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    assert run(environ) == exit_codes.FAILED
+    assert "an old manifest was applied" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, "--leader-at=job-master-0:23456"),
+        (
+            {"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400"},
+            "--leader-at=job-node-0-0.job:29400",
+        ),
+        ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "tcp://10.0.0.1"}, ""),
+        ({"MASTER_PORT": "23456"}, ""),
+    ],
+)
+def test_the_leader_is_looked_for_where_the_operator_says(
+    environ: dict[str, str], said: str
+) -> None:
+    assert pod_agent._rendezvous(environ)[1:] == ([said] if said else [])
+
+
+def test_of_a_journal_so_many_last_bytes_of_whole_lines_are_told() -> None:
+    data = b"one\ntwo\nthree\n"
+    assert [data[newest_line(data, most) :] for most in (0, 5, 6, 9, 10, 13, 14)] == [
+        b"",
+        b"",
+        b"three\n",
+        b"three\n",
+        b"two\nthree\n",
+        b"two\nthree\n",
+        data,
+    ]
+
+
+def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
+    lines = [str(number) for number in range(1000)]
+    assert ends(lines[:200]) == lines[:200]
+    assert ends(lines) == ["0", *lines[801:]]
+    assert len(ends(lines)) == pod_agent.ENDS
+
+
+def test_sigterm_is_heard_before_anything_is_imported_that_takes_time() -> None:
+    """An import of ours would, on a cold node: what is there by then is the interpreter's."""
+    script = """
+import runpy, signal, sys
+def asked(number, handler):
+    ours = {name for name in sys.modules if name.startswith("orchestrator")}
+    print(number.name, sorted(ours), handler.__module__)
+    sys.exit()
+signal.signal = asked
+runpy.run_module("orchestrator.backends.entry.pod_start", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True
+    )
+    packages = ["orchestrator", "orchestrator.backends", "orchestrator.backends.entry"]
+    assert done.stdout == f"SIGTERM {packages} __main__\n"
+
+
+POD = {**NODE, "NDCTL_POD_NAME": "job-worker-0", "NDCTL_POD_UID": "uid-1"}
+
+
+def a_pod(uid: str = "uid-1", **more: str) -> dict[str, Any]:
+    return {"metadata": {"name": "job-worker-0", "uid": uid, **more}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "leaves"),
+    [
+        (a_pod(), False),
+        (a_pod(deletionTimestamp="2026-01-01T00:00:00Z"), True),
+        (a_pod("uid-2"), True),
+        (None, True),
+    ],
+)
+def test_whether_a_pod_is_to_go_is_asked_of_the_object_that_it_is(pod: Any, leaves: bool) -> None:
+    class Cluster:
+        def get(self, resource: Resource, namespace: str, name: str) -> Any:
+            assert (resource, namespace, name) == (PODS, "team", "job-worker-0")
+            return pod
+
+    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend.apis[None] = Cluster()  # type: ignore[assignment]
+    assert backend.is_leaving(a_launch(PLAIN)) == leaves
+    assert not KubernetesBackend({}, TurnedClock()).is_leaving(a_launch(PLAIN))
+
+
+def test_other_pods_of_the_job_are_counted_while_they_run() -> None:
+    def named(name: str, phase: str = "Running", **more: str) -> dict[str, Any]:
+        return {"metadata": {"name": name, **more}, "status": {"phase": phase}}
+
+    class Cluster:
+        def list(self, resource: Resource, namespace: str, *, labels: str) -> Listed:
+            pods = [named("job-worker-0"), named("a"), named("b"), named("c", "Succeeded")]
+            pods += [named("d", "Pending"), named("e", deletionTimestamp="2026-01-01T00:00:00Z")]
+            return Listed(items=tuple(pods), version="1")
+
+    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend.apis[None] = Cluster()  # type: ignore[assignment]
+    assert backend.others_run(a_launch(PLAIN)) == 2
+
+
+def test_the_leaders_pod_ends_after_the_others_but_does_not_wait_for_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, counts = TurnedClock(), iter([2, 1, 0])
+    await_others(lambda: next(counts), clock)
+    assert list(counts) == []
+
+    begun = clock.monotonic()
+    await_others(lambda: 3, clock)
+    assert OTHERS_END_S <= clock.monotonic() - begun < OTHERS_END_S + 2
+    assert "3 other pods still run" in caplog.text
+
+    def away() -> int:
+        raise BackendError("the API server cannot be reached")
+
+    begun = clock.monotonic()
+    await_others(away, clock)
+    assert clock.monotonic() == begun
+
+
+def test_a_pod_that_was_deleted_before_it_listened_leaves_after_all(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The kernel drops what is sent to the first process of a container before it listens."""
+    left: list[str] = []
+
+    def away() -> bool:
+        raise BackendError("the API server cannot be reached")
+
+    for is_leaving in (lambda: False, away, lambda: True):
+        hear_late(is_leaving, lambda: left.append("left")).join(30.0)
+    assert left == ["left"]
+    assert "deleted before its process listened" in caplog.text

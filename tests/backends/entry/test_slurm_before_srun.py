@@ -1,0 +1,283 @@
+"""The start of the batch script: who may have the name, against a Slurm in a dict."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.entry import slurm_before_srun
+from orchestrator.backends.slurm import render
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.backends.slurm.on_nodes import embedded
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.contract.submission_payload import Handover
+from orchestrator.journal.current_launch import counting
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.run_dir_init import begin
+from orchestrator.journal.snapshot import known
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.posix.locks import try_lock
+from orchestrator.seams import Completed
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
+
+
+@dataclass
+class Node:
+    """The first node of Slurm jobs that run one script."""
+
+    root: Path
+    slurm: FakeSlurm = field(default_factory=FakeSlurm)
+    spec: SlurmSpec = field(default_factory=SlurmSpec)
+
+    @property
+    def handover(self) -> Handover:
+        return handed(a_launch(self.root / "job", slurm=self.spec))
+
+    @property
+    def run_dir(self) -> RunDir:
+        return RunDir(self.root / "job")
+
+    @property
+    def script(self) -> Path:
+        """As slurmd keeps it."""
+        path = self.root / "slurm_script"
+        path.write_text(render.script(self.handover, "python", self.root))
+        return path
+
+    def sbatch(self) -> FakeJob:
+        """By hand: nothing is written."""
+        return self.slurm.queue(str(self.script))
+
+    def begin(self, job: FakeJob, name: str = "job", text: str = "", **environ: str) -> int:
+        argv = [f"--run-dir={self.root / name}", f"--script={self.script}"]
+        inside = {"SLURM_JOB_ID": job.id, "SLURM_JOB_NUM_NODES": "2", **environ}
+        carried = text or embedded.to_text(self.handover)
+        return slurm_before_srun.main(argv, carried, inside, TurnedClock(), self.slurm)
+
+    def recorded(self, name: str = "job") -> str:
+        record = self.root / name / "slurm" / "launch-1.json"
+        job_id: str = json.loads(record.read_text())["job_id"]
+        return job_id
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def end(run_dir: RunDir) -> None:
+    with Journal(run_dir.journal, TurnedClock()) as journal:
+        supervisor = Supervisor(journal)
+        supervisor.feed(LeaderStarted(at=1.0, host="node1", pid=1))
+        supervisor.feed(CancelRequested(at=2.0, by="me"))
+
+
+def test_a_script_that_a_person_submitted_makes_all_that_submit_makes(node: Node) -> None:
+    assert node.begin(node.sbatch()) == exit_codes.OK
+    run = known(node.run_dir)
+    assert run.job is not None
+    assert (run.job.at, run.job.launch) == (TurnedClock().now(), node.handover.launch)
+    assert node.run_dir.token.stat().st_mode & 0o777 == 0o600
+    assert node.run_dir.path.stat().st_mode & 0o777 == 0o700
+    assert node.run_dir.spec.read_text() == "name: job\n"
+    assert node.recorded() == "1"
+    kept = render.script_path(node.handover.launch)
+    assert kept.read_text() == node.script.read_text()
+    backend = SlurmBackend({}, TurnedClock(), node.slurm)
+    assert backend.standing(node.handover.launch) == "Slurm job 1 is RUNNING"
+
+
+def test_the_secret_is_in_no_script(node: Node) -> None:
+    node.begin(node.sbatch())
+    secret = node.run_dir.token.read_text()
+    assert secret.splitlines()[0] not in node.script.read_text()
+    assert secret.splitlines()[0] not in str(embedded.from_text(embedded.to_text(node.handover)))
+
+
+def test_a_job_that_slurm_starts_again_goes_on(node: Node) -> None:
+    job = node.sbatch()
+    node.begin(job)
+    before = node.run_dir.journal.read_bytes(), node.run_dir.token.read_text()
+    assert node.begin(job, SLURM_RESTART_COUNT="1") == exit_codes.OK
+    assert (node.run_dir.journal.read_bytes(), node.run_dir.token.read_text()) == before
+
+
+def test_a_job_of_submit_is_there_already(node: Node) -> None:
+    SlurmBackend({}, TurnedClock(), node.slurm).submit(node.handover)
+    begin(node.run_dir, node.handover, TurnedClock(), token=True)
+    (job,) = node.slurm.jobs.values()
+    node.slurm.said.clear()
+    assert node.begin(job) == exit_codes.OK
+    assert node.recorded() == "1"
+    assert not node.slurm.said, "slurmctld may be down: all is known"
+
+
+def test_a_job_that_begins_before_sbatch_has_answered_is_that_of_submit(node: Node) -> None:
+    """Or its answer was lost."""
+    SlurmBackend({}, TurnedClock(), node.slurm).submit(node.handover)
+    begin(node.run_dir, node.handover, TurnedClock(), token=True)
+    (job,) = node.slurm.jobs.values()
+    (node.run_dir.slurm / "launch-1.json").unlink()
+    assert node.begin(job) == exit_codes.OK
+    assert node.recorded() == "1"
+
+
+def test_a_name_that_a_job_has_is_refused_with_what_to_do(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.begin(node.sbatch())
+    before = node.run_dir.journal.read_bytes()
+    assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
+    told = capsys.readouterr().err
+    assert f"job job exists in {node.run_dir.path}: Slurm job 1 is RUNNING" in told
+    assert f"`ndctl cancel job --run-root {node.root}`" in told
+    assert node.recorded() == "1"
+    assert node.run_dir.journal.read_bytes() == before
+
+
+def test_a_job_that_has_ended_is_not_run_again(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.begin(node.sbatch())
+    node.slurm.jobs["1"].state = "COMPLETED"
+    end(node.run_dir)
+    assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
+    told = capsys.readouterr().err
+    assert "CANCELLED, cancelled by me" in told
+    assert f"`ndctl submit {node.run_dir.spec} --resume --run-root {node.root}`" in told
+
+
+def test_a_job_that_was_cut_off_goes_on_where_its_script_is_submitted_again(node: Node) -> None:
+    node.begin(node.sbatch())
+    node.slurm.jobs["1"].state = "NODE_FAIL"
+    assert node.begin(node.sbatch()) == exit_codes.OK
+    assert node.recorded() == "2"
+
+
+def test_another_job_of_the_name_is_not_gone_on_with(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.begin(node.sbatch())
+    node.slurm.jobs["1"].state = "NODE_FAIL"
+    other = replace(node.handover, spec="name: job\ntrain: {steps: 5}\n")
+    assert node.begin(node.sbatch(), text=embedded.to_text(other)) == exit_codes.BAD_JOB_STATE
+    assert "job job exists" in capsys.readouterr().err
+    assert node.recorded() == "1"
+
+
+def test_a_later_submission_counts(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    later = replace(node.handover.launch, launch=2)
+    job = replace(node.handover.job, launch=later)
+    begin(node.run_dir, replace(node.handover, job=job), TurnedClock(), token=True)
+    assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
+    assert "launch 2 has come after it" in capsys.readouterr().err
+
+
+def test_a_submission_that_is_under_way_is_waited_for(node: Node) -> None:
+    node.run_dir.path.parent.mkdir(exist_ok=True)
+    with node.run_dir.submission_lock.open("w") as file:
+        assert try_lock(file.fileno())
+        assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
+    assert not node.run_dir.path.exists()
+    assert node.begin(node.slurm.jobs["1"]) == exit_codes.OK
+
+
+def test_an_element_of_an_array_is_a_job_of_its_own(node: Node) -> None:
+    base = node.sbatch()
+    jobs = [replace(base, id=f"1_{task}") for task in (0, 7)]
+    node.slurm.jobs = {job.id: job for job in jobs}
+    for job in jobs:
+        array, task = job.id.split("_")
+        of_array = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task, "SLURM_JOB_ID": "91"}
+        assert node.begin(job, f"job-{task}", **of_array) == exit_codes.OK
+    assert [node.recorded(f"job-{task}") for task in (0, 7)] == ["1_0", "1_7"]
+    assert jobs[1].comment == f"ndctl launch 1 of {node.root}/job-7"
+    spec = (node.root / "job-7" / "spec.yaml").read_text()
+    assert spec == "name: 'job-7'\n"
+    counts = counting(RunDir(node.root / "job-7"))
+    assert counts is not None
+    backend = SlurmBackend({}, TurnedClock(), node.slurm)
+    assert backend.standing(counts.launch) == "Slurm job 1_7 is RUNNING"
+    assert [one.words for one in backend.glance([counts.launch])] == ["Slurm job 1_7 is RUNNING"]
+    backend.clear(counts.launch)
+    assert [job.state for job in node.slurm.jobs.values()] == ["RUNNING", "CANCELLED"]
+
+
+def test_a_comment_that_a_person_gave_stays_behind_ndctls_own(node: Node) -> None:
+    job = node.sbatch()
+    job.comment = "mine"
+    assert node.begin(job) == exit_codes.OK
+    assert job.comment == f"ndctl launch 1 of {node.run_dir.path}; mine"
+
+
+def no_batch(node: Node, job: FakeJob) -> dict[str, str]:
+    job.batch = 0
+    return {}
+
+
+def without_slurm(node: Node, job: FakeJob) -> dict[str, str]:
+    return {"SLURM_JOB_ID": ""}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (no_batch, "Slurm job 1 is an allocation of yours and no batch job"),
+        (without_slurm, "this is the batch script of a Slurm job, and runs in none"),
+        (lambda node, job: {"SLURM_JOB_NUM_NODES": "1"}, "1 of the 2 nodes that the plan is for"),
+    ],
+)
+def test_an_allocation_that_is_none_for_the_job_is_left_alone(
+    node: Node,
+    change: Callable[[Node, FakeJob], dict[str, str]],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = node.sbatch()
+    assert node.begin(job, **change(node, job)) == exit_codes.BAD_JOB_STATE
+    assert told in capsys.readouterr().err
+    assert not node.run_dir.path.exists()
+
+
+@pytest.mark.parametrize("name", ["-x", "a..b", "x" * 70])
+def test_a_name_that_no_job_may_have_is_refused(
+    node: Node, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.begin(node.sbatch(), name) == exit_codes.BAD_JOB_STATE
+    assert "1 to 63 letters" in capsys.readouterr().err
+
+
+def test_a_run_root_that_slurm_would_rename_is_refused(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.begin(node.sbatch(), "50%/job") == exit_codes.BAD_JOB_STATE
+    assert "replaces % in names of files" in capsys.readouterr().err
+
+
+def test_slurmctld_that_is_down_is_waited_for_where_a_job_has_to_be_marked(node: Node) -> None:
+    job = node.sbatch()
+    node.slurm.trouble = lambda argv, before: DOWN if before < 5 else None
+    assert node.begin(job) == exit_codes.OK
+
+
+def test_what_slurm_refuses_ends_the_script(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    job = node.sbatch()
+    job.comment = "mine"
+    refused = Completed(1, "", "slurm_update error: Access/permission denied")
+    node.slurm.trouble = lambda argv, before: refused if "update" in argv else None
+    assert node.begin(job) == exit_codes.BACKEND
+    assert "permission denied" in capsys.readouterr().err
+    assert not node.run_dir.path.exists()
+
+
+def test_the_code_is_copied_where_the_spec_says_so(tmp_path: Path) -> None:
+    node = Node(tmp_path, spec=SlurmSpec(snapshot=True))
+    assert node.begin(node.sbatch()) == exit_codes.OK
+    assert (node.run_dir.path / "snapshot" / "orchestrator" / "run_module.py").exists()

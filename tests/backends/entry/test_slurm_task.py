@@ -1,0 +1,177 @@
+"""What Slurm starts on a node becomes the agent, and is told how others reach it."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.entry import slurm_task
+from orchestrator.backends.slurm.on_nodes import address
+from orchestrator.seams import Completed
+
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[str], Mapping[str, str]]]]:
+    """The agents that were to be: arguments and environment of each."""
+    begun: list[tuple[list[str], Mapping[str, str]]] = []
+
+    def main(argv: list[str], environ: Mapping[str, str]) -> int:
+        begun.append((argv, environ))
+        return 7
+
+    monkeypatch.setattr("orchestrator.backends.entry.agent.main", main)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    out = [os.dup(1), os.dup(2)]
+    yield begun
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    for fd, kept in enumerate(out, 1):
+        os.dup2(kept, fd)
+        os.close(kept)
+
+
+def told(run_dir: Path, *more: str) -> list[str]:
+    return [f"--run-dir={run_dir}", "--launch=3", "--devices=2", "--agent-timeout=5", *more]
+
+
+@pytest.mark.parametrize(
+    ("more", "node", "leads"),
+    [
+        ({"SLURM_NODEID": "0"}, ["--first-leads"], True),
+        ({"SLURM_NODEID": "1"}, ["--first-leads"], False),
+        ({"SLURM_NODEID": "0"}, [], False),  # started again, alone in a step of its own
+    ],
+)
+def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
+    agents: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: dict[str, str],
+    node: list[str],
+    leads: bool,
+) -> None:
+    monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
+    with pytest.raises(SystemExit) as left:
+        slurm_task.main(told(tmp_path, *node), {"SLURMD_NODENAME": "node7", **more})
+    assert left.value.code == 7
+    ((argv, _),) = agents
+    assert ("--lead" in argv) == leads
+    assert {"--host=node7", "--address=10.0.0.7", "--launch=3", "--devices=2"} <= set(argv)
+    assert "--restarts=0" in argv
+    assert (tmp_path / "logs" / "agent-node7.log").exists()
+
+
+def test_a_notice_that_comes_before_the_agent_listens_does_not_kill_it(
+    agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    with pytest.raises(SystemExit):
+        slurm_task.main(told(tmp_path), {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "node7"})
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_IGN]
+    ((words, _),) = agents
+    assert "--restarts=2" in words
+
+
+def test_a_name_that_means_loopback_is_asked_of_slurm_and_of_the_way_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = Completed(0, "NodeName=node7 NodeAddr=10.0.0.7 State=IDLE\n", "")
+    monkeypatch.setattr(address, "resolve", lambda name: "127.0.1.1")
+    monkeypatch.setattr(slurm_task, "run_command", lambda argv, timeout: said)
+    towards: list[list[str]] = []
+
+    def routed(hosts: list[str]) -> str:
+        towards.append(hosts)
+        return "10.9.9.9"
+
+    monkeypatch.setattr(address, "routed_towards", routed)
+    environ = {"SLURM_JOB_NODELIST": "node[6-8]"}
+    assert slurm_task._address("node7", environ) == "10.0.0.7"
+    assert towards == [["node6", "node8"]], "not the way to itself"
+
+    def silent(argv: list[str], timeout: float) -> Completed:
+        raise TimeoutError
+
+    monkeypatch.setattr(slurm_task, "run_command", silent)
+    assert slurm_task._address("node7", environ) == "10.9.9.9"
+
+
+def test_a_host_that_nobody_can_reach_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(address, "resolve", lambda name: None)
+    monkeypatch.setattr(address, "routed_towards", lambda hosts: None)
+    monkeypatch.setattr(slurm_task, "run_command", lambda argv, timeout: Completed(1, "", "down"))
+    with pytest.raises(OSError, match="node7, the name of this host, means nothing here"):
+        slurm_task._address("node7", {})
+
+
+@pytest.mark.parametrize(
+    ("environ", "own", "interface"),
+    [
+        ({}, "127.0.1.1", "ib0"),
+        ({}, "10.0.0.7", None),
+        ({"GLOO_SOCKET_IFNAME": "bond0"}, "127.0.1.1", "bond0"),
+        ({"TP_SOCKET_IFNAME": "bond0"}, "127.0.1.1", None),
+    ],
+)
+def test_gloo_is_told_its_interface_where_it_would_take_another(
+    environ: dict[str, str], own: str, interface: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address, "resolve", lambda name: own)
+    monkeypatch.setattr(address, "interface_of", lambda reached: "ib0")
+    assert slurm_task._for_gloo(environ, "10.0.0.7").get("GLOO_SOCKET_IFNAME") == interface
+
+
+def finished(
+    agents: list[Any], run_dir: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> list[str]:
+    """The arguments of the agent, when task and hooks have ended."""
+    (run_dir / "logs").mkdir(exist_ok=True)
+    monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left:
+        slurm_task.main(told(run_dir, *more), {**os.environ, "SLURMD_NODENAME": "node7"})
+    signal.signal(signal.SIGTERM, handler)
+    assert left.value.code == 7, "of the agent, whatever became of the hooks"
+    argv: list[str] = agents[-1][0]
+    return argv
+
+
+@pytest.mark.process
+def test_hooks_run_before_the_agent_and_after_it(
+    agents: list[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = ("--before=echo $NDCTL_HOST in $NDCTL_RUN_DIR", "--before-limit=20")
+    after = ("--after=echo cleaned; exit 3", "--after-limit=20")
+    argv = finished(agents, tmp_path, monkeypatch, *before, *after)
+    assert {"--leader-late=20.0", "--hook-failed="} <= {*argv}
+    said = (tmp_path / "logs" / "hooks-node7.log").read_text()
+    assert f"node7 in {tmp_path}\n" in said
+    assert said.endswith("cleaned\n")
+    assert "the after hook of node7: ended with 3; it said: cleaned" in caplog.text
+
+
+@pytest.mark.process
+def test_an_agent_whose_host_failed_the_hook_comes_with_the_reason(
+    agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = ("--before=echo no /scratch; exit 9", "--before-limit=20")
+    argv = finished(agents, tmp_path, monkeypatch, *before)
+    assert "--hook-failed=ended with 9; it said: no /scratch" in argv
+
+
+def test_without_hooks_nothing_is_run_and_no_leader_is_waited_for_longer(
+    agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = finished(agents, tmp_path, monkeypatch)
+    assert {"--leader-late=0", "--hook-failed="} <= {*argv}
+    assert not (tmp_path / "logs" / "hooks-node7.log").exists()

@@ -1,0 +1,142 @@
+"""What is sent to an API server, and what of its answers is heard, over a real connection."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.api.requests import warnings_in
+from orchestrator.errors import BackendError, Unanswered
+from tests.agent.world import TurnedClock
+
+UNTYPED = (
+    '{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Failure","message":"failed to'
+    " create typed patch object (general/admin-api; /v1, Kind=Service): .spec.topologyKeys: field"
+    ' not declared in schema","code":500}'
+)
+"""As in kubernetes issue 122480: what every version answers to an apply of an unknown field."""
+STRICT = json.dumps(
+    {
+        "kind": "Status",
+        "status": "Failure",
+        "message": 'PyTorchJob in version "v1" cannot be handled as a PyTorchJob: strict decoding'
+        ' error: unknown field "spec.nprocPerPod"',
+        "reason": "BadRequest",
+        "code": 400,
+    }
+)
+"""As servers from 1.25 on answer `fieldValidation=Strict`."""
+
+
+class Server(BaseHTTPRequestHandler):
+    """Answers each request with the next of `answers`: status, headers, body."""
+
+    answers: ClassVar[list[tuple[int, list[tuple[str, str]], str]]] = []
+    asked: ClassVar[list[dict[str, list[str]]]] = []
+
+    def do_PATCH(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(parse_qs(urlsplit(self.path).query))
+        status, headers, body = self.answers.pop(0)
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[Api]:
+    Server.answers, Server.asked = [], []
+    server = HTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [
+            {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
+        "users": [{"name": "u", "user": {}}],
+    }
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(config))
+    try:
+        yield Api(None, {"KUBECONFIG": str(kubeconfig)}, TurnedClock())
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
+
+
+def applied(api: Api) -> None:
+    api.apply(CONFIG_MAP, "ns", dry_run=True)
+
+
+def test_an_apply_asks_for_strict_validation(api: Api) -> None:
+    Server.answers = [(200, [], "{}"), (400, [], STRICT)]
+    applied(api)
+    assert Server.asked[0]["fieldValidation"] == ["Strict"]
+    assert Server.asked[0]["dryRun"] == ["All"]
+    with pytest.raises(BackendError, match=r'unknown field "spec\.nprocPerPod"') as refused:
+        applied(api)
+    assert not isinstance(refused.value, Unanswered)
+
+
+def test_a_field_that_no_schema_has_is_a_refusal_and_asked_once(api: Api) -> None:
+    Server.answers = [(500, [], UNTYPED)]
+    with pytest.raises(BackendError, match=r"\.spec\.topologyKeys: field not declared") as refused:
+        applied(api)
+    assert not isinstance(refused.value, Unanswered)
+    assert len(Server.asked) == 1, "the same answer would come again"
+
+
+def test_what_the_server_warns_of_is_kept_once_each(api: Api) -> None:
+    said = (
+        '299 - "would violate PodSecurity \\"restricted:latest\\": allowPrivilegeEscalation !='
+        ' false (container \\"a\\", b)"'
+    )
+    again = ("Warning", said)
+    other = ("Warning", '299 - "unknown field \\"spec.x\\""')
+    Server.answers = [(200, [again, other], "{}"), (200, [again], "{}")]
+    applied(api)
+    applied(api)
+    assert api.warnings == (
+        'would violate PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+        ' (container "a", b)',
+        'unknown field "spec.x"',
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "texts"),
+    [
+        (None, []),
+        ("", []),
+        ('299 - "a"', ["a"]),
+        ('299 - "a, b", 299 - "c"', ["a, b", "c"]),
+        (
+            '299 kube-apiserver "policy/v1beta1 is deprecated" "Mon, 01 Jan 2024 00:00:00 GMT"',
+            ["policy/v1beta1 is deprecated"],
+        ),
+        ("nonsense", []),
+    ],
+)
+def test_a_header_may_hold_several(header: str | None, texts: list[str]) -> None:
+    assert warnings_in(header) == texts

@@ -1,0 +1,175 @@
+"""Objects are kept up to date by few requests, whatever the server has forgotten."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
+from orchestrator.backends.kubernetes.api.client import Listed
+from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, Watching
+from orchestrator.backends.kubernetes.backend import KubernetesBackend
+from orchestrator.backends.kubernetes.leader.node_cache import FEW
+from orchestrator.backends.kubernetes.resources import NODES, Object, Resource
+from orchestrator.errors import Unanswered
+from tests.agent.world import TurnedClock
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+
+def a_node(name: str, version: int = 1, **spec: Any) -> Object:
+    metadata = {"name": name, "resourceVersion": str(version), "managedFields": ["long"]}
+    ready = {"type": "Ready", "status": "True"}
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"images": ["long"], "conditions": [ready]},
+    }
+
+
+@dataclass
+class Server:
+    """Nodes, and what changed since they were listed."""
+
+    nodes: dict[str, Object]
+    changes: list[Object | Exception] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+    version: int = 1
+
+    def change(self, kind: str, node: Object) -> None:
+        self.version += 1
+        node["metadata"]["resourceVersion"] = str(self.version)
+        self.nodes[node["metadata"]["name"]] = node
+        if kind == "DELETED":
+            del self.nodes[node["metadata"]["name"]]
+        self.changes.append({"type": kind, "object": node})
+
+    def list(
+        self, resource: Resource, namespace: str | None, *, labels: str = "", cached: bool = False
+    ) -> Listed:
+        self.requests.append("list from memory" if cached else "list")
+        return Listed(items=tuple(self.nodes.values()), version=str(self.version))
+
+    def watch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        *,
+        version: str,
+        labels: str = "",
+        timeout_s: float,
+    ) -> Iterator[Object]:
+        self.requests.append("watch")
+        for change in self.changes:
+            if isinstance(change, Exception):
+                self.changes = []
+                raise change
+            if int(change["object"]["metadata"]["resourceVersion"]) > int(version):
+                yield change
+
+    def get(
+        self, resource: Resource, namespace: str | None, name: str, *, cached: bool = False
+    ) -> Object | None:
+        self.requests.append("get from memory" if cached else "get")
+        return self.nodes.get(name)
+
+
+def watching(server: Server) -> Watching:
+    return Watching(
+        api=server,  # type: ignore[arg-type]
+        clock=TurnedClock(),
+        resource=NODES,
+        namespace=None,
+    )
+
+
+def test_a_cache_takes_in_what_happens() -> None:
+    cache = Cache()
+    cache.fill((a_node("a"), a_node("b")), "5")
+    assert not cache.take({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}})
+    assert cache.version == "7"
+    assert not cache.take({"type": "MODIFIED", "object": a_node("a", 1)})
+    assert cache.take({"type": "MODIFIED", "object": a_node("a", 8)})
+    assert cache.take({"type": "DELETED", "object": a_node("b", 9)})
+    assert not cache.take({"type": "DELETED", "object": a_node("b", 9)})
+    assert [name for _, name in cache.items] == ["a"]
+
+
+def test_who_looks_now_and_then_is_told_of_changes_alone() -> None:
+    server = Server({"a": a_node("a"), "b": a_node("b")})
+    asking = watching(server)
+    asking.catch_up()
+    server.change("DELETED", a_node("b"))
+    server.change("ADDED", a_node("c"))
+    assert {name for _, name in asking.catch_up().items} == {"a", "c"}
+    server.changes = [Expired("too old")]
+    server.nodes["d"] = a_node("d")
+    assert {name for _, name in asking.catch_up().items} == {"a", "c", "d"}
+    assert server.requests == ["list", "watch", "watch", "list"]
+
+
+def test_a_server_that_does_not_answer_is_told_at_once_and_nothing_is_forgotten() -> None:
+    server = Server({"a": a_node("a")})
+    asking = watching(server)
+    asking.catch_up()
+    server.changes = [Unanswered("gone")]
+    with pytest.raises(Unanswered):
+        asking.catch_up()
+    assert len(asking.catch_up().items) == 1
+    assert server.requests == ["list", "watch", "watch"]
+
+
+def notices(hosts: int, looks: int) -> tuple[Server, Sequence[Sequence[str]]]:
+    """Of a job of so many hosts in a cluster with as many more; one is cordoned after a look."""
+    server = Server({f"node-{n}": a_node(f"node-{n}") for n in range(2 * hosts)})
+    backend = KubernetesBackend({}, TurnedClock())
+    backend.apis[None] = server  # type: ignore[assignment]
+    launch, found = a_launch(PLAIN, hosts), []
+    for _ in range(looks):
+        found.append([one.host for one in backend.notices(launch, launch.hosts)])
+        server.change("MODIFIED", a_node("node-1", unschedulable=True))
+        server.change("MODIFIED", a_node(f"node-{hosts}", unschedulable=True))
+    kept = seen.cache.items.values() if (seen := backend.nodes.watching) else ()
+    assert not any("long" in str(node) for node in kept)
+    return server, found
+
+
+def test_a_leader_of_many_hosts_makes_one_request_a_look() -> None:
+    server, found = notices(512, looks=4)
+    assert found == [[], ["node-1"], ["node-1"], ["node-1"]]
+    assert server.requests == ["list from memory", "watch", "watch", "watch"]
+
+
+def test_a_leader_of_few_hosts_asks_for_each_and_never_for_all() -> None:
+    server, found = notices(FEW, looks=2)
+    assert found == [[], ["node-1"]]
+    assert server.requests == ["get from memory"] * 2 * FEW
+
+
+def test_without_the_right_to_watch_all_is_listed_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server({"a": a_node("a"), "b": a_node("b")})
+    server.changes = [Forbidden("dev may not watch nodes", fix="ask for it")]
+    asking = watching(server)
+    seen = []
+    for cache in asking.changes(asking.clock.monotonic() + 4 * POLL_S):
+        seen.append(sorted(name for _, name in cache.items))
+        server.nodes.pop("b", None)
+    assert seen[0] == ["a", "b"]
+    assert seen[1:] == [["a"]] * (len(seen) - 1)
+    assert server.requests.count("watch") == 1
+    assert 3 <= server.requests.count("list") <= 6
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == 1
+    assert "nodes are listed every 3 s: dev may not watch nodes" in said[0]
+
+
+def test_without_the_right_to_list_nothing_can_be_known() -> None:
+    class Closed(Server):
+        def list(self, *_: Any, **__: Any) -> Listed:
+            raise Forbidden("dev may not list nodes")
+
+    asking = watching(Closed({}))
+    with pytest.raises(Forbidden):
+        next(asking.changes(asking.clock.monotonic() + 10.0))

@@ -1,0 +1,179 @@
+"""What is refused before anything is sent, all of it at once."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.render import objects
+from orchestrator.backends.kubernetes.render.checks import problems
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.spec.kubernetes_spec import (
+    KubernetesSpec,
+    MountedVolume,
+    TopologyRequest,
+)
+from orchestrator.errors import SpecError
+from tests.backends.handed import handed
+from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
+
+WHOLE: dict[str, Any] = {"guaranteed": True, "cpu": "2", "memory": "4Gi"}
+DATA = MountedVolume(name="data", mount_path="/data", claim="data")
+
+
+def test_everything_is_said_at_once_each_with_its_place_and_fix() -> None:
+    with pytest.raises(SpecError) as failed:
+        objects(handed(a_launch(KubernetesSpec(env={"PET_NNODES": "4"}))))
+    assert isinstance(failed.value.__cause__, Invalid)
+    assert [one.path for one in failed.value.__cause__.problems] == [
+        "cluster.kubernetes.image",
+        "cluster.kubernetes.runs",
+        "cluster.kubernetes.env.PET_NNODES",
+    ]
+    assert str(failed.value).count("fix:") == 3
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_held_against_a_good_job(name: str) -> None:
+    assert list(problems(CASES[name].launch)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "hosts", "longest"),
+    [
+        ("pytorchjob", 1, 54),
+        ("pytorchjob", 2, 54),
+        ("pytorchjob", 12, 53),
+        ("pytorchjob", 102, 52),
+        ("jobset", 2, 48),
+        ("jobset", 11, 47),
+        ("trainjob", 1, 48),
+    ],
+)
+def test_the_longest_pod_name_fits_a_label(kind: Any, hosts: int, longest: int) -> None:
+    spec = replace(PLAIN, kind=kind)
+    fits, over = (a_launch(spec, hosts, job="j" * (longest + more)) for more in (0, 1))
+    assert list(problems(fits)) == []
+    (found,) = problems(over)
+    assert found.path == "name"
+    assert f"at most {longest} long" in found.limit
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ({"namespace": "a.b"}, "namespace"),
+        ({"env": {"RANK": "0"}}, "env.RANK"),
+        ({"env": {"NDCTL_TOKEN": "x"}}, "env.NDCTL_TOKEN"),
+        ({"env": {"9LIVES": "x"}}, "env.9LIVES"),
+        ({"volumes": (replace(DATA, name="runs"),)}, "volumes[0].name"),
+        ({"volumes": (replace(DATA, name="a.b"),)}, "volumes[0].name"),
+        ({"volumes": (DATA, replace(DATA, mount_path="/b"))}, "volumes[1].name"),
+        ({"volumes": (DATA, replace(DATA, name="b"))}, "volumes[1].mount_path"),
+        ({"volumes": (replace(DATA, mount_path="/dev/shm"),)}, "volumes[0].mount_path"),
+        ({"labels": {"team": "a b"}}, "labels.team"),
+        ({"labels": {"ndctl.dev/job": "x"}}, "labels.ndctl.dev/job"),
+        ({"labels": {"kueue.x-k8s.io/queue-name": "x"}}, "labels.kueue.x-k8s.io/queue-name"),
+        ({"node_selector": {"a/b/c": "x"}}, "node_selector.a/b/c"),
+        ({"kind": "jobset", "gang_scheduler": "coscheduling"}, "gang_scheduler"),
+        ({"kind": "trainjob", "gang_scheduler": "volcano"}, "gang_scheduler"),
+        ({"kind": "trainjob", "ttl_after_finished": 60}, "ttl_after_finished"),
+        ({"guaranteed": True, "memory": "4Gi"}, "cpu"),
+        ({"guaranteed": True, "cpu": "2"}, "memory"),
+        ({"guaranteed": True, "cpu": "1500m", "memory": "4Gi"}, "cpu"),
+        (
+            {**WHOLE, "pod_template": {"spec": {"containers": [{"name": "a", "image": "b"}]}}},
+            "pod_template.spec.containers[0].resources",
+        ),
+        (
+            {
+                **WHOLE,
+                "pod_template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "pytorch", "resources": {"requests": {"cpu": "1"}}},
+                        ]
+                    }
+                },
+            },
+            "pod_template.spec.containers[0].resources",
+        ),
+        (
+            {"topology": TopologyRequest(slice="rack", slice_size=2), "kind": "jobset"},
+            "topology.slice",
+        ),
+        (
+            {"topology": TopologyRequest(slice="rack", slice_size=2), "queue": "train"},
+            "topology.slice",
+        ),
+        ({"pod_template": {"containers": []}}, "pod_template.containers"),
+        ({"pod_template": {"spec": "x"}}, "pod_template.spec"),
+        ({"pod_template": {"spec": {"containers": [{}]}}}, "pod_template.spec.containers"),
+        ({"pod_template": {"spec": {"volumes": {"a": 1}}}}, "pod_template.spec.volumes"),
+        (
+            {"pod_template": {"spec": {"priorityClasName": "high"}}},
+            "pod_template.spec.priorityClasName",
+        ),
+        (
+            {"pod_template": {"spec": {"containers": [{"name": "main", "env": []}]}}},
+            "pod_template.spec.containers[0].name",
+        ),
+        (
+            {"pod_template": {"spec": {"initContainers": [{"name": "pytorch"}]}}},
+            "pod_template.spec.initContainers[0].name",
+        ),
+        (
+            {"kind": "trainjob", "pod_template": {"spec": {"containers": [{"name": "pytorch"}]}}},
+            "pod_template.spec.containers[0].name",
+        ),
+        (
+            {
+                "pod_template": {
+                    "spec": {"containers": [{"name": "pytorch", "env": [{"name": "PET_NNODES"}]}]}
+                }
+            },
+            "pod_template.spec.containers[0].env.PET_NNODES",
+        ),
+    ],
+)
+def test_what_kubernetes_would_refuse_or_drop_is_named(change: Any, path: str) -> None:
+    (found,) = problems(a_launch(replace(PLAIN, **change)))
+    assert found.path == f"cluster.kubernetes.{path}"
+    assert found.fix
+
+
+def test_a_container_by_another_name_than_ours_is_one_more_and_needs_an_image() -> None:
+    mine = {"spec": {"containers": [{"name": "main", "resources": {}}]}}
+    (found,) = problems(a_launch(replace(PLAIN, pod_template=mine)))
+    assert found.limit.startswith("pytorch, ndctl's own container")
+    assert found.fix.startswith("did you mean pytorch?")
+    beside = {"spec": {"containers": [{"name": "main", "image": "busybox"}]}}
+    assert list(problems(a_launch(replace(PLAIN, pod_template=beside)))) == []
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"name": "pytorch", "env": []},
+        {"name": "pytorch", "resources": {"limits": {"ephemeral-storage": "1Ti"}}},
+        {"name": "a", "image": "b", "resources": {"limits": {"cpu": "0.1", "memory": "64Mi"}}},
+        {
+            "name": "a",
+            "image": "b",
+            "resources": {
+                "limits": {"cpu": "0.1", "memory": "64Mi"},
+                "requests": {"cpu": "100m", "memory": "64Mi"},
+            },
+        },
+    ],
+)
+def test_pods_stay_guaranteed_with_containers_that_ask_for_what_they_may_have(
+    container: Any,
+) -> None:
+    spec = replace(PLAIN, **WHOLE, pod_template={"spec": {"containers": [container]}})
+    assert list(problems(a_launch(spec))) == []
+
+
+def test_shm_may_be_a_volume_of_ones_own() -> None:
+    own = replace(DATA, mount_path="/dev/shm")
+    assert list(problems(a_launch(replace(PLAIN, shm=None, volumes=(own,))))) == []

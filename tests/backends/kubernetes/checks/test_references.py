@@ -1,0 +1,152 @@
+"""What pods name and do not start without, looked for before anything is made."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.checks.references import Reference, missing, references
+from orchestrator.backends.kubernetes.resources import (
+    ACCOUNTS,
+    CLAIMS,
+    CONFIG_MAPS,
+    PRIORITIES,
+    RUNTIME_CLASSES,
+    SECRETS,
+)
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.spec.kubernetes_spec import (
+    EnvFrom,
+    KubernetesSpec,
+    MountedVolume,
+    ValueFrom,
+)
+from orchestrator.errors import Unanswered
+from tests.backends.kubernetes.rendered import PLAIN, a_handover
+from tests.backends.kubernetes.said_before import SaidBefore
+
+AT = "cluster.kubernetes"
+THERE = SaidBefore(
+    objects={
+        "secrets": [{"metadata": {"name": "hub"}, "data": {"token": "eA=="}}],
+        "configmaps": [{"metadata": {"name": "site"}, "binaryData": {"proxy": "eA=="}}],
+        "persistentvolumeclaims": [{"metadata": {"name": "runs"}}],
+    }
+)
+
+
+def spec(**keys: Any) -> KubernetesSpec:
+    return replace(PLAIN, **keys)
+
+
+def named(one: KubernetesSpec) -> dict[Reference, str]:
+    """What ndctl itself does not bring."""
+    found = references(a_handover(one, one.kind))
+    return {key: place.removeprefix(f"{AT}.") for key, place in found.items()}
+
+
+def lacks(one: KubernetesSpec, api: SaidBefore = THERE) -> list[Finding]:
+    return list(missing(api, "ns", a_handover(one, one.kind)))
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset", "trainjob"])
+def test_a_plain_job_names_its_volume_alone(kind: Any) -> None:
+    assert named(spec(kind=kind)) == {Reference(CLAIMS, "runs"): "runs.claim"}
+    assert lacks(spec(kind=kind)) == []
+
+
+def test_each_key_that_names_something_is_looked_at() -> None:
+    one = spec(
+        env={"A": ValueFrom(secret="s", key="k"), "B": "text"},
+        env_from=(EnvFrom(config_map="c"),),
+        volumes=(
+            MountedVolume(name="v", mount_path="/v", secret="mounted"),
+            MountedVolume(name="d", mount_path="/d", claim="corpus"),
+            MountedVolume(name="t", mount_path="/t", empty_dir="1Gi"),
+        ),
+        image_pull_secrets=("registry",),
+        service_account="trainer",
+        priority_class="high",
+    )
+    assert named(one) == {
+        Reference(SECRETS, "s", "k"): "env.A",
+        Reference(CONFIG_MAPS, "c"): "env_from[0]",
+        Reference(SECRETS, "mounted"): "volumes[0]",
+        Reference(CLAIMS, "runs"): "runs.claim",
+        Reference(CLAIMS, "corpus"): "volumes[1].claim",
+        Reference(SECRETS, "registry"): "image_pull_secrets[0]",
+        Reference(ACCOUNTS, "trainer"): "service_account",
+        Reference(PRIORITIES, "high"): "priority_class",
+    }
+
+
+def test_what_the_pod_template_names_is_looked_at_as_well() -> None:
+    """But not what a pod starts without."""
+    optional = {"name": "maybe", "optional": True}
+    pod = {
+        "runtimeClassName": "gvisor",
+        "imagePullSecrets": [{"name": "mirror"}],
+        "containers": [
+            {
+                "name": "pytorch",
+                "env": [
+                    {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+                    {"name": "B", "valueFrom": {"secretKeyRef": {**optional, "key": "k"}}},
+                    {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                ],
+                "envFrom": [{"secretRef": {"name": "wandb"}}, {"configMapRef": optional}],
+            },
+            {"name": "side", "image": "busybox", "envFrom": [{"configMapRef": {"name": "c"}}]},
+        ],
+        "volumes": [
+            {"name": "hub", "secret": {"secretName": "hub", "items": [{"key": "a", "path": "b"}]}},
+            {"name": "opt", "secret": {"secretName": "maybe", "optional": True}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
+            {
+                "name": "all",
+                "projected": {"sources": [{"configMap": {"name": "site"}}, {"downwardAPI": {}}]},
+            },
+        ],
+    }
+    template = "pod_template.spec"
+    assert named(spec(pod_template={"spec": pod})) == {
+        Reference(CLAIMS, "runs"): "runs.claim",
+        Reference(RUNTIME_CLASSES, "gvisor"): f"{template}.runtimeClassName",
+        Reference(SECRETS, "mirror"): f"{template}.imagePullSecrets[mirror]",
+        Reference(SECRETS, "s", "k"): f"{template}.containers[pytorch].env[A]",
+        Reference(SECRETS, "wandb"): f"{template}.containers[pytorch].envFrom[0].secretRef",
+        Reference(CONFIG_MAPS, "c"): f"{template}.containers[side].envFrom[0].configMapRef",
+        Reference(SECRETS, "hub", "a"): f"{template}.volumes[hub].secret.items[0]",
+        Reference(CLAIMS, "corpus"): f"{template}.volumes[data].persistentVolumeClaim",
+        Reference(CONFIG_MAPS, "site"): f"{template}.volumes[all].projected.sources[0].configMap",
+    }
+
+
+def test_a_source_that_is_not_there_stops_the_job_and_says_how_it_is_made() -> None:
+    wrong = spec(
+        env={
+            "A": ValueFrom(secret="hub", key="tokken"),
+            "B": ValueFrom(secret="hub", key="token"),
+            "C": ValueFrom(config_map="site", key="proxy"),
+            "D": ValueFrom(secret="wandb", key="key"),
+        }
+    )
+    one, other = lacks(wrong)
+    assert (one.what, one.verdict) == (f"{AT}.env.A", "stops")
+    assert one.found == (
+        "must be a key of Secret hub of namespace ns; it has no tokken, only token"
+    )
+    assert "kubectl -n ns create secret generic hub --from-file=tokken=FILE" in one.fix
+    assert other.found == "must be a Secret of namespace ns; there is no wandb"
+
+
+def test_what_may_not_be_looked_at_is_passed_over_and_no_answer_is_none() -> None:
+    wrong = spec(image_pull_secrets=("registry",))
+    assert lacks(wrong, SaidBefore(objects=THERE.objects, refused=frozenset({"get secrets"}))) == []
+
+    class Silent(SaidBefore):
+        def get(self, *_: Any) -> Any:
+            raise Unanswered("no answer")
+
+    with pytest.raises(Unanswered):
+        lacks(wrong, Silent())

@@ -1,0 +1,464 @@
+"""What a leader tells Kubernetes of its job, by a thread of its own, and what it does where it may
+not or is not heard."""
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.entry.leader import _told
+from orchestrator.backends.kubernetes.api.api_errors import Conflict, Expired, Forbidden
+from orchestrator.backends.kubernetes.api.client import Api
+from orchestrator.backends.kubernetes.leader.own_job import OwnJob
+from orchestrator.backends.kubernetes.leader.reporting import (
+    MOST_WAITING,
+    REFUSED_S,
+    SOON_S,
+    STEP_S,
+    Channel,
+    LeaderReporter,
+    Written,
+    due_s,
+    event_of,
+)
+from orchestrator.backends.kubernetes.observe.reports import from_data, from_events, to_data
+from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object, Resource
+from orchestrator.contract.files.fence import GivenUp
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import Event
+from orchestrator.errors import Unanswered, Unreachable
+from orchestrator.job.reports.job_news import News, TellsCluster
+from orchestrator.job.reports.job_report import JobReport
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.seams import Backend
+from orchestrator.system import SystemClock
+from tests.agent.world import TurnedClock
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+from tests.dashboard.dashboard_story import START, finished, restarting, started
+
+KIND = JOB_KINDS["pytorchjob"]
+LAUNCH = a_launch(PLAIN)
+WAIT_S = 30.0
+
+
+def a_job(version: int = 1, launch: int = 1) -> Object:
+    return {
+        "metadata": {
+            "name": "job",
+            "uid": "uid-1",
+            "resourceVersion": str(version),
+            "annotations": {"ndctl.dev/launch": str(launch)},
+        }
+    }
+
+
+@dataclass
+class Server:
+    """Takes what is told, or does what a test wants instead."""
+
+    job: Object | None = field(default_factory=a_job)
+    events: list[Object] = field(default_factory=list)
+    maps: list[dict[str, Any]] = field(default_factory=list)
+    trouble: Exception | None = None
+    held: threading.Event | None = None
+    """Set: whoever asks waits for it, as for an API server that takes its time."""
+    watches: "list[list[Object | Exception]]" = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+
+    def _meet(self) -> None:
+        if self.held is not None:
+            self.held.wait(WAIT_S)
+        if self.trouble is not None:
+            raise self.trouble
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
+        self.asked.append("get")
+        self._meet()
+        return self.job
+
+    def create(self, item: Object, namespace: str) -> Object:
+        self._meet()
+        if item["metadata"]["name"] in {one["metadata"]["name"] for one in self.events}:
+            raise Conflict("it is there")
+        self.events.append(item)
+        return item
+
+    def merge(self, resource: Resource, namespace: str, name: str, change: Any) -> Object:
+        self._meet()
+        assert name == "job-state"
+        self.maps.append(change)
+        made: Object = change
+        return made
+
+    def watch(self, *_: Any, **asked: Any) -> Iterator[Object]:
+        self.asked.append(f"watch {asked['fields']} from {asked['version']}")
+        for one in self.watches.pop(0) if self.watches else []:
+            if isinstance(one, Exception):
+                raise one
+            yield one
+        if not self.watches:
+            time.sleep(0.01)
+
+
+def a_reporter(
+    server: Server, run_dir: Path, clock: Any = None, guard: Any = lambda: None
+) -> LeaderReporter:
+    api: Any = server
+    clock = clock or SystemClock()
+    return LeaderReporter(
+        api=api,
+        clock=clock,
+        kind=KIND,
+        namespace="team",
+        launch=LAUNCH,
+        run_dir=RunDir(run_dir),
+        guard=guard,
+        pod="job-master-0",
+        own=OwnJob(api, clock, KIND, "team", LAUNCH),
+        trainer=None,
+    )
+
+
+def heard(reporter: LeaderReporter, events: list[Event]) -> Run:
+    run = Run()
+    for event in events:
+        before, (run, _) = run, step(run, event)
+        reporter.hear(before, event, run)
+    return run
+
+
+def wait_for(holds: Any) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def reasons(server: Server) -> list[str]:
+    return [str(one["reason"]) for one in server.events]
+
+
+def test_a_whole_story_is_told_and_its_end_as_the_leader_leaves(tmp_path: Path) -> None:
+    server = Server()
+    reporter = a_reporter(server, tmp_path)
+    reporter.begin()
+    heard(reporter, finished())
+    reporter.close()
+    assert reasons(server) == ["Started", "Incident", "Recovering", "Recovered", "Ended"]
+    about = server.events[0]["involvedObject"]
+    assert about == {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "name": "job",
+        "namespace": "team",
+        "uid": "uid-1",
+    }
+    last = [one for one in server.maps if "data" in one][-1]
+    assert last["data"]["state"] == "SUCCEEDED"
+    (owned,) = (one for one in server.maps if "ownerReferences" in one["metadata"])
+    assert owned["metadata"]["ownerReferences"][0]["uid"] == "uid-1", "it goes with the job"
+    report = from_data(last["data"])
+    assert report is not None
+    assert (report.step, report.steps, report.attempt) == (60, 60, 2)
+    assert from_events(server.events, "job") is not None
+
+
+def test_a_server_that_takes_its_time_never_holds_up_the_leader(tmp_path: Path) -> None:
+    """Nor does more wait than is worth telling."""
+    server = Server(held=threading.Event())
+    reporter = a_reporter(server, tmp_path)
+    reporter.begin()
+    began = time.monotonic()
+    for _ in range(200):
+        heard(reporter, restarting())
+    assert time.monotonic() - began < WAIT_S / 2
+    assert len(reporter.waiting) <= MOST_WAITING
+    assert server.held is not None
+    server.held.set()
+    wait_for(lambda: server.maps)
+    reporter.close()
+
+
+def test_a_server_that_does_not_come_back_costs_the_leaver_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.backends.kubernetes.leader.reporting.FAREWELL_S", 0.2)
+    server = Server(held=threading.Event())
+    reporter = a_reporter(server, tmp_path)
+    reporter.begin()
+    heard(reporter, finished())
+    began = time.monotonic()
+    reporter.close()
+    assert time.monotonic() - began < WAIT_S / 2
+    assert server.events == []
+    assert server.held is not None
+    server.held.set()
+
+
+def test_what_a_lost_server_missed_is_told_when_it_is_back(tmp_path: Path) -> None:
+    server, clock = Server(trouble=Unreachable("away")), TurnedClock()
+    reporter = a_reporter(server, tmp_path, clock)
+    reporter.own.seen.set()
+    heard(reporter, restarting())
+    assert reporter._tell() <= 2.0, "not only with the next steps"
+    assert (server.events, server.maps) == ([], [])
+    server.trouble = None
+    clock.sleep(5.0)
+    reporter._tell()
+    assert reasons(server) == ["Started", "Incident", "Recovering"]
+    assert server.maps[-1]["data"]["state"] == "RECOVERING"
+
+
+def test_a_leader_that_leaves_tries_once_more_what_was_not_heard(tmp_path: Path) -> None:
+    server, clock = Server(trouble=Unreachable("away")), TurnedClock()
+    reporter = a_reporter(server, tmp_path, clock)
+    reporter.own.seen.set()
+    heard(reporter, finished())
+    reporter._tell()
+    server.trouble = None
+    reporter._tell(last=True)
+    assert reasons(server)[-1] == "Ended"
+    assert server.maps[0]["data"]["state"] == "SUCCEEDED"
+
+
+def test_an_event_whose_answer_was_lost_is_made_once(tmp_path: Path) -> None:
+    server, clock = Server(), TurnedClock()
+    reporter = a_reporter(server, tmp_path, clock)
+    reporter.own.seen.set()
+    heard(reporter, started())
+    reporter._tell()
+    before = len(server.events)
+    reporter.waiting.append(News(reason="Started", text="x", at=START))
+    reporter._tell()
+    reporter.waiting.append(News(reason="Started", text="x", at=START))
+    reporter._tell()
+    assert len(server.events) == before + 1
+    assert not reporter.waiting
+
+
+def test_a_leader_that_gave_up_tells_nothing_more(tmp_path: Path) -> None:
+    def guard() -> None:
+        raise GivenUp("another leader has taken over")
+
+    server = Server()
+    reporter = a_reporter(server, tmp_path, guard=guard)
+    reporter.begin()
+    heard(reporter, started())
+    reporter.close()
+    assert not reporter.thread.is_alive()
+    assert (server.events, server.maps) == ([], [])
+
+
+def test_a_right_that_is_missing_is_said_once_and_tried_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, channel = TurnedClock(), Channel("events cannot be made")
+    tries: list[float] = []
+
+    def tell() -> None:
+        tries.append(clock.monotonic())
+        raise Forbidden("job-pods may not create events in namespace team", fix="ask for it")
+
+    for _ in range(3):
+        assert not channel.told(clock, tell)
+        clock.sleep(REFUSED_S + 1.0)
+    assert len(tries) == 3
+    assert not channel.told(clock, tell)
+    clock.sleep(1.0)
+    assert not channel.told(clock, tell)
+    assert len(tries) == 4, "not before its time"
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == 1
+    assert "training goes on without: job-pods may not create events" in said[0]
+    assert "fix: ask for it" in said[0]
+
+
+def test_a_server_that_is_away_is_tried_again_soon() -> None:
+    clock, channel = TurnedClock(), Channel("x")
+
+    def away() -> None:
+        raise Unanswered("away")
+
+    waits = []
+    for _ in range(5):
+        assert not channel.told(clock, away)
+        waits.append(channel.again_at - clock.monotonic())
+        clock.sleep(waits[-1])
+    assert waits == [2.0, 5.0, 15.0, 30.0, 30.0]
+    assert channel.told(clock, lambda: None)
+    assert channel.failures == 0
+
+
+REPORT = JobReport(
+    launch=3,
+    state="RUNNING",
+    message="attempt 2 trains",
+    step=823,
+    steps=5000,
+    attempt=2,
+    updated=1795456109.0,
+    checkpoint=800,
+    culprit="rank 3 on node2",
+    loss=1.7865,
+)
+
+
+def test_state_is_written_at_once_and_steps_now_and_then() -> None:
+    written = Written(report=REPORT, at=100.0)
+    assert due_s(REPORT, None, 100.0) == 0.0
+    steps = replace(REPORT, step=900, loss=1.5, updated=REPORT.updated + 9)
+    assert due_s(steps, written, 110.0) == STEP_S - 10.0
+    assert due_s(steps, written, 100.0 + STEP_S) == 0.0
+    for change in ({"state": "RECOVERING"}, {"attempt": 3}, {"culprit": ""}, {"checkpoint": 900}):
+        news: dict[str, Any] = change
+        assert due_s(replace(REPORT, **news), written, 100.5) == SOON_S - 0.5
+        assert due_s(replace(REPORT, **news), written, 101.5) == 0.0
+
+
+def test_a_report_comes_back_as_it_was_written() -> None:
+    assert from_data(to_data(REPORT)) == REPORT
+    bare = replace(REPORT, culprit="", checkpoint=0, loss=None)
+    assert from_data(to_data(bare)) == bare
+    long = replace(REPORT, message="x" * 9999)
+    back = from_data(to_data(long))
+    assert back is not None
+    assert len(back.message) == 512
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"state": "RUNNING"},
+        {"state": "RUNNING", "updated": "yesterday"},
+        {"state": "DANCING", "updated": "2026-11-23T17:06:06Z"},
+        {"state": "RUNNING", "updated": "2026-11-23T17:06:06Z", "step": "many"},
+    ],
+)
+def test_what_somebody_else_wrote_is_no_report(data: dict[str, str]) -> None:
+    assert from_data(data) is None
+
+
+def test_an_event_is_named_by_what_it_says() -> None:
+    one = News(reason="Incident", text="rank 3 was killed", warning=True, at=START)
+    made = event_of(one, REPORT, KIND, "team", "job")
+    assert made == event_of(one, REPORT, KIND, "team", "job")
+    other = event_of(replace(one, text="rank 4 was killed"), REPORT, KIND, "team", "job")
+    assert made["metadata"]["name"] != other["metadata"]["name"]
+    assert (made["type"], made["reason"]) == ("Warning", "Incident")
+    assert made["metadata"]["namespace"] == made["involvedObject"]["namespace"] == "team"
+
+
+# The eye on its own job
+
+
+def followed(server: Server) -> OwnJob:
+    api: Any = server
+    own = OwnJob(api, TurnedClock(), KIND, "team", LAUNCH)
+    own.begin()
+    return own
+
+
+def test_a_job_that_is_deleted_is_told_by_the_watch() -> None:
+    server = Server()
+    server.watches = [
+        [{"type": "MODIFIED", "object": a_job(2)}, {"type": "BOOKMARK", "object": a_job(3)}],
+        [{"type": "DELETED", "object": a_job(4)}],
+    ]
+    own = followed(server)
+    assert own.gone.wait(WAIT_S)
+    assert server.asked[1] == "watch metadata.name=job from 1"
+    assert own.uid == "uid-1"
+
+
+@pytest.mark.parametrize("job", [None, a_job(launch=2)])
+def test_one_that_is_not_there_or_is_anothers_is_gone(job: Object | None) -> None:
+    assert followed(Server(job=job)).gone.wait(WAIT_S)
+
+
+def test_what_the_server_forgot_or_did_not_answer_is_asked_again() -> None:
+    server = Server()
+    server.watches = [
+        [Expired("too old")],
+        [Unanswered("away")],
+        [{"type": "DELETED", "object": a_job(4)}],
+    ]
+    assert followed(server).gone.wait(WAIT_S)
+    assert server.asked.count("get") == 3
+
+
+def test_a_watch_that_is_refused_is_no_deletion() -> None:
+    server = Server()
+    server.watches = [[Forbidden("may not watch")] for _ in range(5)]
+    own = followed(server)
+    wait_for(lambda: len(server.watches) < 3)
+    assert own.seen.is_set()
+    assert not own.gone.is_set()
+    server.job = None  # ends the thread
+    assert own.gone.wait(WAIT_S)
+
+
+# Between journal and cluster
+
+
+class Lines:
+    """A journal in a list."""
+
+    def __init__(self) -> None:
+        self.written: list[Event] = []
+
+    def after(self, place: Any) -> list[Any]:
+        return []
+
+    def extend(self, decided: Any) -> tuple[()]:
+        self.written += [event for event, _ in decided]
+        return ()
+
+
+def test_lines_are_told_once_they_are_on_disk(tmp_path: Path) -> None:
+    supervisor = Supervisor(Lines())  # type: ignore[arg-type]
+    first, *rest = started()
+    supervisor.feed(first)
+    told: list[tuple[int, Event]] = []
+
+    class Reporter:
+        def hear(self, before: Run, event: Event, after: Run) -> None:
+            told.append((len(supervisor.journal.written), event))  # type: ignore[attr-defined]
+            assert step(before, event)[0] == after
+
+        def close(self) -> None:
+            told.append((-1, first))
+
+    class Cluster:
+        def reporter(self, launch: Any, run_dir: Any, guard: Any) -> Reporter:
+            return Reporter()
+
+    cluster: Any = Cluster()
+    told_too: Any = TellsCluster
+    assert isinstance(cluster, told_too)
+    with _told(cluster, supervisor, RunDir(tmp_path), lambda: None):
+        for event in rest:
+            supervisor.feed(event)
+    assert [event for _, event in told[:-1]] == rest
+    assert [count for count, _ in told[:-1]] == list(range(2, len(rest) + 2))
+    assert told[-1][0] == -1
+
+
+def test_a_backend_without_a_cluster_is_told_nothing(tmp_path: Path) -> None:
+    backend: Backend = object()  # type: ignore[assignment]
+    supervisor = Supervisor(Lines())  # type: ignore[arg-type]
+    supervisor.feed(started()[0])
+    with _told(backend, supervisor, RunDir(tmp_path), lambda: None):
+        assert supervisor.tell is None
+
+
+def test_the_api_has_what_the_reporter_asks_of_it() -> None:
+    """The stand-in above imitates no other signatures."""
+    for name in ("get", "create", "merge", "watch"):
+        assert callable(getattr(Api, name))

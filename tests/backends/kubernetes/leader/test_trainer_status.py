@@ -1,0 +1,151 @@
+"""The progress of a TrainJob, posted to a real HTTPS server."""
+
+import json
+import ssl
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.leader.trainer_status import (
+    CA,
+    TOKEN,
+    URL,
+    TrainerServer,
+    status_body,
+)
+from orchestrator.errors import BackendError, Unanswered
+from orchestrator.job.reports.job_report import JobReport
+from orchestrator.job.reports.last_steps import Pace, pace_of_last
+from tests.backends.kubernetes.status_server import StatusServer, status_server
+
+REPORT = JobReport(
+    launch=1,
+    state="RUNNING",
+    message="attempt 2 trains",
+    step=823,
+    steps=5000,
+    attempt=2,
+    updated=1795456109.4,
+    loss=1.78652,
+)
+PACE = Pace(attempt=2, step=823, loss=1.78652, tokens_per_second=2941.0, step_s=0.25)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StatusServer]:
+    with status_server(tmp_path) as found:
+        yield found
+
+
+def client(server: StatusServer) -> TrainerServer:
+    made = TrainerServer.from_mapping(server.environ)
+    assert made is not None
+    return made
+
+
+def test_progress_is_taken_and_the_token_read_each_time(server: StatusServer) -> None:
+    client(server).post(status_body(REPORT, PACE))
+    server.token.write_text("renewed")
+    client(server).post(status_body(replace(REPORT, step=5000, state="SUCCEEDED"), PACE))
+    first, last = (one["trainerStatus"] for one in server.taken)
+    assert first == {
+        "progressPercentage": 16,
+        "lastUpdatedTime": "2026-11-23T17:48:29Z",
+        "metrics": [
+            {"name": "step", "value": "823"},
+            {"name": "attempt", "value": "2"},
+            {"name": "loss", "value": "1.78652"},
+            {"name": "tokens_per_second", "value": "2941"},
+        ],
+        "estimatedRemainingSeconds": 1044,
+    }
+    assert (last["progressPercentage"], last["estimatedRemainingSeconds"]) == (100, 0)
+
+
+@pytest.mark.parametrize(
+    ("report", "pace"),
+    [
+        (replace(REPORT, state="RECOVERING", loss=None), PACE),
+        (replace(REPORT, step=0, loss=None), None),
+        (replace(REPORT, steps=2**40), replace(PACE, step_s=1e6)),
+        (replace(REPORT, loss=-1.23456789e-300), PACE),
+    ],
+)
+def test_whatever_is_told_fits_the_schema(
+    server: StatusServer, report: JobReport, pace: Pace | None
+) -> None:
+    client(server).post(status_body(report, pace))
+    status = server.taken[0]["trainerStatus"]
+    assert ("estimatedRemainingSeconds" in status) == (
+        pace is not None and report.state == "RUNNING"
+    )
+
+
+def test_a_job_that_has_steps_to_do_is_never_whole() -> None:
+    nearly = status_body(replace(REPORT, step=4999), PACE)["trainerStatus"]
+    assert nearly["progressPercentage"] == 99
+
+
+def test_a_refusal_has_the_servers_words_and_a_server_that_is_gone_is_tried_again(
+    server: StatusServer,
+) -> None:
+    server.answers = 403
+    with pytest.raises(BackendError, match=r"refuses it with 403: .*no: 403") as refused:
+        client(server).post(status_body(REPORT, PACE))
+    assert not isinstance(refused.value, Unanswered)
+    server.answers = 500
+    with pytest.raises(Unanswered, match="answers 500"):
+        client(server).post(status_body(REPORT, PACE))
+    server.url = "https://127.0.0.1:9/x"
+    with pytest.raises(OSError, match="refused"):
+        client(server).post(status_body(REPORT, PACE))
+
+
+def test_no_other_server_gets_the_token(server: StatusServer, tmp_path: Path) -> None:
+    """Its certificate is to be of the CA that the operator gave."""
+    other = tmp_path / "other.crt"
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
+    more = ("-keyout", str(tmp_path / "other.pem"), "-out", str(other))
+    subprocess.run(["openssl", *words.split(), *more], check=True, capture_output=True)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        TrainerServer(server.url, other, server.token).post(status_body(REPORT, PACE))
+    assert server.taken == []
+
+
+@pytest.mark.parametrize("missing", [URL, CA, TOKEN])
+def test_an_operator_without_the_gate_takes_no_progress(missing: str) -> None:
+    environ = {URL: "https://trainer", CA: "/ca", TOKEN: "/token"}
+    assert TrainerServer.from_mapping(environ) is not None
+    assert TrainerServer.from_mapping({**environ, missing: ""}) is None
+
+
+# How fast it trains
+
+
+def lines(*bodies: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(one).encode() + b"\n" for one in bodies)
+
+
+def test_the_pace_is_that_of_the_last_steps_of_the_present_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert pace_of_last(path) is None
+    path.write_bytes(b"")
+    assert pace_of_last(path) is None
+    old = [{"attempt": 1, "step": at, "loss": 9.0, "time": 10.0 * at} for at in range(1, 2000)]
+    new = [
+        {"attempt": 2, "step": at, "loss": 3.0, "tokens_per_second": 7.0, "time": 90000 + 0.5 * at}
+        for at in range(1800, 1820)
+    ]
+    path.write_bytes(lines(*old, *new) + b'{"attempt": 2, "step": 1820, "lo')
+    pace = pace_of_last(path)
+    assert pace == Pace(attempt=2, step=1819, loss=3.0, tokens_per_second=7.0, step_s=0.5)
+
+
+def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\nnothing\n' + lines({"attempt": 1, "step": 2, "loss": None}))
+    assert pace_of_last(path) == Pace(attempt=1, step=2)

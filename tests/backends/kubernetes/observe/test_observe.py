@@ -1,0 +1,570 @@
+"""What conditions, pods and events are told as: tables of objects as real clusters have them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.backends.kubernetes.api.api_errors import Forbidden
+from orchestrator.backends.kubernetes.api.client import Listed
+from orchestrator.backends.kubernetes.backend import sighting_of
+from orchestrator.backends.kubernetes.observe.object_fields import begun_at, seconds_of
+from orchestrator.backends.kubernetes.observe.observe import (
+    Observed,
+    cause,
+    observe,
+    taken,
+    with_notes,
+)
+from orchestrator.backends.kubernetes.observe.pending_reasons import pod_trouble
+from orchestrator.backends.kubernetes.resources import (
+    EVENTS,
+    JOB_KINDS,
+    NAMESPACES,
+    Object,
+    Resource,
+)
+from orchestrator.backends.kubernetes.status_cache import look
+from orchestrator.contract.spec.kubernetes_spec import Kind
+from tests.backends.kubernetes.rendered import PLAIN, a_launch
+
+PYTORCHJOB = JOB_KINDS["pytorchjob"]
+NAME = "PyTorchJob team-a/run-1"
+
+
+def job(*conditions: str, suspend: bool = False, queue: str = "", **notes: str) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "run-1",
+            "labels": {"kueue.x-k8s.io/queue-name": queue} if queue else {},
+            "annotations": {
+                "ndctl.dev/launch": "3",
+                **{f"ndctl.dev/{k.replace('_', '-')}": v for k, v in notes.items()},
+            },
+        },
+        "spec": {"runPolicy": {"suspend": suspend}},
+        "status": {
+            "conditions": [
+                {"type": one, "status": "True", "reason": f"PyTorchJob{one}", "message": f"{one}!"}
+                for one in conditions
+            ]
+        },
+    }
+
+
+def pod(name: str = "run-1-worker-0", phase: str = "Pending", **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": {"ndctl.dev/job": "run-1"}},
+        "spec": {"nodeName": "node-7"},
+        "status": {"phase": phase, **status},
+    }
+
+
+def condition(kind: str, status: str, reason: str, message: str = "") -> list[dict[str, str]]:
+    return [{"type": kind, "status": status, "reason": reason, "message": message}]
+
+
+def waiting(why: str, message: str = "", **last: Any) -> list[dict[str, Any]]:
+    state = {"waiting": {"reason": why, "message": message}}
+    return [{"name": "pytorch", "state": state, "lastState": {"terminated": last} if last else {}}]
+
+
+def going(node: str) -> dict[str, Any]:
+    """Deleted; its node may or may not have heard of it."""
+    found = pod(phase="Running", containerStatuses=[{"state": {"running": {}}}])
+    found["metadata"] |= {"namespace": "team-a", "deletionTimestamp": "2026-11-22T05:00:30Z"}
+    found["spec"]["nodeName"] = node
+    return found
+
+
+def event(
+    about: str,
+    reason: str,
+    message: str,
+    kind: str = "Pod",
+    uid: str = "",
+    at: str = "2026-11-22T05:00:00Z",
+) -> dict[str, Any]:
+    return {
+        "involvedObject": {"kind": kind, "name": about, **({"uid": uid} if uid else {})},
+        "reason": reason,
+        "message": message,
+        "lastTimestamp": at,
+    }
+
+
+NO_GPUS = (
+    "0/3 nodes are available: 1 Insufficient memory, 3 Insufficient nvidia.com/gpu. preemption:"
+    " 0/3 nodes are available: 3 No preemption victims found for incoming pod."
+)
+TAINTED = (
+    "0/2 nodes are available: 2 node(s) had taint {dedicated: ml}, that the pod didn't tolerate."
+)
+NO_CLAIM = '0/2 nodes are available: 2 persistentvolumeclaim "runs" not found.'
+
+TROUBLES = [
+    (pod(phase="Running"), None, ""),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS)),
+        "Unschedulable (too little memory, nvidia.com/gpu)",
+        "too few nodes have that free",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", TAINTED)),
+        "Unschedulable",
+        "cluster.kubernetes.tolerations",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_CLAIM)),
+        "Unschedulable",
+        "PersistentVolumeClaim",
+    ),
+    (
+        pod(conditions=condition("PodScheduled", "False", "SchedulingGated", "gated")),
+        "SchedulingGated",
+        "Kueue",
+    ),
+    (
+        pod(containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "x"')),
+        "ImagePullBackOff",
+        "cluster.kubernetes.image",
+    ),
+    (
+        pod(containerStatuses=waiting("CreateContainerConfigError", 'secret "t" not found')),
+        "CreateContainerConfigError",
+        'secret "t" not found',
+    ),
+    (
+        pod(phase="Running", containerStatuses=waiting("CrashLoopBackOff", "", exitCode=1)),
+        "CrashLoopBackOff",
+        "exit code 1",
+    ),
+    (
+        pod(
+            phase="Running",
+            containerStatuses=waiting("CrashLoopBackOff", reason="OOMKilled", exitCode=137),
+        ),
+        "OOMKilled",
+        "cluster.kubernetes.memory",
+    ),
+    (
+        pod(
+            phase="Failed",
+            containerStatuses=[{"state": {"terminated": {"reason": "Error", "exitCode": 78}}}],
+        ),
+        "Error",
+        "exit code 78",
+    ),
+    (
+        pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. "),
+        "Evicted",
+        "low on resource: memory",
+    ),
+    (
+        pod(
+            phase="Running",
+            conditions=condition("DisruptionTarget", "True", "PreemptionByScheduler", "by team-b"),
+        ),
+        "Preempted",
+        "higher priority",
+    ),
+    (
+        pod(
+            phase="Running",
+            conditions=condition("DisruptionTarget", "True", "DeletionByTaintManager"),
+        ),
+        "node lost",
+        "does not answer",
+    ),
+    (
+        going("node-7"),
+        "Terminating",
+        "`kubectl -n team-a delete pod run-1-worker-0 --force --grace-period=0`",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "what", "words"), TROUBLES)
+def test_a_pod_in_trouble_says_which_and_what_to_do(
+    given: dict[str, Any], what: str | None, words: str
+) -> None:
+    found = pod_trouble(given)
+    assert (found.what if found else None) == what
+    assert words in str(found or "")
+
+
+def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
+    events = [
+        event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
+        event("run-1-worker-0", "Failed", 'Failed to pull image "x": manifest unknown'),
+    ]
+    found = pod_trouble(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
+    assert found is not None
+    assert found.why == 'Failed to pull image "x": manifest unknown'
+
+
+def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() -> None:
+    waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
+    found = pod_trouble(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
+    assert found is not None
+    assert found.what == "Unschedulable (too little memory, nvidia.com/gpu)"
+    assert found.why.endswith("the pod before it was preempted: by team-b/x on node node-7")
+
+
+def test_a_volume_that_cannot_be_mounted_is_named() -> None:
+    events = [event("run-1-worker-0", "FailedMount", 'configmap "run-1-launch" not found')]
+    found = pod_trouble(pod(containerStatuses=waiting("ContainerCreating")), events)
+    assert found is not None
+    assert found.why == 'configmap "run-1-launch" not found'
+    assert pod_trouble(pod(containerStatuses=waiting("ContainerCreating"))) is None
+
+
+def mounting(*events: dict[str, Any]) -> str:
+    """Of a pod that is being made for some time."""
+    given = pod(containerStatuses=waiting("ContainerCreating"))
+    given["metadata"]["uid"] = "u2"
+    found = pod_trouble(given, events)
+    return found.what if found else ""
+
+
+@pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"])
+def test_what_a_kubelet_failed_at_and_then_managed_is_no_trouble(reason: str) -> None:
+    failed = event("run-1-worker-0", reason, "timed out", uid="u2")
+    assert mounting(failed) == reason
+    for then in ("Pulling", "Pulled", "Created"):
+        for at in ("2026-11-22T05:00:00Z", "2026-11-22T05:00:40Z"):
+            assert mounting(failed, event("run-1-worker-0", then, "", uid="u2", at=at)) == ""
+    before = event("run-1-worker-0", "Pulled", "", uid="u2", at="2026-11-22T04:59:00Z")
+    assert mounting(before, failed) == reason, "an init container's image was there"
+
+
+def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
+    """An operator gives a pod the name of the one that it replaces."""
+    assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
+    given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
+    given["metadata"]["uid"] = "u2"
+    found = pod_trouble(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
+    assert (found and found.why) == "Back-off"
+
+
+RUNNING = pod("run-1-master-0", phase="Running")
+
+
+def deleted(item: dict[str, Any], grace_s: int = 0) -> dict[str, Any]:
+    until = {"deletionTimestamp": "2026-11-22T05:00:30Z", "deletionGracePeriodSeconds": grace_s}
+    return {**item, "metadata": {**item["metadata"], **until}}
+
+
+STANDINGS = [
+    (None, [], "missing", True, "was deleted, not known by whom"),
+    (None, [RUNNING], "missing", False, "deleted, not known by whom; 1 pod of it may still write"),
+    (deleted(job("Running")), [RUNNING], "leaving", False, "is being deleted"),
+    (deleted(job("Succeeded")), [], "succeeded", True, "has ended"),
+    (job("Created"), [], "waiting", False, "it has no pod yet"),
+    (job("Created", "Running"), [RUNNING, pod()], "running", False, "1 of 2 pods run"),
+    (job("Created", "Succeeded"), [], "succeeded", True, "Succeeded"),
+    (job("Failed"), [], "failed", True, "has Failed: Failed!"),
+    (job("Failed"), [RUNNING], "failed", False, "has Failed"),
+    (job("Suspended", suspend=True), [], "suspended", False, "is suspended"),
+    (job(suspend=True, queue="ml"), [], "suspended", False, "waits in Kueue's queue ml"),
+    (job(suspend=True, cancelled_by="ann"), [], "suspended", True, "cancelled by ann"),
+]
+
+
+@pytest.mark.parametrize(("given", "pods", "meaning", "over", "words"), STANDINGS)
+def test_a_job_stands_as_its_conditions_and_pods_say(
+    given: dict[str, Any] | None, pods: list[dict[str, Any]], meaning: str, over: bool, words: str
+) -> None:
+    seen = observe(PYTORCHJOB, NAME, given, pods)
+    assert (seen.meaning, seen.is_over) == (meaning, over)
+    assert words in seen.words
+
+
+@pytest.mark.parametrize(
+    ("given", "pods", "over"),
+    [
+        (None, [deleted(RUNNING, 30)], "CANCELLED"),
+        (deleted(job("Running")), [], "CANCELLED"),
+        (job(suspend=True, cancelled_by="ann"), [], "CANCELLED"),
+        (job("Succeeded"), [RUNNING], "SUCCEEDED"),
+        (job("Failed"), [], "FAILED"),
+        (job("Running"), [RUNNING], None),
+        (job(suspend=True), [], None),
+        (job("Created"), [], None),
+    ],
+)
+def test_how_a_job_ended_is_told_of_its_object(
+    given: dict[str, Any] | None, pods: list[dict[str, Any]], over: str | None
+) -> None:
+    """Without an object it was deleted: to wait for it brings nothing."""
+    seen = sighting_of(observe(PYTORCHJOB, NAME, given, pods), a_launch(PLAIN, launch=3))
+    assert (seen.over, seen.held) == (over, over is None)
+    assert seen.leaving == bool(over and pods)
+    if given is None:
+        assert seen.at == seconds_of("2026-11-22T05:00:00Z")
+
+
+LEADS = {"training.kubeflow.org/replica-type": "master"}
+
+
+def test_whether_the_pod_that_leads_runs_is_told() -> None:
+    other = pod("run-1-worker-0", phase="Running")
+    assert not observe(PYTORCHJOB, NAME, job("Running"), [other]).leader_runs
+    leader = pod("run-1-master-0", phase="Running")
+    leader["metadata"]["labels"] |= LEADS
+    seen = observe(PYTORCHJOB, NAME, job("Running"), [other, leader])
+    assert sighting_of(seen, a_launch(PLAIN, launch=3)).running
+
+
+@pytest.mark.parametrize(
+    ("namespace", "words"),
+    [
+        (None, "namespace team-a was deleted, and PyTorchJob team-a/run-1 with it"),
+        (deleted({"metadata": {"name": "team-a"}}), "namespace team-a was deleted"),
+        ({"metadata": {"name": "team-a"}}, "PyTorchJob team-a/run-1 was deleted, not known by"),
+        (Forbidden("no right to namespaces"), "PyTorchJob team-a/run-1 was deleted, not known by"),
+    ],
+)
+def test_a_job_that_went_with_its_namespace_says_so(namespace: Any, words: str) -> None:
+    class Cluster:
+        def get(self, resource: Resource, space: str | None, name: str) -> Object | None:
+            if resource != NAMESPACES:
+                return None
+            if isinstance(namespace, Exception):
+                raise namespace
+            found: Object | None = namespace
+            return found
+
+        def list(self, *_: Any, **__: Any) -> Listed:
+            return Listed(items=(), version="1")
+
+    launch = replace(a_launch(PLAIN), job="run-1")
+    (seen,) = look(Cluster(), "team-a", PYTORCHJOB, [launch])  # type: ignore[arg-type]
+    assert words in seen.words
+    assert seen.ending == "CANCELLED"
+
+
+def test_without_the_right_to_events_a_job_that_waits_says_so_and_no_more_is_lost() -> None:
+    class Cluster:
+        pods: tuple[Object, ...] = ()
+
+        def get(self, *_: Any) -> Object:
+            return job("Created")
+
+        def about(self, *_: Any) -> Object | None:
+            return None
+
+        def list(self, resource: Resource, *_: Any, **__: Any) -> Listed:
+            if resource == EVENTS:
+                raise Forbidden("dev may not list events in namespace team-a", fix="ask for it")
+            return Listed(items=self.pods, version="1")
+
+    cluster: Any = Cluster()
+    launch = replace(a_launch(PLAIN, hosts=1), job="run-1")
+    (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
+    assert seen.meaning == "waiting"
+    assert "why is not known: dev may not list events in namespace team-a" in seen.words
+    lacks = condition("PodScheduled", "False", "Unschedulable", NO_GPUS)
+    cluster.pods = (pod(conditions=lacks),)
+    (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
+    assert "may not list" not in seen.words, "the pod itself says why"
+
+
+REFUSED = [
+    ('pods "run-1-master-0" is forbidden: exceeded quota: gpus, requested: ...', "quota exceeded"),
+    ('pods "x" is forbidden: violates PodSecurity "restricted:latest": ...', "admission refused"),
+    ('admission webhook "v.example" denied the request: no', "admission refused"),
+    ("dial tcp: i/o timeout", "no pod can be made"),
+]
+
+
+@pytest.mark.parametrize(("message", "what"), REFUSED)
+def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: str) -> None:
+    events = [event("run-1", "FailedCreatePod", message, kind="PyTorchJob")]
+    seen = observe(PYTORCHJOB, NAME, job("Created"), (), events)
+    assert [one.what for one in seen.troubles] == [what]
+    assert message in seen.words
+    other = observe(PYTORCHJOB, NAME, job("Created"), (), [event("run-10", "FailedCreate", "no")])
+    assert other.troubles == ()
+
+
+def noted(one: dict[str, Any], **notes: str) -> Observed:
+    """Seen with what its pods wrote down."""
+    seen = observe(PYTORCHJOB, NAME, one, [RUNNING], hosts=1)
+    return with_notes(seen, one, {f"ndctl.dev/{key}": value for key, value in notes.items()})
+
+
+def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
+    """Three pods of it would wait for the four that the run began with, for ever."""
+    seen = noted(job("Running", spec_hash="b"), runs="a")
+    assert "not what launch 3 began with" in seen.words
+    assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
+    assert noted(job("Running", spec_hash="a"), runs="a").troubles == ()
+    assert noted(job("Running", spec_hash="b")).troubles == ()
+    assert noted(job("Failed", spec_hash="b"), runs="a").troubles == ()
+
+
+def test_nodes_that_nobody_keeps_new_pods_off_are_told_with_what_does() -> None:
+    asked = "node-3,node-7"
+    seen = noted(job("Running", excluded="node-3"), avoid=asked)
+    assert "no controller: new pods may come to node-7, which the job does not use" in seen.words
+    assert "`kubectl apply -k manifests/controller`" in seen.words
+    assert "node-3" not in seen.words
+    assert noted(job("Running", excluded="node-3,node-5,node-7"), avoid=asked).troubles == ()
+    assert noted(job("Failed"), avoid=asked).troubles == ()
+
+
+OTHERS = [
+    event("run-1-node-0", "FailedCreate", "no", kind="PyTorchJob"),
+    event("run-1-b", "FailedCreatePod", "no", kind="PyTorchJob"),
+    event("run-1-b-node-0", "FailedCreate", "no", kind="Job"),
+    event("run-1", "FailedCreatePod", "no", kind="PyTorchJob", uid="deleted"),
+    event("run-1-node-0", "FailedCreate", "no", kind="Job", at="2026-11-22T04:00:00Z"),
+    event("pytorchjob-run-1-b-a1b2c", "Pending", "no", kind="Workload"),
+    event("pytorchjob-a-run-1-a1b2c", "Pending", "no", kind="Workload"),
+    event("jobset-run-1-a1b2c", "Pending", "no", kind="Workload"),
+    event("pytorchjob-run-1-a1b2c", "Pending", "no", kind="Workload", at="2026-11-22T04:00:00Z"),
+]
+
+
+@pytest.mark.parametrize("theirs", OTHERS)
+def test_of_other_jobs_and_of_former_ones_of_its_name_nothing_is_told(
+    theirs: dict[str, Any],
+) -> None:
+    mine = job(suspend=True, queue="ml")
+    mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T04:59:00Z"}
+    assert observe(PYTORCHJOB, NAME, mine, (), [theirs]).troubles == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "about"),
+    [
+        ("jobset", {"about": "run-1", "kind": "JobSet", "uid": "mine"}),
+        ("jobset", {"about": "run-1-node-0", "kind": "Job", "uid": "its own"}),
+        ("trainjob", {"about": "run-1", "kind": "JobSet", "uid": "its own"}),
+        ("trainjob", {"about": "run-1-node-0", "kind": "Job", "uid": "its own"}),
+    ],
+)
+def test_what_operators_make_of_a_job_speaks_for_it(kind: Kind, about: dict[str, str]) -> None:
+    mine = job()
+    mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T05:00:01Z"}
+    said = event(reason="FailedCreate", message="exceeded quota: gpus", **about)
+    seen = observe(JOB_KINDS[kind], NAME, mine, (), [said])
+    assert [one.what for one in seen.troubles] == ["quota exceeded"]
+
+
+def test_what_kueue_waits_for_is_told() -> None:
+    said = "couldn't assign flavors to pod set master: insufficient quota for nvidia.com/gpu"
+    events = [event("pytorchjob-run-1-a1b2c", "Pending", said, kind="Workload")]
+    seen = observe(PYTORCHJOB, NAME, job(suspend=True, queue="ml"), (), events)
+    assert said in seen.words
+
+
+def test_what_does_not_mend_by_itself_comes_first() -> None:
+    waits = pod("run-1-a", conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
+    image = pod("run-1-b", containerStatuses=waiting("ErrImagePull", "not found"))
+    seen = observe(PYTORCHJOB, NAME, job(), [waits, image])
+    assert [one.pod for one in seen.troubles] == ["run-1-b", "run-1-a"]
+    assert "1 more pods in trouble" in seen.words
+
+
+LEAVING = {**RUNNING, "metadata": {**RUNNING["metadata"], "deletionTimestamp": "now"}}
+PREEMPTED = pod(conditions=condition("DisruptionTarget", "True", "PreemptionByScheduler"))
+DRAINED = pod(conditions=condition("DisruptionTarget", "True", "EvictionByEvictionAPI"))
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "why"),
+    [
+        (None, LEAVING, "cancelled"),
+        (job(cancelled_by="ann", suspend=True), LEAVING, "cancelled"),
+        (job(suspend=True), LEAVING, "requeued"),
+        (job(suspend=True, queue="ml"), LEAVING, "preempted"),
+        (job("Running"), PREEMPTED, "preempted"),
+        (job("Running"), DRAINED, "drained"),
+        (job("Running"), LEAVING, "requeued"),
+        (job("Running"), RUNNING, "unknown"),
+    ],
+)
+def test_why_a_leader_is_ended(given: dict[str, Any] | None, own: dict[str, Any], why: str) -> None:
+    assert cause(PYTORCHJOB, given, own, 3) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "begun"),
+    [
+        ({"waiting": {"reason": "ContainerCreating"}}, 1000.0),
+        ({"running": {"startedAt": "1970-01-01T00:16:42Z"}}, 1002.0),
+        ({"terminated": {"exitCode": 1}}, 1000.0),
+    ],
+)
+def test_a_pod_began_with_the_container_that_it_has_now(
+    state: dict[str, Any], begun: float
+) -> None:
+    """In a pod of JobSet a container is started again."""
+    given = pod(containerStatuses=[{"state": state}])
+    given["metadata"]["creationTimestamp"] = "1970-01-01T00:16:40Z"
+    assert begun_at(given) == begun
+
+
+def evicted(about: str = "run-1-worker-0", node: str = "node-7") -> dict[str, Any]:
+    """As a kubelet says it before it kills."""
+    said = event(about, "Evicted", "The node was low on resource: memory. ")
+    return {**said, "source": {"component": "kubelet", "host": node}}
+
+
+AT = seconds_of("2026-11-22T05:00:00Z")
+LOW = "Evicted: The node was low on resource: memory."
+GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory. ")
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "said"),
+    [
+        ([GONE], [], LOW),
+        ([], [evicted()], LOW),
+        ([pod(phase="Running")], [evicted()], LOW),  # made anew already, on the same node
+        ([pod(phase="Failed", reason="Preempting")], [], "Preempted"),
+        ([pod(phase="Failed", reason="NodeLost")], [], ""),
+        ([pod(phase="Failed")], [], ""),
+        ([], [evicted(node="node-8")], ""),
+        ([], [evicted("run-10-worker-0")], ""),
+        ([], [evicted("run-1-b-worker-0")], ""),
+        ([], [evicted("run-1-node-0-0-a1b2c")], ""),
+        ([], [event("run-1-worker-0", "Killing", "Stopping container")], ""),
+    ],
+)
+def test_a_pod_that_kubernetes_killed_itself_is_known_by_its_status_or_its_event(
+    pods: list[dict[str, Any]], events: list[dict[str, Any]], said: str
+) -> None:
+    assert taken("pytorchjob", "run-1", "node-7", pods, events, AT - 5) == said
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_pods_of_jobs_are_known_by_their_names(kind: Kind) -> None:
+    mine, theirs = evicted("run-1-node-0-11-a1b2c"), evicted("run-1-node-0-node-0-11-a1b2c")
+    assert taken(kind, "run-1", "node-7", [], [mine], AT - 5) == LOW
+    assert taken(kind, "run-1", "node-7", [], [theirs], AT - 5) == ""
+
+
+def test_an_eviction_of_another_day_excuses_nobody() -> None:
+    assert taken("pytorchjob", "run-1", "node-7", [], [evicted()], AT + 1) == ""
+    later = {**pod("run-1-worker-0-b", phase="Failed"), "metadata": {"name": "run-1-worker-0-b"}}
+    later["metadata"]["creationTimestamp"] = "2026-11-22T06:00:00Z"
+    assert taken("pytorchjob", "run-1", "node-7", [GONE, later], [], AT) == ""
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("12:00 INFO leading\n12:01 CRITICAL no right\n  fix: ask\n", "no right fix: ask"),
+        ("rank 0 began\nTraceback:\nValueError: x\n\n", "ValueError: x"),
+        ('leaving with 1\nndctl-journal: {"v":1}\nndctl-metrics: {}\n', "leaving with 1"),
+        ("", ""),
+    ],
+)
+def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
+    ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
+    trouble = pod_trouble(pod(phase="Failed", containerStatuses=ended))
+    assert trouble is not None
+    assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))

@@ -1,0 +1,47 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.slurm.on_nodes.hooks import run_hook
+
+pytestmark = pytest.mark.process
+
+
+def hook(log: Path, line: str, limit_s: float = 20.0, **environ: str) -> str:
+    return run_hook("before", line, {"PATH": os.environ["PATH"], **environ}, log, limit_s)
+
+
+def test_a_line_that_succeeds_says_nothing_and_its_words_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "hooks-node1.log"
+    assert hook(log, 'echo "$NDCTL_HOST is ready"; echo twice >&2', NDCTL_HOST="node1") == ""
+    assert log.read_text().splitlines() == [
+        '# before: echo "$NDCTL_HOST is ready"; echo twice >&2',
+        "node1 is ready",
+        "twice",
+    ]
+
+
+def test_the_end_of_what_a_line_said_is_the_evidence(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    hook(log, "echo of an earlier run; exit 1")
+    why = hook(log, "seq 1000; echo no space left on /scratch >&2; exit 3")
+    assert why == "ended with 3; it said: 997 | 998 | 999 | 1000 | no space left on /scratch"
+    assert hook(log, "exit 4") == "ended with 4 and said nothing"
+    assert hook(log, "kill -9 $$") == "was killed by SIGKILL and said nothing"
+    assert hook(log, "no-such-program").startswith("ended with 127; it said: bash: ")
+
+
+def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    log, alive = tmp_path / "log", tmp_path / "alive"
+    line = f"(sleep 2; touch {alive}) & echo copying; wait"
+    began = time.monotonic()
+    assert hook(log, line, 0.3) == "did not end within 0.3 s; it said: copying"
+    assert time.monotonic() - began < 2
+    time.sleep(2.2)
+    assert not alive.exists()
+
+
+def test_a_line_that_cannot_be_run_is_said(tmp_path: Path) -> None:
+    assert "it could not be run" in hook(tmp_path / "no" / "folder", "true")

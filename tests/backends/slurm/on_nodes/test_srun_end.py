@@ -1,0 +1,54 @@
+"""How srun ended, as the leader of the next run hears of it."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.slurm.on_nodes.srun_end import breakdown, note, write_down
+from orchestrator.contract.files import exit_codes
+from tests.backends.slurm.slurm_launch import a_launch
+
+
+def test_srun_that_a_signal_ended_is_told_to_the_next_run_and_to_no_other(tmp_path: Path) -> None:
+    launch = a_launch(tmp_path)
+    note(tmp_path, launch=1, restarts=2).parent.mkdir(parents=True)
+    write_down(note(tmp_path, launch=1, restarts=2), "node3", 137, 5.0)
+    found = breakdown(launch, 2)
+    assert found is not None
+    assert found.what == "SIGKILL ended srun on node3, and with it all agents (code 137)"
+    assert found.at == 5.0
+    assert breakdown(launch, 1) is None
+    assert breakdown(launch, -1) is None, "there was no run before the first"
+
+
+def test_of_one_host_it_is_not_known_whether_srun_or_its_agent_was_killed(tmp_path: Path) -> None:
+    launch = a_launch(tmp_path, hosts=1)
+    path = note(tmp_path, launch=1, restarts=0)
+    path.parent.mkdir(parents=True)
+    write_down(path, "node3", 139, 5.0)
+    found = breakdown(launch, 0)
+    assert found is not None
+    words = "SIGSEGV ended srun on node3, or the one agent that it had started (code 139)"
+    assert found.what == words
+
+
+@pytest.mark.parametrize(
+    "code", [1, exit_codes.LEADER_LOST, exit_codes.REQUEUED, exit_codes.CHECKPOINTED]
+)
+def test_agents_that_left_by_themselves_say_nothing_of_srun(tmp_path: Path, code: int) -> None:
+    path = note(tmp_path, launch=1, restarts=0)
+    path.parent.mkdir(parents=True)
+    write_down(path, "node3", code, 5.0)
+    assert breakdown(a_launch(tmp_path), 0) is None
+
+
+def test_a_note_that_cannot_be_written_or_read_costs_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = note(tmp_path, launch=1, restarts=0)
+    write_down(path, "node3", 137, 5.0)
+    assert "how srun ended cannot be written down" in caplog.text
+    path.parent.mkdir(parents=True)
+    for torn in ('{"code": 137', '{"code": 137}', "[]", '{"code": null, "host": 1, "at": 2}'):
+        path.write_text(torn)
+        assert breakdown(a_launch(tmp_path), 0) is None

@@ -1,0 +1,87 @@
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.backends.slurm.exclude_nodes import left_out
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.inventory.slurm.nodes import Node, parse_state
+from tests.backends.slurm.slurm_launch import a_launch
+
+
+def cluster(**states: str) -> tuple[Node, ...]:
+    """Nodes of two GPUs in partition `train`."""
+    found = []
+    for name, words in states.items():
+        state, flags = parse_state(words)
+        node = Node(name=name, state=state, flags=flags, gpus=2, partitions=("train",))
+        found.append(node)
+    return tuple(found)
+
+
+@pytest.mark.parametrize(
+    ("standing", "asked", "states", "left"),
+    [
+        ((), ("b",), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("b",)),  # two others are left
+        ((), ("b",), {"a": "IDLE", "b": "DOWN*"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
+        # whichever of the two is mended first
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
+        # It was down for a moment, and with it in ExcNodeList the job would never run again.
+        ((), ("b",), {"a": "IDLE", "b": "IDLE"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ()),
+        ((), ("b", "c"), {"a": "IDLE", "b": "IDLE", "c": "IDLE"}, ("c",)),  # no more than needed
+        ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may come back
+        ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
+        ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
+        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # whoever said so
+        (("b",), ("b",), {"a": "IDLE", "b": "DOWN"}, ("b",)),
+        (("gone",), (), {"a": "IDLE", "b": "IDLE"}, ()),
+        ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ()),
+    ],
+)
+def test_as_many_are_left_out_as_let_the_job_run_again(
+    standing: tuple[str, ...], asked: tuple[str, ...], states: dict[str, str], left: tuple[str, ...]
+) -> None:
+    out = left_out(a_launch(), standing, asked, cluster(**states), "train")
+    assert out.names == left
+    assert {*out.dropped} == {*asked} - {*left}
+
+
+def test_a_node_that_the_next_leader_would_not_use_stays_out_though_no_other_would_do() -> None:
+    """Or the job would be queued again each time that it is given."""
+    nodes = cluster(a="IDLE", b="IDLE")
+    out = left_out(a_launch(), (), ("b",), nodes, "train", unusable={"b"})
+    assert (out.names, out.dropped) == (("b",), {})
+
+
+def test_nodes_count_that_the_job_could_have() -> None:
+    nodes = cluster(a="IDLE", b="DOWN", c="IDLE")
+    few = (*nodes[:2], replace(nodes[2], gpus=1))
+    other = (*nodes[:2], replace(nodes[2], partitions=("debug",)))
+    wide = (*other[:2], replace(nodes[2], partitions=("debug",)), replace(nodes[0], name="d"))
+    fast = tuple(replace(n, features=("slow" if n.name == "c" else "fast",)) for n in nodes)
+    typed = tuple(replace(n, gpu_type="a100" if n.name == "c" else "h100") for n in nodes)
+    theirs = {"a": "ours", "b": "ours", "c": "theirs"}
+    held = cluster(a="ALLOCATED+RESERVED", b="DOWN+RESERVED", c="IDLE+RESERVED")
+    reserved = tuple(replace(n, reservation=theirs[n.name]) for n in held)
+    unnamed = held  # 22.05 does not say whose it is
+    for there, partition, spec, left in (
+        (nodes, "train", SlurmSpec(), ("b",)),
+        (few, "train", SlurmSpec(), ()),
+        (few, "train", SlurmSpec(gpus="none"), ("b",)),
+        (other, "train", SlurmSpec(), ()),
+        (other, "train", SlurmSpec(partition="train,debug"), ()),  # a job has one of them
+        (wide, "train", SlurmSpec(partition="train,debug"), ("b",)),
+        (other, None, SlurmSpec(), ("b",)),
+        (fast, "train", SlurmSpec(constraint="fast"), ()),
+        (fast, "train", SlurmSpec(constraint="fast|slow"), ("b",)),
+        (typed, "train", SlurmSpec(gpu_type="h100"), ()),
+        (typed, "train", SlurmSpec(gpu_type="h100", gpus="none"), ("b",)),
+        (reserved, "train", SlurmSpec(reservation="ours"), ()),
+        (unnamed, "train", SlurmSpec(reservation="ours"), ("b",)),
+        (reserved, "train", SlurmSpec(), ("b",)),
+        (nodes, "train", SlurmSpec(nodelist="b"), ()),
+    ):
+        assert left_out(a_launch(slurm=spec), (), ("b",), there, partition).names == left

@@ -1,0 +1,95 @@
+"""Many jobs at one glance, against a Slurm in a dict."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.contract.launch import LaunchPlan
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.seams import Completed, Sighting
+from tests.agent.world import TurnedClock
+from tests.backends.handed import handed
+from tests.backends.slurm.slurm_launch import DOWN, FakeSlurm, a_launch
+
+
+def queued(slurm: FakeSlurm, root: Path, count: int) -> tuple[SlurmBackend, list[LaunchPlan]]:
+    backend = SlurmBackend({}, TurnedClock(), slurm)
+    launches = [replace(a_launch(root / f"job-{n}"), job=f"job-{n}") for n in range(count)]
+    for launch in launches:
+        backend.submit(handed(launch))
+    slurm.said.clear()
+    return backend, launches
+
+
+def test_one_question_is_asked_of_all_jobs(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launches = queued(slurm, tmp_path, 50)
+    slurm.jobs["2"].state = "PENDING"
+    seen = backend.glance(launches)
+    assert len(slurm.said) == 1
+    assert seen[0] == Sighting("Slurm job 1 is RUNNING", held=True)
+    assert [one.words for one in seen[1:3]] == ["Slurm job 2 is PENDING", "Slurm job 3 is RUNNING"]
+    assert all(one.held for one in seen)
+
+
+def test_a_job_that_has_ended_is_said_with_its_state(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launches = queued(slurm, tmp_path, 2)
+    slurm.jobs["1"].state = "NODE_FAIL"
+    del slurm.jobs["2"]
+    assert backend.glance(launches) == [
+        Sighting("Slurm job 1 has ended: NODE_FAIL", held=False),
+        Sighting("Slurm job 2 has ended", held=False),
+    ]
+    assert len(slurm.said) == 2, "one empty answer is not believed"
+    assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
+
+
+def test_what_a_queued_job_excludes_is_told_with_what_lets_it_have_each(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend = SlurmBackend({}, TurnedClock(), slurm)
+    launch = a_launch(tmp_path, slurm=SlurmSpec(exclude="node9"))
+    backend.submit(handed(launch))
+    slurm.jobs["1"].excluded = "node[2-3,9]"
+    assert backend.glance([launch])[0].excluded == {}, "it runs"
+    slurm.jobs["1"].state = "PENDING"
+    assert backend.glance([launch])[0].excluded == {
+        "node2": "scontrol update JobId=1 ExcNodeList=node[3,9]",
+        "node3": "scontrol update JobId=1 ExcNodeList=node[2,9]",
+    }
+    slurm.jobs["1"].excluded = "node2"
+    told = {"node2": "scontrol update JobId=1 ExcNodeList="}
+    assert backend.glance([launch])[0].excluded == told
+
+
+def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, launches = queued(slurm, tmp_path, 1)
+    slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
+    assert backend.glance(launches) == [Sighting("Slurm job 1 is RUNNING", held=True)]
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_slurmctld_that_is_down_is_asked_once_and_briefly(tmp_path: Path, hangs: bool) -> None:
+    def down(argv: list[str], before: int) -> Completed:
+        if hangs:
+            raise TimeoutError("squeue did not end within 4 s")
+        return DOWN
+
+    slurm = FakeSlurm()
+    backend, launches = queued(slurm, tmp_path, 2)
+    slurm.trouble, slurm.patience = down, 5.0
+    for one in backend.glance(launches):
+        assert one.held
+        assert "Slurm does not answer" in str(one.words)
+    assert len(slurm.said) == 1
+
+
+def test_another_job_of_that_name_is_not_ours(tmp_path: Path) -> None:
+    slurm = FakeSlurm()
+    backend, (launch,) = queued(slurm, tmp_path, 1)
+    slurm.jobs["7"] = replace(slurm.jobs["1"], id="7", command="/other.sh", comment="ndctl launch")
+    slurm.jobs["1"].restarts = 1
+    assert backend.glance([launch])[0].words == "Slurm job 1 is RUNNING"

@@ -1,0 +1,52 @@
+import pytest
+
+from orchestrator.backends.slurm.observe import SlurmJob
+from orchestrator.backends.slurm.pending_hints import advice, standing_words
+
+
+@pytest.mark.parametrize(
+    ("reason", "meaning"),
+    [
+        ("JobHeldUser", "held"),
+        ("launch_failed_requeued_held", "held"),
+        ("launch failed requeued held", "held"),
+        ("Resources", "queued"),
+    ],
+)
+def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) -> None:
+    job = SlurmJob(id="7", state="PENDING", reason=reason)
+    assert job.meaning == meaning
+    assert ("scontrol release 7" in advice(job)) == (meaning == "held")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("ReqNodeNotAvail, UnavailableNodes:node[3-4]", "sinfo -R"),
+        ("ReqNodeNotAvail,_May_be_reserved_for_other_job", "sinfo -R"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_"
+         "partitions", "sinfo -R"),
+        ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority "
+         "partitions", "sinfo -R"),
+        ("InvalidAccount", "cluster.slurm.account"),
+        ("InvalidQOS", "cluster.slurm.qos"),
+        ("PartitionTimeLimit", "cluster.slurm.time"),
+        ("BadConstraints", "ndctl cancel"),
+        ("BadConstraints", "without those that it excludes (none)"),
+        ("Dependency", "another job"),
+        ("DependencyNeverSatisfied", "never be met"),
+    ],
+)  # fmt: skip
+def test_what_a_person_can_do_about_a_job_that_waits(reason: str, said: str) -> None:
+    assert said in advice(SlurmJob(id="7", state="PENDING", reason=reason))
+
+
+def test_a_reason_without_advice_has_none() -> None:
+    assert advice(SlurmJob(id="7", state="PENDING", reason="SomethingElse")) == ""
+
+
+def test_a_job_that_waits_is_said_with_what_to_do() -> None:
+    waits = SlurmJob(id="7", state="PENDING", reason="JobHeldUser")
+    said = "Slurm job 7 is PENDING (JobHeldUser): it is held: `scontrol release 7` lets it go"
+    assert standing_words(waits) == said
+    assert standing_words(SlurmJob(id="7", state="RUNNING")) == "Slurm job 7 is RUNNING"

@@ -1,0 +1,98 @@
+"""Who may still write: a leader, an attempt."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.files.fence import (
+    Fence,
+    GivenUp,
+    check_attempt,
+    check_leader,
+    read_fence,
+    write_fence,
+)
+
+
+def test_a_leader_that_was_replaced_is_kept_out(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=1))
+    check_leader(path, "a")
+    write_fence(path, Fence(leader="b", attempt=1))
+    with pytest.raises(GivenUp, match="another leader"):
+        check_leader(path, "a")
+
+
+def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=2))
+    check_attempt(path, 2)
+    check_attempt(path, 3)  # the leader raised the fence, and this look came a moment too early
+    with pytest.raises(GivenUp, match="attempt 1 was given up: attempt 2"):
+        check_attempt(path, 1)
+
+
+def test_ranks_write_nothing_where_the_fence_behind_which_they_began_is_gone(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=2))
+    tmp_path.joinpath("fence.json").unlink()
+    check_leader(path, "a")
+    with pytest.raises(FileNotFoundError, match="has lost its fence"):
+        check_attempt(path, 2)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"leader": "a"}'])
+def test_nothing_is_held_against_anybody_where_nothing_is_known(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fence.json"
+    path.write_text(text)
+    assert read_fence(path) is None
+    check_leader(path, "a")
+    check_attempt(path, 1)
+
+
+def test_a_fence_that_cannot_be_written_leaves_the_former_one(tmp_path: Path) -> None:
+    path = tmp_path / "fence.json"
+    write_fence(path, Fence(leader="a", attempt=1))
+    (tmp_path / "gone").mkdir()
+    with pytest.raises(OSError, match="gone"):
+        write_fence(tmp_path / "gone" / "x" / "fence.json", Fence(leader="a", attempt=2))
+    assert read_fence(path) == Fence(leader="a", attempt=1)
+
+
+class Disk(type(Path())):  # type: ignore[misc] # Path is made for the platform when it is called
+    """One that has troubles before it says what is in the file."""
+
+    troubles: list[int]
+
+    def read_text(self, *args: Any, **more: Any) -> str:
+        if self.troubles:
+            raise OSError(self.troubles.pop(0), "no")
+        return str(super().read_text(*args, **more))
+
+
+def fence_behind(folder: Path, *troubles: int) -> Path:
+    path = Disk(folder / "fence.json")
+    path.troubles = list(troubles)
+    write_fence(path, Fence(leader="b", attempt=2))
+    return path
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ETIMEDOUT])
+def test_a_fence_that_cannot_be_read_lets_nobody_pass(tmp_path: Path, number: int) -> None:
+    with pytest.raises(OSError, match="no") as told:
+        check_leader(fence_behind(tmp_path, number), "a")
+    assert not isinstance(told.value, GivenUp), "nor is anybody given up for it"
+    with pytest.raises(OSError, match="no"):
+        check_attempt(fence_behind(tmp_path, number), 1)
+
+
+def test_a_fence_that_was_replaced_while_it_was_opened_is_opened_again(tmp_path: Path) -> None:
+    with pytest.raises(GivenUp):
+        check_leader(fence_behind(tmp_path, errno.ESTALE, errno.ESTALE), "a")
+    with pytest.raises(OSError, match="no") as told:
+        check_attempt(fence_behind(tmp_path, *[errno.ESTALE] * 3), 1)
+    assert told.value.errno == errno.ESTALE

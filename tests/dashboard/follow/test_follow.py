@@ -1,0 +1,160 @@
+import io
+from datetime import UTC
+from pathlib import Path
+
+from rich.console import Console
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.follow.follow import Follower, Told, summary_text, tell, tell_metric
+from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
+from orchestrator.dashboard.snapshot import Snapshot
+from orchestrator.journal.journal import Entry
+from tests.dashboard.dashboard_story import (
+    START,
+    finished,
+    hung,
+    journal,
+    metric,
+    metrics,
+    recovered,
+    seen_of,
+    short_of_a_host,
+    started,
+)
+
+
+def after_restart(first: int, last: int) -> list[Metric]:
+    return [metric(n, 2, START + 36 + 0.5 * (n - 20)) for n in range(first, last + 1)]
+
+
+LINES = metrics(1, 24) + after_restart(21, 60)
+
+
+def follower(terminal: bool = False) -> tuple[Follower, io.StringIO]:
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=100,
+        height=30,
+        force_terminal=terminal,
+        color_system=None,
+        legacy_windows=False,
+    )
+    return Follower(console, UTC), out
+
+
+def followed(entries: list[Entry], lines: list[Metric], terminal: bool = False) -> str:
+    printer, out = follower(terminal)
+    with printer:
+        printer.feed(entries, lines)
+    return out.getvalue()
+
+
+def test_a_whole_job_is_told_in_order() -> None:
+    text = followed(journal(finished()), LINES)
+    places = [
+        text.index(words)
+        for words in (
+            "starting attempt 1 on 2 hosts from the beginning",
+            "step 1/60  loss 5.5000",
+            "step 12/60",
+            "checkpoint step-20 is complete",
+            "drill 1 happened to rank 1 at step 25",
+            "incident 1, rank-killed (drill kill:rank=1@step=25): rank 1 was killed by SIGKILL",
+            "culprit rank 1 on host-0, detected after 0.2 s; restart as attempt 2",
+            "starting attempt 2 on 2 hosts from checkpoint step-20",
+            "attempt 2 goes on from checkpoint step-20",
+            "recovered from incident 1 after 7.0 s: attempt 2 trains",
+            "step 60/60",
+            "SUCCEEDED: all ranks finished in attempt 2",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_about_a_tenth_of_the_steps_is_told() -> None:
+    text = followed(journal(started()), metrics(1, 60))
+    assert 10 <= text.count("/60  loss") <= 12
+
+
+def test_a_slow_step_is_told_each_minute() -> None:
+    told, _ = tell(Told(), journal(started())[0], UTC)
+    lines = []
+    for number in range(1, 5):
+        told, news = tell_metric(told, metric(number, at=START + 50 * number), UTC)
+        lines += news
+    assert [line.split()[4] for line in lines] == ["1/60", "3/60"]
+
+
+def test_fed_in_parts_or_at_once_it_tells_the_same_incidents() -> None:
+    entries = journal(finished())
+    printer, out = follower()
+    with printer:
+        for entry in entries:
+            printer.feed([entry], [])
+    assert out.getvalue() == followed(entries, [])
+
+
+def test_what_is_known_is_not_told_again() -> None:
+    entries = journal(finished())
+    printer, out = follower()
+    with printer:
+        printer.skip(entries[:-1], LINES)
+        printer.feed(entries[-1:], [])
+    assert out.getvalue() == "2023-11-14 22:14:42 UTC  SUCCEEDED: all ranks finished in attempt 2\n"
+
+
+def test_a_hang_is_told_when_it_is_seen() -> None:
+    assert "looking into it: no progress for 10.5 s" in followed(journal(hung()), [])
+
+
+def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
+    text = followed(journal(short_of_a_host()), metrics(1, 24))
+    told = "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 UTC all are"
+    assert f"2023-11-14 22:13:52 UTC {told} given back" in " ".join(text.split())
+    assert text.count("waits for hosts") == 1
+
+
+def test_on_a_terminal_a_bar_shows_the_progress() -> None:
+    text = followed(journal(recovered()), metrics(1, 24), terminal=True)
+    assert "RUNNING" in text
+    assert "step 24/60  loss 2.7144  9,024 tokens/s  eta 0:28" in text
+    assert "incident 1, rank-killed" in text
+    assert "step 12/60" not in text
+
+
+def test_a_bar_stands_before_the_first_step() -> None:
+    assert "step 0/60" in followed(journal(started()[:1]), [], terminal=True)
+    assert followed([], [], terminal=True).count("step") == 0
+
+
+def summary(events: list[Entry], lines: list[Metric], alive: bool = False) -> str:
+    shot = Snapshot(
+        run_dir=RunDir(Path("/runs/quickstart")),
+        seen=seen_of(entry.event for entry in events),
+        progress=fold_metrics(Progress(), lines),
+        leader_alive=alive,
+        now=START + 100,
+    )
+    return summary_text(shot, UTC)
+
+
+def test_the_summary_says_what_came_of_the_job() -> None:
+    text = summary(journal(finished()), LINES)
+    for words in (
+        "quickstart: SUCCEEDED",
+        "60 of 60",
+        "5.5000 -> 2.4518",
+        "1 min 22 s",
+        "/runs/quickstart/checkpoints/step-60",
+        "2023-11-14 22:13:50 UTC rank-killed: rank 1 was killed by SIGKILL"
+        " [drill kill:rank=1@step=25]",
+        "detected after 0.2 s, recovered after 7.0 s",
+        "ndctl describe quickstart",
+    ):
+        assert words in text, words
+
+
+def test_the_summary_of_a_lost_job_says_how_to_go_on() -> None:
+    text = summary(journal(recovered()), metrics(1, 24))
+    assert "ndctl submit /runs/quickstart/spec.yaml --resume" in text

@@ -1,0 +1,292 @@
+import io
+from dataclasses import replace
+from datetime import UTC
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from orchestrator.contract.messages.events import (
+    HangJudged,
+    HealthChanged,
+    HostStopped,
+    StepReached,
+    StragglerFound,
+    TrainingResumed,
+)
+from orchestrator.dashboard.metrics import NOTHING, fold_metrics
+from orchestrator.dashboard.screen.chart import chart, resample
+from orchestrator.dashboard.screen.screen import draw
+from orchestrator.dashboard.view import View, view
+from orchestrator.job.state import Culprit
+from orchestrator.seams import Sighting
+from tests.dashboard.dashboard_story import (
+    DRILL,
+    START,
+    broken,
+    finished,
+    hung,
+    metrics,
+    recovered,
+    restarting,
+    seen_of,
+    short_of_a_host,
+    started,
+    submitted,
+    view_of,
+)
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+def trouble(rank: int, word: str) -> HealthChanged:
+    alone = ((rank, rank),)
+    return HealthChanged(at=START + 20, attempt=1, ranks=alone, health=word, age_s=6)  # type: ignore[arg-type]
+
+
+def many_incidents() -> View:
+    shown = view_of(recovered(), metrics(1, 24))
+    incident = replace(shown.incidents[0], cause="long words " * 40)
+    return replace(shown, incidents=tuple(replace(incident, id=n) for n in range(1, 30)))
+
+
+SCENES = {
+    "submitted": view_of([submitted()], now=START + 1),
+    "waiting": view_of(started()[:3], now=START + 4),
+    "running": view_of(started(drills=(DRILL,), spares=1), metrics(1, 24), now=START + 28),
+    "broken": view_of(broken(), metrics(1, 24), now=START + 31),
+    "restarting": view_of(restarting(), metrics(1, 24), now=START + 33),
+    "hung": view_of(hung(), metrics(1, 12), now=START + 61),
+    "short of a host": view_of(short_of_a_host(), now=START + 60),
+    "finished": view_of(finished(), metrics(1, 24) + metrics(21, 60, 2), now=START + 100),
+    "leaderless": view_of(recovered(), metrics(1, 30), now=START + 900, leader_alive=False),
+    "many incidents": many_incidents(),
+    "256 hosts": view_of(
+        [*started(256, 8, spares=2), trouble(77, "silent"), trouble(1999, "slow")], metrics(1, 34)
+    ),
+    "2048 hosts": view_of(started(2048, 8), metrics(1, 34)),
+    "64 ranks a host": view_of(started(300, 64)),
+    "long names": replace(view_of(started()), name="n" * 63, reason="why " * 60, state="FAILED"),
+}
+
+
+def text_of(shown: View, width: int, height: int) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, height=height, color_system=None)
+    console.print(draw(shown, width, height, UTC))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(("width", "height"), [*SIZES, (40, 10), (20, 5), (12, 3), (1, 1)])
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_frame_fills_its_screen_exactly(scene: str, width: int, height: int) -> None:
+    lines = text_of(SCENES[scene], width, height).split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == height
+    assert {cell_len(line) for line in lines} == {width}
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height: int) -> None:
+    text = text_of(SCENES["running"], width, height)
+    for words in (
+        "quickstart",
+        "● RUNNING",
+        "attempt 1",
+        "step 24/60",
+        "loss 2.7144",
+        "9,024 tokens/s",
+        "eta 0:28",
+        "elapsed 0:28",
+        "host-0  ● 0  ● 1   dp_shard 0, tp 0-1",
+        "● 4 ok",
+        "incidents  none",
+        "checkpoint  none yet",
+        "kill:rank=1@step=25 armed",
+        "1 host: host-2",
+        "q quit",
+    ):
+        assert words in text, words
+
+
+def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type() -> None:
+    text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
+    assert "1 of 2 here" in text
+    assert (
+        "in vain until 2023-11-14 22:23:52 UTC all hosts are given back; to give it up:"
+        " ndctl cancel quickstart" in text
+    )
+    assert "given back" not in text_of(SCENES["restarting"], 120, 40)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_an_incident_says_who_what_and_what_was_done(width: int, height: int) -> None:
+    text = text_of(SCENES["finished"], width, height)
+    for words in (
+        "✓ SUCCEEDED",
+        "1 restart",
+        "rank-killed drill  rank 1 on host-0",
+        "rank 1 was killed by SIGKILL",
+        "restart as attempt 2 from checkpoint step-20",
+        "detected after 0.2 s, recovered after 7.0 s",
+        "step-60 is complete",
+        "✓ 4 done",
+    ):
+        assert words in text, words
+
+
+def test_a_dead_rank_shows_without_colour() -> None:
+    text = text_of(SCENES["broken"], 80, 24)
+    assert "host-0  ● 0  ✗ 1" in text
+    assert "✗ 1 dead" in text
+    assert "one is being looked into" in text
+
+
+SLOW = StragglerFound(
+    at=START + 20,
+    attempt=1,
+    rank=3,
+    host="host-1",
+    own_s=0.35,
+    peers_s=0.1,
+    step_s=1.0,
+    steps=15,
+    lost_tokens_per_second=300.0,
+)
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_straggler_is_marked_and_counted(width: int, height: int) -> None:
+    shown = view_of([*started(), SLOW], metrics(1, 12))
+    text = text_of(shown, width, height)
+    assert "host-1  ● 2  ▲ 3" in text
+    assert "▲ 1 straggler   ● 3 ok" in text
+    late = view_of([*started(), SLOW, trouble(3, "silent")], metrics(1, 12))
+    assert "host-1  ● 2  ○ 3" in text_of(late, width, height), "what is worse is shown"
+    over = view_of([*started(), SLOW], metrics(1, 12), now=START + 900, leader_alive=False)
+    assert "▲" not in text_of(over, width, height)
+
+
+def judged(*ranks: int) -> HangJudged:
+    return HangJudged(
+        at=START + 63,
+        attempt=1,
+        verdict="never-entered",
+        cause="rank 3 did not call what the others wait in",
+        scope="rank",
+        ranks=ranks,
+        hosts=(),
+        confidence=0.97,
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_the_culprit_is_marked_from_the_verdict_until_the_job_trains_again(
+    width: int, height: int
+) -> None:
+    silent = [trouble(rank, "silent") for rank in range(4)]
+    story = [*hung()[:-1], *silent, hung()[-1]]
+    assert "◆" not in text_of(view_of(story, metrics(1, 12)), width, height)
+    story.append(judged(3))
+    text = text_of(view_of(story, metrics(1, 12)), width, height)
+    assert "host-1  ○ 2  ◆ 3" in text
+    assert "◆ 1 culprit   ○ 3 silent" in text
+    story += [
+        HostStopped(at=START + 64, attempt=1, host=host, finished=False)
+        for host in ("host-0", "host-1")
+    ]
+    story += [
+        TrainingResumed(at=START + 68, attempt=2, step=0),
+        StepReached(at=START + 69, attempt=2, step=1, loss=5.0, tokens_per_second=1.0),
+    ]
+    assert "◆" not in text_of(view_of(story, metrics(1, 12)), width, height)
+
+
+def test_nobody_is_marked_where_the_verdict_names_nobody() -> None:
+    shown = view_of([*hung(), judged()], metrics(1, 12))
+    assert "culprit" not in text_of(shown, 120, 40)
+
+
+def test_a_job_without_leader_shows_what_to_type() -> None:
+    text = text_of(SCENES["leaderless"], 80, 24)
+    assert "✗ FAILED" in text
+    assert "fix: ndctl submit SPEC --resume" in text
+
+
+def test_hosts_with_trouble_come_first_and_the_rest_is_summed_up() -> None:
+    lines = text_of(SCENES["256 hosts"], 80, 24).split("\n")
+    assert lines[4].startswith("  host-009 ●●●●●○●●   host-249 ●●●●●●●◐   host-000 ●●●●●●●●")
+    assert any("more hosts, all ok" in line for line in lines)
+
+
+def test_hosts_that_all_fit_keep_their_order() -> None:
+    shown = view_of([*started(30, 8), trouble(77, "silent")])
+    text = text_of(shown, 120, 40)
+    places = [text.index(f"host-{number:02}") for number in range(30)]
+    assert places == sorted(places)
+
+
+def test_ranks_that_do_not_fit_are_counted() -> None:
+    assert "●64" in text_of(SCENES["64 ranks a host"], 60, 24)
+
+
+def test_the_newest_incident_comes_first_and_the_rest_is_counted() -> None:
+    text = text_of(SCENES["many incidents"], 80, 24)
+    assert "incidents  29" in text
+    assert "earlier: ndctl describe quickstart" in text
+
+
+def test_a_rank_cannot_steer_the_terminal() -> None:
+    shown = SCENES["finished"]
+    evil = replace(shown.incidents[0], cause="\x1b[2Jboo\x1b]0;title\x07 [bold]x[/bold]\nnext")
+    text = text_of(replace(shown, incidents=(evil,)), 80, 24)
+    assert "\x1b" not in text
+    assert "\\x1b[2Jboo\\x1b]0;title\\x07 [bold]x[/bold] next" in text
+
+
+def test_a_chart_goes_from_its_highest_value_to_its_lowest() -> None:
+    assert chart([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)], 4, 1) == ["█▆▃▁"]
+    assert chart([(1, 4.0), (2, 1.0)], 2, 2) == ["█ ", "█▁"]
+
+
+def test_a_chart_of_one_value_and_of_none() -> None:
+    assert chart([(1, 2.0)], 3, 1) == ["▄▄▄"]
+    assert chart([], 3, 2) == ["   ", "   "]
+
+
+def test_a_chart_takes_the_mean_where_points_crowd() -> None:
+    assert resample([(step, float(step)) for step in range(1, 101)], 2) == [25.5, 75.5]
+
+
+def test_a_narrow_screen_keeps_the_bar_and_drops_the_times() -> None:
+    text = text_of(SCENES["running"], 40, 12)
+    assert "━" in text
+    assert "elapsed" not in text
+    assert "40%" in text
+
+
+def test_a_culprit_of_an_earlier_larger_plan_has_no_place_in_the_mesh() -> None:
+    shown = SCENES["finished"]
+    old = replace(shown.incidents[0], culprit=Culprit(host="host-9", rank=99))
+    text = text_of(replace(shown, incidents=(old,)), 80, 24)
+    assert "rank 99 on host-9 " in text
+
+
+def test_a_job_whose_steps_have_stopped_says_for_how_long() -> None:
+    shown = view_of(started(), metrics(1, 24), now=START + 90)
+    assert "last step 1 min 03 s ago" in text_of(shown, 120, 40)
+
+
+def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
+    seen = seen_of(recovered())
+    away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+    shown = view(
+        seen,
+        fold_metrics(NOTHING, metrics(1, 30)),
+        leader_alive=False,
+        now=seen.run.last_at + 200,
+        sighting=away,
+    )
+    text = draw(shown, 100, 30, UTC).plain
+    assert "RUNNING   3 min 20 s ago" in text
+    assert "the API server cannot be reached" in text

@@ -1,0 +1,67 @@
+from datetime import UTC
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from orchestrator.dashboard import format
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (-1, "0 ms"),
+        (0.0214, "21 ms"),
+        (0.42, "0.4 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.9, "1 min 00 s"),
+        (200, "3 min 20 s"),
+        (7500, "2 h 05 min"),
+        (273_600, "3 d 04 h"),
+    ],
+)
+def test_a_duration_is_said_as_a_person_would(seconds: float, said: str) -> None:
+    assert format.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(None, "-"), (102, "1:42"), (7510, "2:05:10"), (273_910, "3d 04:05:10")],
+)
+def test_a_stopwatch_keeps_its_form(seconds: float | None, shown: str) -> None:
+    assert format.stopwatch(seconds) == shown
+
+
+def test_times_are_those_of_the_zone() -> None:
+    assert format.moment(0, UTC) == "1970-01-01 00:00:00 UTC"
+    assert format.moment(0, ZoneInfo("Asia/Tokyo")) == "1970-01-01 09:00:00 JST"
+    assert format.short_moment(0, UTC) == "01-01 00:00:00"
+    assert len(format.moment(0, None)) > 20, "this machine's has a name, too"
+
+
+def test_numbers_that_are_not_known_are_a_dash() -> None:
+    assert (format.loss(None), format.rate(None)) == ("-", "-")
+
+
+def test_a_signal_without_a_name_keeps_its_number() -> None:
+    assert (format.signal_name(9), format.signal_name(200)) == ("SIGKILL", "signal 200")
+
+
+def test_many_ranks_are_cut_short() -> None:
+    assert format.ranks_in_words((3,)) == "rank 3"
+    assert format.ranks_in_words(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
+
+
+def test_spans_of_ranks_are_cut_short() -> None:
+    assert format.spans_in_words([(3, 3)]) == "rank 3"
+    assert format.spans_in_words([(0, 7), (12, 12)]) == "ranks 0-7, 12"
+    assert format.spans_in_words([(0, 7), (12, 12), (16, 19)], 1) == "ranks 0-7 and 5 more"
+
+
+def test_a_size_has_its_unit() -> None:
+    assert (format.size(3 << 20), format.size(3 << 30)) == ("3.0 MiB", "3.0 GiB")
+
+
+def test_what_is_seen_within_a_millisecond_is_seen_at_once() -> None:
+    assert format.detected(1e-5) == "detected at once"
+    assert format.detected(2.0) == "detected after 2.0 s"

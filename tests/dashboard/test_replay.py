@@ -1,0 +1,140 @@
+"""What views know of a snapshot and the lines of one attempt is what the whole journal tells."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.actions import StartAttempt
+from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
+from orchestrator.dashboard.replay import look, recall
+from orchestrator.dashboard.view import Seen, fold_seen
+from orchestrator.job.step import fold
+from orchestrator.journal import journal as log
+from orchestrator.journal import snapshot
+from orchestrator.journal.journal import BEGINNING, Entry, Place, newest, to_line
+from orchestrator.journal.supervisor import Folded
+from tests.dashboard.dashboard_story import (
+    broken,
+    finished,
+    journal,
+    recovered,
+    short_of_a_host,
+    started,
+)
+from tests.job.supervise_cluster import Cluster
+from tests.job.test_remedies import astray, trained
+
+
+def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
+    """A journal, of which a leader's snapshot knows the first `cut` lines."""
+    path.mkdir(exist_ok=True)
+    run_dir = RunDir(path)
+    lines = [to_line(entry) for entry in entries]
+    run_dir.journal.write_bytes(b"".join(lines))
+    place = Place(lines=cut, offset=sum(map(len, lines[:cut])))
+    folded = Folded(run=fold(entry.event for entry in entries[:cut]), place=place)
+    snapshot.write(run_dir, folded, lambda: None)
+    return run_dir
+
+
+def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
+    whole = fold_seen(Seen(), entries)
+    for cut in range(1, len(entries) + 1):
+        run_dir = written(path, entries, cut)
+        seen, tail = recall(run_dir)
+        assert tail.lines == cut
+        assert seen == fold_seen(Seen(), entries[:cut]), cut
+        assert look(run_dir) == whole
+
+
+def astray_and_on() -> list[Entry]:
+    """A job that goes back to an older checkpoint, when its last save had failed."""
+    job = trained(20, 40, on_nan="rollback")
+    for step in (41, 42):
+        job.tell(CheckpointFailed(at=job.now(), attempt=1, step=step, why="the disk is full"))
+    astray(job, 25, 42)
+    job.trains()
+    return journal(event for event, _ in job.all)
+
+
+@pytest.mark.parametrize("story", [started, broken, recovered, finished, short_of_a_host])
+def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
+    story: Callable[[], list[Event]], tmp_path: Path
+) -> None:
+    check_everywhere(tmp_path / "run", journal(story()))
+
+
+def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+    entries = astray_and_on()
+    check_everywhere(tmp_path / "run", entries)
+    assert fold_seen(Seen(), entries).run.rollbacks
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(0, 40), st.booleans())
+def test_so_it_is_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, random: Random, hosts: int, turns: int, shrink: bool
+) -> None:
+    cluster = Cluster(random, hosts, 1, shrink=shrink)
+    cluster.play(turns)
+    entries = cluster.witness.entries
+    cut = random.randrange(1, len(entries) + 1)
+    run_dir = written(tmp_path_factory.mktemp("run"), entries, cut)
+    assert recall(run_dir)[0] == fold_seen(Seen(), entries[:cut])
+    assert look(run_dir) == fold_seen(Seen(), entries)
+
+
+def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
+    entries = journal(recovered())
+    run_dir = written(tmp_path, entries, 3)
+    run_dir.state.unlink()
+    seen, tail = recall(run_dir)
+    assert (seen, tail.place) == (Seen(), BEGINNING)
+    assert look(run_dir) == fold_seen(Seen(), entries)
+
+
+def test_only_the_present_attempt_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = journal(recovered())
+    run_dir = written(tmp_path, entries, len(entries))
+    first = max(entry.seq for entry in entries if "StartAttempt" in str(entry.actions))
+    read: list[int | None] = []
+    entry_of = log._entry
+
+    def counted(line: bytes, number: int | None) -> Entry:
+        read.append(number)
+        return entry_of(line, number)
+
+    monkeypatch.setattr(log, "_entry", counted)
+    look(run_dir)
+    assert read == list(range(first + 1, len(entries) + 1))
+
+
+@pytest.mark.parametrize("least", [1, 7, 64, 1 << 18])
+def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    monkeypatch.setattr(log, "LEAST_READ", least)
+    path = tmp_path / "journal.jsonl"
+    marked = [b'{"kind":"StartAttempt"}\n', b'[{"kind":"StartAttempt","of":"length"}]\n']
+    lines = [b"one\n", marked[0], b"two\n", marked[1], b"three\n", b"four\n"]
+    path.write_bytes(b"".join(lines))
+
+    def place(count: int) -> Place:
+        return Place(lines=count, offset=sum(map(len, lines[:count])))
+
+    found = [newest(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
+    assert found == [place(n) for n in (0, 0, 2, 2, 4, 4, 4)]
+
+
+def test_a_text_that_looks_like_an_order_is_none(tmp_path: Path) -> None:
+    said = '{"kind":"StartAttempt"'
+    fake = CheckpointFailed(at=1.0, attempt=1, step=2, why=said)
+    slow = HealthChanged(at=2.0, attempt=1, ranks=((0, 0),), health="slow", age_s=3.0)
+    check_everywhere(tmp_path / "run", journal([*started(), fake, slow]))

@@ -1,0 +1,167 @@
+"""Jobs that wait in a scheduler's queue, or were put back there, have no leader and go on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.events import Event, JobSubmitted
+from orchestrator.dashboard.follow.follow_loop import EndWatch, follow_job
+from orchestrator.dashboard.scheduler_status import ASK_AGAIN_S, QUIET_S, Holding
+from orchestrator.dashboard.view import effective_state, view
+from orchestrator.job.reports.job_report import report_of
+from orchestrator.job.state import Run, Stage
+from orchestrator.journal.journal import Journal
+from orchestrator.seams import Sighting
+from tests.agent.world import TurnedClock
+from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
+
+WAITS = Sighting("Slurm job 12 is PENDING (Resources)", held=True)
+
+
+def on_slurm() -> Run:
+    run = seen_of(recovered()).run
+    assert run.job is not None
+    return replace(run, job=replace(run.job, backend="slurm"))
+
+
+def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
+    asked: list[Run] = []
+
+    def ask(run: Run) -> Sighting | None:
+        asked.append(run)
+        return WAITS if len(asked) < 2 else None
+
+    clock, run = TurnedClock(), on_slurm()
+    holding = Holding(ask, clock)
+    assert holding(run, True) is None
+    assert holding(replace(run, ending="FAILED"), False) is None
+    assert holding(seen_of(recovered()).run, False) is None, "there is no scheduler"
+    assert asked == []
+    assert [holding(run, False), holding(run, False)] == [WAITS, WAITS]
+    assert len(asked) == 1
+    clock.sleep(ASK_AGAIN_S)
+    assert holding(run, False) is None
+    assert holding(run, True) is None
+    assert holding(run, False) is None
+    assert len(asked) == 3, "asked anew when a leader has gone"
+
+
+STOPPED = Sighting("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
+
+
+def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
+    asked: list[Run] = []
+
+    def ask(run: Run) -> Sighting | None:
+        asked.append(run)
+        return STOPPED if len(asked) == 1 else WAITS
+
+    clock, run = TurnedClock(), on_slurm()
+    holding = Holding(ask, clock)
+    assert holding(run, True, clock.now()) is None
+    assert asked == []
+    heard = clock.now() - QUIET_S - 1
+    assert holding(run, True, heard) == replace(STOPPED, at=heard)
+    clock.sleep(ASK_AGAIN_S)
+    assert holding(run, True, heard) is None
+    assert len(asked) == 2
+
+
+def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
+    run = on_slurm()
+    for led in (True, False):
+        found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
+        assert (found.state, found.since) == ("SUSPENDED", START + 5000)
+        assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
+    over = replace(run, stage=Stage.ENDED, ending="SUCCEEDED")
+    assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
+
+
+def test_a_job_that_is_held_has_not_failed() -> None:
+    run = on_slurm()
+    assert effective_state(run, False, START + 9999).state == "FAILED"
+    found = effective_state(run, False, START + 9999, sighting=WAITS)
+    assert (found.state, found.reason) == ("PENDING", WAITS.words)
+    assert effective_state(run, True, START + 9999, sighting=WAITS).state == "RUNNING"
+    seen = replace(seen_of(recovered()), run=run)
+    assert view(seen, leader_alive=False, now=START + 9999, sighting=WAITS).state == "PENDING"
+
+
+AWAY = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+
+
+def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
+    run = on_slurm()
+    found = effective_state(run, False, START + 9999, sighting=AWAY)
+    assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
+    assert (found.since, found.as_of) == (run.since, run.last_at)
+    heard = replace(AWAY, at=START + 5000)
+    assert effective_state(run, False, START + 9999, sighting=heard).as_of == START + 5000
+    assert effective_state(run, True, START + 9999, sighting=AWAY).as_of is None
+
+
+def test_what_the_leader_told_its_cluster_later_counts() -> None:
+    run = on_slurm()
+    told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
+    found = effective_state(run, False, START + 9999, sighting=AWAY, report=told)
+    assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
+    waits = effective_state(run, False, START + 9999, sighting=WAITS, report=told)
+    assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
+    over = replace(told, state="SUCCEEDED", message="all steps are done")
+    found = effective_state(run, False, START + 9999, sighting=AWAY, report=over)
+    assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
+
+
+def test_what_was_deleted_is_cancelled_at_once() -> None:
+    gone = Sighting("it was deleted", held=False, over="CANCELLED", at=START + 7000)
+    found = effective_state(on_slurm(), False, START + 9999, sighting=gone)
+    assert (found.state, found.reason, found.since) == (
+        "CANCELLED",
+        "it was deleted",
+        START + 7000,
+    )
+    failed = effective_state(on_slurm(), False, START + 9999, "ndctl submit", FAILED)
+    assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
+
+
+FAILED = Sighting("it has Failed", held=False, over="FAILED")
+
+
+def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    with Journal(run_dir.journal, TurnedClock()) as written:
+        for entry in journal(on_kubernetes()):
+            written.append(entry.event, entry.actions)
+    said = [Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)]
+    clock = TurnedClock()
+    ended = EndWatch(run_dir, clock, lambda run: said[-1])
+    assert not ended()
+    said.append(replace(said[0], leaving=False))
+    clock.sleep(ASK_AGAIN_S)
+    assert ended()
+
+
+def on_kubernetes() -> list[Event]:
+    first, *rest = recovered()
+    assert isinstance(first, JobSubmitted)
+    return [replace(first, backend="kubernetes"), *rest]
+
+
+def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = RunDir(tmp_path)
+    with Journal(run_dir.journal, TurnedClock()) as written:
+        for entry in journal(on_kubernetes()):
+            written.append(entry.event, entry.actions)
+    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    told = iter([AWAY, AWAY, WAITS, gone])
+    code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
+    out = capsys.readouterr().out
+    assert code == exit_codes.CANCELLED
+    assert out.count("the API server cannot be reached; the job may train on") == 1
+    assert out.count("how the job stands is known again") == 1
+    assert "CANCELLED, it was deleted" in out

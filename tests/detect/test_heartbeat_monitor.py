@@ -1,0 +1,374 @@
+"""Detectors: hangs, health and progress, out of digests and a clock."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.detect.heartbeat_monitor import Hang, HealthChange, Limits, Progress, Watch
+
+ADAPTIVE = Limits(hang=None, init=600.0)
+
+
+def digest(rank: int, step: int, **more: Any) -> RankDigest:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "pid": 100 + rank,
+        "step": step,
+        "phase": "train",
+        "age_s": 0.0,
+        "still_s": 0.0,
+        "loss": 2.5,
+        "tokens_per_second": 900.0,
+        "memory_bytes": None,
+    }
+    return RankDigest(**values | more)
+
+
+def level(step: int, ranks: int = 4, **more: Any) -> list[RankDigest]:
+    return [digest(rank, step, **more) for rank in range(ranks)]
+
+
+def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> Watch:
+    return Watch(range(ranks), limits, now=0.0)
+
+
+def steps(count: int, total_s: float, longest_s: float | None = None) -> StepTimes:
+    longest_s = total_s / count if longest_s is None else longest_s
+    return StepTimes(count=count, total_s=total_s, longest_s=longest_s)
+
+
+def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> Watch:
+    """Steps of `step_s` seconds; the last is done at `number * step_s`."""
+    seen = watch(limits)
+    seen.observe(level(0), 0.0)
+    for done in range(1, number + 1):
+        seen.observe(level(done, steps=steps(1, step_s)), done * step_s)
+    return seen
+
+
+def still(seen: Watch, now: float, since: float, *ranks: int) -> None:
+    """A digest in which nothing has moved since `since`."""
+    seen.observe([digest(rank, seen.step, still_s=now - since) for rank in ranks], now)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("step_s", "limit"), [(0.01, 0.55), (1.0, 5.5), (1.5, 8.0), (60, 300.5)])
+def test_the_hang_limit_is_five_steps_and_half_a_second(step_s: float, limit: float) -> None:
+    assert trained(step_s).limit("train") == pytest.approx(limit)
+
+
+@pytest.mark.parametrize(("step_s", "limit"), [(0.01, 10.0), (1.0, 10.0), (1.5, 15.0)])
+def test_with_few_steps_known_the_limit_is_wider(step_s: float, limit: float) -> None:
+    assert trained(step_s, number=7).limit("train") == pytest.approx(limit)
+
+
+def test_steps_that_vary_stretch_the_limit_by_what_was_seen() -> None:
+    seen = trained(1.0)
+    seen.observe(level(11, steps=steps(1, 2.5)), 12.5)
+    assert seen.limit("train") == pytest.approx(3 * 2.5 + 0.5)
+    for number in range(12, 12 + 64):
+        seen.observe(level(number, steps=steps(1, 1.0)), number + 1.5)
+    assert seen.limit("train") == pytest.approx(5.5), "one in so many counts no more"
+
+
+@pytest.mark.parametrize("phase", ["init", "compile", "train"])
+def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
+    assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
+
+
+def test_a_rank_that_still_says_something_at_the_start_is_no_hang() -> None:
+    """Packing data may take hours."""
+    seen = watch(Limits(hang=None, init=60.0), ranks=1)
+    for minute in range(1, 10):
+        now = minute * 59.0
+        seen.observe([digest(0, 0, phase="init", age_s=1.0, still_s=now, loss=None)], now)
+        assert seen.hang(now) is None
+    for waited, hung in ((58.0, False), (60.0, True)):
+        silent = digest(0, 0, phase="init", age_s=1 + waited, still_s=now + waited, loss=None)
+        seen.observe([silent], now + waited)
+        assert (seen.hang(now + waited) is not None) == hung
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit"),
+    [
+        ("train", 5.0),
+        ("init", 600.0),
+        ("compile", 600.0),
+        ("checkpoint", 900.0),
+        ("eval", 900.0),
+        ("write", 900.0),
+        ("profile", 900.0),
+        ("exit", 120.0),
+    ],
+)
+def test_a_fixed_hang_timeout_replaces_the_steps_alone(phase: Phase, limit: float) -> None:
+    assert trained(60.0, limits=Limits(hang=5.0, init=600.0)).limit(phase) == limit
+
+
+def test_a_long_hang_timeout_stretches_checkpoints_too() -> None:
+    assert watch(Limits(hang=5000.0, init=600.0)).limit("checkpoint") == 5000.0
+
+
+def test_a_limit_for_checkpoints_is_for_these_alone() -> None:
+    seen = trained(60.0, limits=Limits(hang=None, init=600.0, checkpoint=2.0))
+    assert (seen.limit("checkpoint"), seen.limit("eval")) == (2.0, 900.0)
+    now = 700.0
+    seen.observe([digest(rank, 10, phase="checkpoint", still_s=1.9) for rank in range(4)], now)
+    assert seen.hang(now) is None
+    seen.observe([digest(rank, 10, phase="checkpoint", still_s=2.1) for rank in range(4)], now)
+    hang = seen.hang(now)
+    assert hang is not None
+    assert (hang.phase, hang.limit_s) == ("checkpoint", 2.0)
+
+
+# Hangs
+
+
+def test_a_hang_is_over_when_one_rank_moves_again() -> None:
+    seen = trained(2.0)
+    still(seen, 30.7, 20.0, 0, 1, 2, 3)
+    hang = seen.hang(30.7)
+    assert hang is not None
+    waits = digest(0, 10, still_s=11.5)
+    left = digest(1, 10, ended=True)
+    goes_on = digest(3, 11)
+    seen.observe([waits, left], 31.5)
+    assert seen.moved(hang, [waits, left], 31.5) is None
+    seen.observe([waits, goes_on], 31.5)
+    assert seen.moved(hang, [waits, goes_on], 31.5) == goes_on
+    assert seen.hang(31.5) is None
+
+
+def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
+    seen = trained(2.0)
+    still(seen, 30.5, 20.0, 0, 1, 2, 3)
+    assert seen.hang(30.7) is None
+    still(seen, 30.6, 20.0, 0, 1, 2, 3)
+    hang = seen.hang(30.7)
+    assert hang is not None
+    assert hang.stalled_s == pytest.approx(10.7)
+    assert replace(hang, stalled_s=10.7) == Hang("train", 10, 10.7, 10.5, ())
+
+
+def test_silence_alone_is_no_hang() -> None:
+    """Digests that are late, or a leader that was not on its processor, prove nothing."""
+    seen = trained(1.0)
+    assert seen.hang(16.0) is None
+    still(seen, 16.0, 10.0, 0, 1, 2)
+    assert seen.hang(16.0) is None, "rank 3 may have moved"
+    still(seen, 16.2, 10.0, 3)
+    assert seen.hang(16.2) is not None
+
+
+def test_nobodys_word_is_waited_for_for_ever() -> None:
+    seen = trained(1.0)
+    assert seen.hang(20.0) is None
+    assert seen.hang(20.1) is not None
+
+
+def test_ranks_that_never_came_up_hang_after_the_init_timeout() -> None:
+    seen = watch()
+    assert seen.hang(600.0) is None
+    hang = seen.hang(600.1)
+    assert hang is not None
+    assert (hang.phase, hang.step, hang.behind) == ("init", 0, ())
+
+
+def test_who_is_behind_is_named() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(rank, 11) for rank in (0, 1, 3)], 11.0)
+    seen.observe([digest(rank, 11, still_s=9.0) for rank in (0, 1, 3)], 20.0)
+    seen.observe([digest(2, 10, still_s=10.0)], 20.0)
+    hang = seen.hang(20.0)
+    assert hang is not None
+    assert (hang.step, hang.behind) == (11, (2,))
+
+
+def test_one_rank_that_moves_is_progress() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(3, 11)], 14.0)
+    still(seen, 19.0, 10.0, 0, 1, 2)
+    still(seen, 19.0, 14.0, 3)
+    assert seen.hang(19.0) is None
+
+
+def test_words_without_progress_are_none() -> None:
+    seen = trained(1.0)
+    for now in range(11, 17):
+        assert seen.hang(now - 0.5) is None
+        still(seen, float(now), 10.0, 0, 1, 2, 3)
+    hang = seen.hang(16.2)
+    assert hang is not None
+    assert hang.stalled_s == pytest.approx(6.2)
+
+
+def test_while_one_rank_saves_the_others_may_wait_long() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(2, 10, phase="checkpoint")], 11.0)
+    still(seen, 911.0, 10.0, 0, 1, 3)
+    assert seen.hang(911.0) is None
+    still(seen, 911.5, 10.0, 0, 1, 3)
+    seen.observe([digest(2, 10, phase="checkpoint", still_s=900.5)], 911.5)
+    hang = seen.hang(911.5)
+    assert hang is not None
+    assert hang.phase == "checkpoint"
+    seen.observe([digest(2, 10)], 912.0)
+    still(seen, 917.0, 10.0, 0, 1, 3)
+    still(seen, 917.0, 912.0, 2)
+    assert seen.hang(917.0) is None
+
+
+def test_ranks_that_ended_are_not_waited_for() -> None:
+    seen = trained(1.0)
+    seen.observe([digest(0, 9, ended=True), digest(1, 10, phase="checkpoint", ended=True)], 10.0)
+    still(seen, 30.0, 10.0, 2, 3)
+    hang = seen.hang(30.0)
+    assert hang is not None
+    assert (hang.phase, hang.behind) == ("train", ())
+    seen.observe([digest(rank, 10, ended=True) for rank in (2, 3)], 31.0)
+    assert seen.hang(1e9) is None
+
+
+def test_news_that_was_long_on_its_way_is_dated_back() -> None:
+    """The digest of a host that was cut off for a while says since when its ranks stand still."""
+    seen = trained(1.0)
+    still(seen, 19.0, 10.0, 1, 2, 3)
+    seen.observe([digest(0, 11, still_s=8.0)], 19.0)
+    hang = seen.hang(19.0)
+    assert hang is not None
+    assert hang.stalled_s == 8.0
+
+
+def test_ranks_of_another_world_are_not_counted() -> None:
+    seen = trained(1.0)
+    assert seen.observe([digest(99, 11)], 11.0) is None
+    assert seen.step == 10
+
+
+# Progress
+
+
+def test_the_first_step_is_recorded_at_once_and_then_one_in_thirty_seconds() -> None:
+    seen = watch()
+    assert seen.observe(level(0, phase="init", loss=None), 1.0) is None
+    assert seen.observe(level(0, loss=None), 2.0) is None
+    assert seen.observe(level(1), 3.0) == Progress(1, 2.5, 900.0)
+    recorded = [now for now in range(4, 100) if seen.observe(level(now), float(now)) is not None]
+    assert recorded == [33, 63, 93]
+
+
+def test_a_step_is_recorded_once() -> None:
+    seen = watch()
+    assert seen.observe(level(1)[:2], 1.0) is not None
+    assert seen.observe(level(1)[2:], 40.0) is None
+
+
+def test_the_newest_step_of_a_digest_counts_whatever_its_order() -> None:
+    seen = trained(1.0)
+    progress = seen.observe([digest(0, 42), digest(1, 41)], 42.0)
+    assert progress is not None
+    assert (progress.step, seen.step) == (42, 42)
+
+
+def test_a_loss_that_is_not_finite_is_told_as_none_and_is_progress_all_the_same() -> None:
+    seen = watch()
+    assert seen.observe(level(20, loss=None), 1.0) is None, "the step resumed from"
+    assert seen.observe(level(21, loss=None), 2.0) == Progress(21, None, 900.0)
+
+
+def test_of_the_steps_between_two_digests_the_longest_is_known() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(1), 3.0)
+    assert seen.step_s is None, "an attempt's first step is slower than all others"
+    seen.observe(level(5, steps=steps(4, 1.0, longest_s=0.4)), 4.0)
+    assert list(seen.durations) == pytest.approx([0.2, 0.2, 0.2, 0.4])
+    assert seen.step_s == pytest.approx(0.2)
+
+
+def test_of_many_the_longest_ones_are_known_and_the_mean_of_the_rest() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(1), 3.0)
+    times = StepTimes(count=6, total_s=2.0, longest_s=0.8, next_s=(0.5, 0.3))
+    seen.observe(level(7, steps=times), 4.0)
+    assert sorted(seen.durations) == pytest.approx([0.4 / 3] * 3 + [0.3, 0.5, 0.8])
+
+
+def test_many_steps_at_once_keep_the_window_small() -> None:
+    seen = watch()
+    seen.observe(level(0), 0.0)
+    seen.observe(level(10_000, steps=steps(10_000, 10.0)), 10.0)
+    assert len(seen.durations) == 256
+
+
+# Health
+
+
+def test_health_is_told_only_when_it_changes() -> None:
+    seen = trained(2.0)
+    seen.observe(level(10)[:3], 20.0)
+    assert seen.health_changes(26.0) == ()
+    seen.observe(level(10)[:3], 27.0)
+    assert seen.health_changes(27.0) == (HealthChange(((3, 3),), "slow", 7.0),)
+    assert seen.health_changes(28.0) == ()
+    seen.observe(level(10)[:3], 31.0)
+    assert seen.health_changes(31.0) == (HealthChange(((3, 3),), "silent", 11.0),)
+    seen.observe([digest(3, 11, age_s=0.5)], 32.0)
+    assert seen.health_changes(32.0) == (HealthChange(((3, 3),), "ok", 0.5),)
+
+
+def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
+    seen = trained(2.0)
+    seen.observe([digest(3, 10, age_s=9.0)], 21.0)
+    assert seen.health_changes(21.0) == ()
+
+
+@pytest.mark.parametrize("phase", ["init", "checkpoint"])
+def test_a_rank_that_saves_or_starts_is_not_slow(phase: Phase) -> None:
+    seen = trained(0.1)
+    seen.observe(level(11, phase=phase), 2.0)
+    assert seen.health_changes(200.0) == ()
+    assert {change.health for change in seen.health_changes(500.0)} == {"silent"}
+
+
+def test_before_the_first_duration_nobody_is_slow() -> None:
+    seen = watch()
+    seen.observe(level(0), 1.0)
+    assert seen.health_changes(100.0) == ()
+
+
+def test_the_health_of_ended_ranks_is_not_told() -> None:
+    seen = trained(1.0)
+    seen.observe(level(10, ended=True), 11.0)
+    assert seen.health_changes(1e6) == ()
+
+
+def test_sixteen_thousand_ranks_are_watched() -> None:
+    ranks = 16_384
+    seen = watch(ranks=ranks)
+    for number in range(3):
+        for first in range(0, ranks, 8):
+            host = [digest(first + n, number, steps=steps(9, 9.0)) for n in range(8)]
+            seen.observe(host, float(number))
+    assert (seen.step, seen.step_s) == (2, 1.0)
+    assert seen.health_changes(2.0) == ()
+    seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 3.0)
+    still(seen, 14.0, 3.0, *range(ranks))
+    hang = seen.hang(14.0)
+    assert hang is not None
+    assert seen.step == 3
+    seen.observe([digest(4711, 2, still_s=12.0)], 14.0)
+    hang = seen.hang(14.0)
+    assert hang is not None
+    assert hang.behind == (4711,)
+    assert seen.health_changes(25.0) == (HealthChange(((0, ranks - 1),), "silent", 11.0),)
+    seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 26.0)
+    back = HealthChange(((0, 4710), (4712, ranks - 1)), "ok", 0.0)
+    assert seen.health_changes(26.0) == (back,)

@@ -1,0 +1,372 @@
+"""Dumps and stacks in files: torch 2.13's own on gloo, as pickle and JSON, and hostile ones."""
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.app.diagnose_job import diagnose_folder
+from orchestrator.cli import cli
+from orchestrator.diagnosis.dumps.dump import Unreadable, condense, parse
+from orchestrator.diagnosis.dumps.load_evidence import below, rank_of, read_folder
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Scene
+from orchestrator.diagnosis.stacks.python_stacks import main_stack, talks
+from orchestrator.errors import JobError
+from tests.diagnosis.hang.test_post_mortem import ALL, USUAL, call
+from tests.diagnosis.standstill import standstill
+
+FLIGHT = Path(__file__).parents[2] / "captured" / "flight"
+
+
+def test_dumps_of_torch_name_the_rank_that_left_out_a_collective() -> None:
+    """Four ranks on gloo; all but rank 3 called an all-reduce of all."""
+    scene = read_folder(FLIGHT)
+    assert sorted(scene.dumps) == [0, 1, 2, 3]
+    verdict = analyse(scene)
+    assert (verdict.kind, verdict.ranks) == ("never-entered", (3,))
+    assert verdict.hosts == ()
+
+
+def test_pickle_and_json_of_one_dump_say_the_same() -> None:
+    raw = standstill(1, mesh=(2, 1, 2, 1, 2), fault="loader").raw
+    for rank, dump in raw.items():
+        pickled = condense(rank, parse(pickle.dumps(dump, protocol=2)))
+        assert condense(rank, parse(json.dumps(dump).encode())) == pickled
+
+
+class Hostile:
+    def __reduce__(self) -> Any:
+        return print, ("ran",)
+
+
+def test_a_pickle_that_would_run_code_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Unreadable, match=r"builtins\.print"):
+        parse(pickle.dumps({"entries": [Hostile()]}))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x02", b"{", b"[1]", b'{"entries": 3}'])
+def test_a_damaged_dump_is_unreadable(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        parse(data)
+
+
+@pytest.mark.parametrize("entries", [{"entries": []}, {}])
+def test_the_dump_of_a_rank_that_called_nothing_is_one(entries: dict[str, Any]) -> None:
+    """torch 2.13 leaves `entries` out of JSON where there are none."""
+    groups = {"": {"desc": "", "name": "", "ranks": "[0]"}}
+    idle = {"comm_lib_version": "", "pg_config": groups, "pg_status": {}, "version": "2.10"}
+    assert condense(0, parse(json.dumps({**idle, **entries}).encode())).seats == {}
+
+
+def test_other_json_is_no_dump() -> None:
+    with pytest.raises(Unreadable, match="neither entries nor groups"):
+        parse(b'{"loss": 2.5, "version": "1"}')
+
+
+MALFORMED: tuple[Any, ...] = (
+    None,
+    5,
+    10**9,
+    "x",
+    [],
+    [1],
+    {},
+    {"a": 1},
+    -1,
+    1.5,
+    "[0,",
+    True,
+    [None],
+    float("inf"),
+)
+
+
+def test_whatever_is_wrong_in_a_dump_it_is_unreadable_or_can_be_judged() -> None:
+    good = json.loads((FLIGHT / "rank-3.json").read_text())
+    good["entries"] = good["entries"][-2:]
+    other = condense(1, parse(json.dumps(good).encode()))
+    for path in list(paths(good)):
+        for wrong in MALFORMED:
+            bad = json.loads(json.dumps(good))
+            inner = bad
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = wrong
+            try:
+                dump = condense(0, parse(json.dumps(bad).encode()))
+            except Unreadable:
+                continue
+            analyse(Scene(dumps={0: dump, 1: other}))
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of everything within a document."""
+    if above:
+        yield above
+    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
+    for key in keys:
+        yield from paths(value[key], (*above, key))
+
+
+def test_a_dump_of_another_rank_than_its_name_says_is_unreadable() -> None:
+    good = json.loads((FLIGHT / "rank-3.json").read_text())
+    group = good["entries"][0]["process_group"][0]
+    good["pg_config"][group] = {"name": group, "desc": "mesh_tp", "ranks": "[2, 3]"}
+    assert condense(3, parse(json.dumps(good).encode())).seats
+    with pytest.raises(Unreadable, match="which rank 1 is not in"):
+        condense(1, parse(json.dumps(good).encode()))
+
+
+def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
+    tmp_path: Path,
+) -> None:
+    dumps = tmp_path / "dumps"
+    shutil.copytree(FLIGHT, dumps)
+    groups = {"version": "2.10", "pg_config": {}}
+    (dumps / "z_0").write_text(json.dumps(groups))
+    (dumps / "a_1").write_text(json.dumps(groups))
+    (dumps / "eval-3.json").write_text('{"loss": 2}')
+    (dumps / "rank-2.stacks").write_text(
+        'Thread 0x1 (most recent call first):\n  File "a.py", line 3 in f'
+    )
+    (dumps / "rank2.txt").write_text("notes")
+    scene = read_folder(dumps)
+    assert analyse(scene).ranks == (3,)
+    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is taken"
+    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
+    assert set(scene.unreadable) == {"eval-3.json"}
+    assert set(scene.passed_over) == {"z_0", "a_1", "rank2.txt"}
+
+
+def test_a_file_that_cannot_be_read_hinders_nothing(tmp_path: Path) -> None:
+    shutil.copytree(FLIGHT, tmp_path / "dumps")
+    (tmp_path / "dumps" / "trace_1").write_bytes(b"\x80torn")
+    scene = read_folder(tmp_path / "dumps")
+    assert (sorted(scene.dumps), list(scene.unreadable)) == ([0, 2, 3], ["trace_1"])
+    assert analyse(scene).ranks == (3,)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("flight-12", 12),
+        ("nccl_trace_rank_3", 3),
+        ("rank-7.stacks", 7),
+        ("trace_4.json", 4),
+        ("rank5_of_16.pickle", 5),
+        ("README", None),
+    ],
+)
+def test_a_files_name_says_whose_it_is(name: str, rank: int | None) -> None:
+    assert rank_of(name) == rank
+
+
+def test_both_forms_of_stacks_are_read() -> None:
+    faulthandler = (
+        "Thread 0x01 (most recent call first):",
+        '  File "/venv/threading.py", line 3 in wait',
+        "Current thread 0x02 (most recent call first):",
+        '  File "/venv/torch/distributed/distributed_c10d.py", line 3245 in all_reduce',
+        '  File "/job/main.py", line 9 in <module>',
+    )
+    py_spy = (
+        'Thread 7 (idle): "MainThread"',
+        "    all_reduce (torch/distributed/distributed_c10d.py:3245)",
+        "    <module> (main.py:9)",
+    )
+    for lines in (faulthandler, py_spy):
+        stack = main_stack(lines)
+        assert [frame.function for frame in stack] == ["all_reduce", "<module>"]
+        assert talks(stack)
+
+
+def test_the_command_says_who_and_how_it_is_known() -> None:
+    shown = CliRunner().invoke(cli, ["diagnose", str(FLIGHT)])
+    assert shown.exit_code == 0
+    assert "rank 3 did not call what the others wait in" in shown.output
+    assert "3 of 4 ranks are in, without rank 3" in shown.output
+    found = json.loads(CliRunner().invoke(cli, ["diagnose", str(FLIGHT), "--json"]).output)
+    assert (found["ranks"], found["hosts"], found["num_dumps"]) == ([3], [], 4)
+
+
+def test_a_folder_without_evidence_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert isinstance(result.exception, JobError)
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_path: Path) -> None:
+    for rank in range(10):
+        (tmp_path / f"metrics-{rank}.json").write_text('{"loss": 2}')
+    result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert isinstance(result.exception, JobError)
+    assert "metrics-0.json: no dump of a flight recorder" in str(result.exception)
+    assert "and 2 more" in str(result.exception)
+
+
+# Folders of several hosts, each in one of its own
+
+
+OF_RANKS = sorted(FLIGHT.iterdir(), key=lambda path: rank_of(path.name) or 0)
+
+
+def by_host(folder: Path, *, twice: bool = False) -> Path:
+    for rank, path in enumerate(OF_RANKS):
+        host = folder / f"node{rank // 2}"
+        host.mkdir(exist_ok=True)
+        number = rank % 2 if twice else rank
+        shutil.copy(path, host / f"nccl_trace_rank_{number}")
+    return folder
+
+
+def test_dumps_that_lie_in_a_folder_for_each_host_are_found_and_the_host_can_be_left_out(
+    tmp_path: Path,
+) -> None:
+    scene, found = diagnose_folder(by_host(tmp_path))
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("node1",))
+    assert [scene.host(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
+
+
+def test_a_single_folder_below_is_no_host(tmp_path: Path) -> None:
+    shutil.copytree(FLIGHT, tmp_path / "dumps")
+    _, found = diagnose_folder(tmp_path)
+    assert (found.ranks, found.hosts) == ((3,), ())
+
+
+def test_nor_is_one_that_is_named_after_a_rank(tmp_path: Path) -> None:
+    for rank, path in enumerate(OF_RANKS):
+        (tmp_path / f"rank_{rank}").mkdir()
+        shutil.copy(path, tmp_path / f"rank_{rank}" / f"flight-{rank}")
+    _, found = diagnose_folder(tmp_path)
+    assert (found.ranks, found.hosts) == ((3,), ())
+
+
+def test_folders_that_have_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
+    """They are of several attempts, or number ranks within their host."""
+    with pytest.raises(JobError, match="node1: rank 0 is in node0 as well"):
+        diagnose_folder(by_host(tmp_path, twice=True))
+
+
+def test_a_folder_below_that_nobody_may_read_is_named_and_hinders_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for host in ("node0", "lost+found"):
+        (tmp_path / host).mkdir()
+    for path in FLIGHT.iterdir():
+        shutil.copyfile(path, tmp_path / "node0" / path.name)
+    monkeypatch.chdir(tmp_path)  # so that whoever is not root need not read what is above it
+    tmp_path.chmod(0o755)
+    (tmp_path / "lost+found").chmod(0)
+    us = os.geteuid()
+    try:
+        if us == 0:
+            os.seteuid(65534)  # root may read all
+        files, why = below(Path())
+    finally:
+        os.seteuid(us)
+        (tmp_path / "lost+found").chmod(0o755)
+    assert list(why) == ["lost+found"]
+    assert sorted(rank for rank, _ in files.dumps) == [0, 1, 2, 3]
+
+
+def test_what_lies_below_a_folder_with_evidence_is_not_of_it(tmp_path: Path) -> None:
+    shutil.copytree(FLIGHT, tmp_path / "now")
+    by_host(tmp_path / "now")
+    scene, found = diagnose_folder(tmp_path / "now")
+    assert (found.ranks, found.hosts, dict(scene.unreadable)) == ((3,), (), {})
+
+
+def test_what_ranks_wrote_as_they_ended_is_found_there_as_well(tmp_path: Path) -> None:
+    for host, lasts in enumerate(({0: USUAL, 1: USUAL}, {2: 2 * USUAL, 3: USUAL})):
+        (tmp_path / f"node{host}").mkdir()
+        ended_in(tmp_path / f"node{host}", lasts)
+    _, found = diagnose_folder(tmp_path)
+    assert (found.kind, found.ranks, found.hosts) == ("mismatch", (2,), ())
+
+
+# What ranks wrote as they ended
+
+
+def ends(last: int) -> bytes:
+    """The dump of a rank of which gloo takes all operations for over, the last one too."""
+    made = [call(ALL, seq, USUAL) for seq in range(1, 9)]
+    return pickle.dumps({"entries": [*made, call(ALL, 9, last)]}, protocol=2)
+
+
+TAILS = {
+    "0": ["RuntimeError: Connection closed by peer [127.0.0.1]:4"],
+    "2": ["  Op: 9", "Is there a distributed collective mismatch in your code? (4 vs 8)"],
+}
+
+
+def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
+    """`lasts`: rank -> size of what it called last; `tails`: of the host's ranks."""
+    for rank, last in lasts.items():
+        (folder / f"last-flight-{rank}").write_bytes(ends(last))
+    if tails is not None:
+        (folder / "host-node1.jsonl").write_text(json.dumps({"log_tails": tails}) + "\n")
+    return folder
+
+
+def test_what_ranks_wrote_as_they_ended_shows_who_called_something_else(tmp_path: Path) -> None:
+    """With nothing but these files: in any folder."""
+    scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 2: 2 * USUAL, 3: USUAL}))
+    assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
+    assert sorted(scene.dumps) == [0, 1, 2, 3]
+    shown = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
+    assert "rank 2 (the program; no host is to blame)" in shown.output
+    assert "dumps of 4 ranks" in shown.output
+
+
+def test_one_that_was_ended_over_sizes_and_wrote_nothing_is_told_by_its_hosts_file(
+    tmp_path: Path,
+) -> None:
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, TAILS))
+    assert (found.kind, found.ranks) == ("mismatch", (2,))
+    assert "rank 2 called another operation than its peers as operation 9" in found.cause
+
+
+def test_another_that_was_ended_over_sizes_and_could_speak_is_not_the_one(tmp_path: Path) -> None:
+    tails = {**TAILS, "1": TAILS["2"]}
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
+    assert found.ranks == (2,)
+
+
+@pytest.mark.parametrize(
+    "tails", [None, {}, {"2": ["Killed"]}, ["2"], {"2": 5, "x": ["a"], "": []}]
+)
+def test_a_peer_that_is_mute_for_another_reason_is_not_blamed(
+    tmp_path: Path, tails: object
+) -> None:
+    """Who is killed is mute as well, and its peers lose a connection."""
+    _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
+    assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
+    assert "does not tell them apart" in found.cause
+
+
+def test_ranks_that_stood_still_are_judged_by_that_and_not_by_how_they_ended(
+    tmp_path: Path,
+) -> None:
+    """Ranks that are stopped raise as well, in whatever operation they are."""
+    for path in FLIGHT.iterdir():
+        shutil.copy(path, tmp_path)
+    before = diagnose_folder(tmp_path)
+    ended_in(tmp_path, {0: USUAL, 1: 2 * USUAL, 2: USUAL, 3: USUAL}, TAILS)
+    assert diagnose_folder(tmp_path) == before
+    assert (before[1].kind, before[1].ranks) == ("never-entered", (3,))
+
+
+def test_one_of_them_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "last-flight-1").write_bytes(b"\x80\x02")
+    with pytest.raises(JobError, match="last-flight-1: "):
+        diagnose_folder(tmp_path)
+    scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 2: 2 * USUAL, 3: USUAL}))
+    assert found.ranks == (2,)
+    assert list(scene.unreadable) == ["last-flight-1"]

@@ -1,0 +1,320 @@
+"""Who is to blame: simulated standstills over meshes of all axes."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.diagnosis.dumps.dump import condense
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
+
+PLAIN = (1, 1, 4, 1, 2)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_right_rank_is_named(fault: Fault) -> None:
+    found = [drawn(seed, fault) for seed in range(6)]
+    assert [analyse(one.scene).ranks for one in found] == [(one.culprit,) for one in found]
+
+
+@pytest.mark.parametrize(("lost", "least"), [(0.0, 0.98), (0.25, 0.95)])
+def test_among_many_faults(lost: float, least: float) -> None:
+    right: Counter[Fault] = Counter()
+    wrong_hosts = 0
+    for seed in JUDGED[:540]:
+        found = drawn(seed, FAULTS[seed % len(FAULTS)], lost)
+        verdict = analyse(found.scene)
+        right[found.fault] += verdict.ranks[:1] == (found.culprit,)
+        assert found.culprit is not None
+        wrong_hosts += bool(verdict.hosts) and found.scene.host(found.culprit) not in verdict.hosts
+    assert wrong_hosts <= 5
+    assert right.total() >= least * 540
+    assert sum(right[fault] for fault in STOPS) >= 0.98 * 240
+
+
+def test_among_faults_of_jobs_in_which_one_rank_evaluates() -> None:
+    """It is in none of the groups that its peers do most of their work in."""
+    found = [drawn(seed, FAULTS[seed % len(FAULTS)], evaluator=True) for seed in JUDGED[:180]]
+    verdicts = [(one, analyse(one.scene)) for one in found]
+    wrong = [one.fault for one, verdict in verdicts if verdict.ranks[:1] != (one.culprit,)]
+    assert len(wrong) <= 9
+    assert not set(wrong) & set(STOPS)
+    for one, verdict in verdicts:
+        assert one.culprit is not None
+        assert set(verdict.hosts) <= {one.scene.host(one.culprit)}
+
+
+@pytest.mark.parametrize("fault", PROGRAM)
+def test_a_program_that_went_two_ways_costs_no_host(fault: Fault) -> None:
+    for seed in range(4):
+        verdict = analyse(drawn(seed, fault).scene)
+        assert (verdict.scope, verdict.hosts) == ("user", ())
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_when_all_went_in_and_none_came_out_it_is_the_network_and_nobody(blocking: bool) -> None:
+    for seed in range(6):
+        found = standstill(seed, mesh=PLAIN, fault="network", blocking=blocking)
+        verdict = analyse(found.scene)
+        assert (verdict.kind, verdict.ranks, verdict.hosts) == ("network", (), ())
+
+
+@pytest.mark.parametrize("lost", [0.5, 0.9, 1.0])
+def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
+    for seed in range(8):
+        found = standstill(
+            seed, mesh=PLAIN, fault="skip", lost=lost, lost_stacks=lost, known_mesh=True
+        )
+        verdict = analyse(found.scene)
+        assert found.culprit is not None
+        assert set(verdict.hosts) <= {found.scene.host(found.culprit)}
+
+
+def test_no_evidence_is_not_known() -> None:
+    verdict = analyse(Scene(world=8))
+    assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
+    assert "no evidence" in verdict.cause
+
+
+def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
+    """Groups whose counts have nothing to do with each other, and buffers that have wrapped."""
+    found = standstill(5, mesh=(2, 1, 2, 1, 2), fault="loader", buffer=24)
+    counts = {
+        (group.desc, seat.entered)
+        for dump in found.scene.dumps.values()
+        for group, seat in dump.seats.items()
+    }
+    assert len({count for _, count in counts}) > 2
+    assert analyse(found.scene).ranks == (found.culprit,)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_is_pending_is_so_whatever_number_a_send_had_that_is_over(blocking: bool) -> None:
+    """torch calls the number of any last operation that of the last complete collective."""
+    over = 0
+    for seed in range(8):
+        found = standstill(
+            seed, mesh=(2, 1, 4, 1, 1), fault="checkpoint", blocking=blocking, buffer=2000
+        )
+        for rank, raw in found.raw.items():
+            waits = {
+                (entry["process_group"], entry["collective_seq_id"])
+                for entry in raw["entries"]
+                if not entry["retired"] and not entry["is_p2p"]
+            }
+            seats = found.scene.dumps[rank].seats.items()
+            assert waits == {
+                ((group.name, group.desc), call.seq)
+                for group, seat in seats
+                for call in seat.pending
+            }
+            completed = {
+                name: raw["pg_status"][name]["last_completed_collective"] for (name, _), _ in waits
+            }
+            over += any(seq <= completed[name] for (name, _), seq in waits)
+    assert over, "in none of these was the number of a send above that of what was waited in"
+
+
+def test_a_stopped_process_is_named_without_any_dump() -> None:
+    found = standstill(3, mesh=PLAIN, fault="stopped", lost=1.0)
+    assert not found.scene.dumps
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    assert len(verdict.hosts) == 1
+
+
+PLACE = "rpc_wait_bit_killable of sunrpc"
+IN_A_COLLECTIVE = (
+    '  File "/venv/torch/distributed/distributed_c10d.py", line 3245 in all_reduce',
+    '  File "/job/trainer/main.py", line 40 in <module>',
+)
+
+
+def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
+    found = standstill(3, mesh=PLAIN, fault="stopped")
+    assert found.culprit is not None
+    facts = replace(found.scene.facts[found.culprit], process_state="D", place=PLACE, still_s=75.4)
+    scene = replace(found.scene, facts={**found.scene.facts, found.culprit: facts})
+    verdict = analyse(scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), and did not get"
+    assert verdict.cause.startswith(f"{begin} on for 75 s; it did not call"), verdict.cause
+    assert not any("state D" in sign for sign in verdict.evidence), "it is said once"
+
+
+def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> None:
+    scene = Scene(
+        facts={
+            rank: RankFacts(
+                rank=rank,
+                host=f"host-{rank // 2}",
+                process_state="D" if rank in (2, 3) else "S",
+                asked=True,
+                stack=() if rank in (2, 3) else IN_A_COLLECTIVE,
+                place=PLACE if rank in (2, 3) else "",
+                still_s=60.0 + rank,
+            )
+            for rank in range(6)
+        }
+    )
+    verdict = analyse(scene)
+    assert (verdict.ranks, verdict.hosts) == ((2, 3), ("host-1",))
+    assert verdict.cause == f"ranks 2-3 are blocked in the kernel in {PLACE} (state D)"
+    elsewhere = {3: replace(scene.facts[3], place="nfs_getattr of nfs")}
+    apart = analyse(replace(scene, facts={**scene.facts, **elsewhere}))
+    assert apart.cause.endswith("in an uninterruptible wait of the kernel (state D)")
+
+
+@pytest.mark.parametrize("throttled", [False, True])
+def test_a_rank_without_a_processor_is_called_starved_and_costs_no_host(throttled: bool) -> None:
+    found = standstill(3, mesh=PLAIN, fault="busy")
+    before = analyse(found.scene)
+    assert found.culprit is not None
+    starved = replace(
+        found.scene.facts[found.culprit],
+        process_state="R",
+        still_s=60.0,
+        starved_s=52.0,
+        throttled=throttled,
+    )
+    verdict = analyse(replace(found.scene, facts={**found.scene.facts, found.culprit: starved}))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == (before.kind, before.ranks, ())
+    limit = ", and its control group is throttled (cpu.max)" if throttled else ""
+    begin = "is starved of CPU (ready to run without a processor for 52 of 60 s)"
+    assert verdict.cause.startswith(f"rank {found.culprit} {begin}{limit}; it "), verdict.cause
+    assert "cpu.max" in verdict.advice
+    assert not any("starved" in sign for sign in verdict.evidence), "it is said once"
+
+
+@pytest.mark.parametrize(
+    ("state", "starved_s", "stack"),
+    [
+        ("S", 52.0, None),  # it ran since
+        ("R", 12.0, None),  # a busy host, and no more
+        ("R", 52.0, "collective"),  # it waits for others, as one that spins for a GPU
+    ],
+)
+def test_waiting_for_a_processor_is_no_reason_by_itself(
+    state: str, starved_s: float, stack: str | None
+) -> None:
+    found = standstill(3, mesh=PLAIN, fault="busy")
+    assert found.culprit is not None
+    other = (found.culprit + 1) % len(found.scene.facts)
+    facts = dict(found.scene.facts)
+    for rank in (found.culprit, other):
+        usual = facts[rank].stack
+        facts[rank] = replace(
+            facts[rank],
+            process_state=state,
+            still_s=60.0,
+            starved_s=starved_s,
+            stack=IN_A_COLLECTIVE if stack else usual,
+        )
+    verdict = analyse(replace(found.scene, facts=facts))
+    assert "starved" not in verdict.cause
+    assert other not in verdict.ranks
+
+
+def test_the_minority_stack_is_named_without_any_dump_and_costs_no_host() -> None:
+    found = standstill(3, mesh=PLAIN, fault="loader", lost=1.0)
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("alone", (found.culprit,), ())
+
+
+def test_a_whole_host_that_gives_nothing_is_named_as_one() -> None:
+    found = standstill(3, mesh=(1, 1, 8, 1, 1), fault="stopped", per_host=2)
+    assert found.culprit is not None
+    host = found.scene.host(found.culprit)
+    silent = [rank for rank in found.scene.facts if found.scene.host(rank) == host]
+    scene = replace(
+        found.scene,
+        dumps={rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent},
+        facts={
+            rank: replace(facts, process_state="T", stack=()) if rank in silent else facts
+            for rank, facts in found.scene.facts.items()
+        },
+    )
+    verdict = analyse(scene)
+    assert (verdict.ranks, verdict.hosts) == (tuple(silent), (host,))
+
+
+def test_ranks_that_are_all_in_one_place_blame_nobody() -> None:
+    stack = ('  File "/job/data.py", line 3 in read', '  File "/job/main.py", line 9 in <module>')
+    facts = {rank: RankFacts(rank=rank, asked=True, stack=stack) for rank in range(4)}
+    verdict = analyse(Scene(facts=facts))
+    assert (verdict.kind, verdict.ranks) == ("together", ())
+    assert "read (job/data.py:3)" in verdict.cause
+
+
+def test_one_that_strayed_from_the_path_of_its_peers_is_named_before_ranks_without_a_dump() -> None:
+    found = standstill(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
+    assert found.culprit is not None
+    silent = {(found.culprit + 1) % 8, (found.culprit + 2) % 8}
+    dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
+    assert "left the way that its peers took" in verdict.cause
+
+
+def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> None:
+    """Two of four gave no dump; the stack of one is not where those are that wait for both."""
+    found = standstill(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
+    assert found.culprit is not None
+    other = (found.culprit + 1) % 4
+    dumps = {r: d for r, d in found.scene.dumps.items() if r not in (found.culprit, other)}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.ranks, verdict.hosts) == ((found.culprit,), ())
+
+
+@pytest.mark.parametrize("seed", [4, 9])
+def test_of_ranks_without_a_dump_the_one_that_peers_went_on_with_left_it_out(seed: int) -> None:
+    """Both members of a group gave no dump; with one of them another group is past what its own
+    waits in."""
+    found = standstill(seed, mesh=PLAIN, fault="skip", known_mesh=True, buffer=2000)
+    assert found.culprit is not None
+    silent = {found.culprit, (found.culprit + 2) % 8}
+    dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
+    verdict = analyse(replace(found.scene, dumps=dumps))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
+    assert "which comes later" in verdict.evidence[0]
+
+
+def test_a_stopped_process_that_no_dump_leads_to_is_named_before_any_guess() -> None:
+    found = drawn(10_422, "stopped", lost=0.25)
+    assert analyse(replace(found.scene, facts={})).ranks != (found.culprit,)
+    verdict = analyse(found.scene)
+    assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
+    assert "state T" in verdict.cause
+
+
+def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> None:
+    """Ranks that save in the background call it between other steps each; one never calls more."""
+    dumps = {}
+    for rank in range(4):
+        saves = [1] if rank == 2 else [1, 2]
+        calls = [("main", "default_pg", seq) for seq in range(1, 9)]
+        for seq in saves:
+            calls.insert(2 * seq + (rank == 2), ("beside", "checkpoint", seq))
+        entries = [_called(thread, desc, seq) for thread, desc, seq in calls]
+        dumps[rank] = condense(rank, {"entries": entries})
+    assert len(dumps[2].paths) == 2
+    verdict = analyse(Scene(dumps=dumps))
+    assert (verdict.kind, verdict.ranks) == ("never-entered", (2,))
+
+
+def _called(thread: str, desc: str, seq: int) -> dict[str, Any]:
+    return {
+        "thread_id": thread,
+        "process_group": (desc, desc),
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "profiling_name": "gloo:all_gather",
+        "input_sizes": [[1]],
+        "output_sizes": [[1]],
+        "state": "scheduled",
+        "retired": (desc, seq) != ("checkpoint", 2),
+        "is_p2p": False,
+    }

@@ -1,0 +1,106 @@
+"""Who is in a group that no dump of gloo's names the members of, and who is a rank of the job."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.diagnosis.dumps.dump import MOST_RANKS
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.evidence_index import Case
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.wait_graph import GUESSED
+from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders
+
+ALL = Pg("0", "default_pg", range(4))
+
+
+def of_a_mesh(lost: Sequence[int]) -> Diagnosis:
+    """2 x 2; rank 2 is stuck before its all-reduce with rank 0."""
+    dp = [Pg(str(1 + i), "mesh_dp", (i, i + 2)) for i in range(2)]
+    tp = [Pg(str(3 + i), "mesh_tp", (2 * i, 2 * i + 1)) for i in range(2)]
+    ranks = recorders(4, gloo=True)
+    for step in range(8):
+        for one in ranks:
+            for _ in range(3):
+                one.call(tp[one.rank // 2])
+            if step < 7:
+                one.call(dp[one.rank % 2])
+    ranks[0].call(dp[0], state="started")
+    ranks[1].call(dp[1])
+    ranks[3].call(dp[1])
+    ranks[1].call(tp[0], state="started")
+    ranks[3].call(tp[1], state="started")
+    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+
+
+def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> None:
+    found = of_a_mesh(lost=(2,))
+    assert (found.kind, found.ranks, found.no_dump) == ("never-entered", (2,), (2,))
+    assert all(2 in waiting.unknown for waiting in found.waiting)
+    assert of_a_mesh(lost=()).ranks == (2,)
+
+
+def test_a_name_that_ends_in_a_date_makes_no_job_of_millions_of_ranks() -> None:
+    (dump,) = dumps_of([_of_all(Recorder(0, gloo=True))]).values()
+    assert len(Case(Scene(dumps={0: dump, 20_261_123: dump})).ranks) == 2
+    assert MOST_RANKS > 100_000
+    assert len(Case(Scene(dumps={0: dump, 4095: dump})).ranks) == 4096
+
+
+def _of_all(one: Recorder) -> Recorder:
+    one.call(ALL, state="started")
+    return one
+
+
+def with_a_logger(lost: Sequence[int], desc: str) -> Diagnosis:
+    """Ranks 0 to 2 train in a group of their own, in which rank 1 is stuck; rank 3 waits for what
+    rank 0 sends it, which gloo does not record."""
+    trainers = Pg("1", desc, range(3))
+    ranks = recorders(4, gloo=True)
+    for number in range(8):
+        for one in ranks[:3]:
+            if number < 7 or one.rank != 1:
+                one.call(trainers, state="completed" if number < 7 else "started")
+    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+
+
+def test_a_group_that_is_no_axis_has_no_other_members_than_those_that_used_it() -> None:
+    for desc in ("undefined", "", "trainers"):
+        found = with_a_logger(lost=(), desc=desc)
+        assert (found.kind, found.ranks) == ("never-entered", (1,))
+
+
+def test_where_all_that_used_it_wait_it_is_for_one_without_a_dump() -> None:
+    found = with_a_logger(lost=(1,), desc="undefined")
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
+    assert found.confidence <= GUESSED
+
+
+def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_blame() -> None:
+    """Rank 1 is stuck before it ever used the group, so that nobody knows that it is in it."""
+    ranks = recorders(4, gloo=True)
+    for one in ranks:
+        one.call(ALL)
+    for rank in (0, 2):
+        ranks[rank].call(Pg("1", "undefined", range(3)), state="started")
+    facts = {
+        rank: RankFacts(rank=rank, asked=True, stack=IN_LOADER if rank == 1 else IN_ALL_REDUCE)
+        for rank in range(4)
+    }
+    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    assert (found.kind, found.ranks, found.hosts) == ("alone", (1,), ())
+    assert analyse(Scene(dumps=dumps_of(ranks))).kind == "not-known"
+
+
+@pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
+def test_where_every_rank_of_the_job_is_in_a_group_and_waits_the_network_is_to_blame(
+    desc: str,
+) -> None:
+    """Whatever the group is called, there is nobody left who may be in it as well."""
+    ranks = recorders(4, gloo=True)
+    everybody = Pg("1", desc, range(4))
+    for one in ranks:
+        one.call(ALL)
+        one.call(everybody, state="started")
+    found = analyse(Scene(dumps=dumps_of(ranks), world=4))
+    assert (found.kind, found.scope) == ("network", "fabric")

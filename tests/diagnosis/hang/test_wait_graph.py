@@ -1,0 +1,132 @@
+"""Who is waited for and waits for nobody, of dumps that are written out here."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.evidence_index import SURE
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.wait_graph import KNOWN
+from tests.diagnosis.recorder import (
+    IN_ALL_REDUCE,
+    IN_BACKWARD,
+    IN_LOADER,
+    Pg,
+    dumps_of,
+    recorders,
+)
+
+WORLD = 8
+ALL = Pg("0", "default_pg", range(WORLD))
+AWAY = 3
+"""It did not call the last operation, and is in its data loader."""
+
+
+def verdict(of_rank_6: dict[str, Any], lost: Sequence[int] = (6,)) -> Diagnosis:
+    """All but rank 3 wait in an all-reduce; there is no dump of ranks in `lost`."""
+    ranks = recorders(WORLD)
+    for number in range(5):
+        for one in ranks:
+            if number < 4 or one.rank != AWAY:
+                one.call(ALL, state="completed" if number < 4 else "started")
+    facts = {rank: seen(rank) for rank in range(WORLD)}
+    facts[6] = seen(6, **of_rank_6)
+    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+
+
+def seen(rank: int, **more: Any) -> RankFacts:
+    usual = IN_LOADER if rank == AWAY else IN_ALL_REDUCE
+    known = {"process_state": "S", "asked": True, "stack": usual, **more}
+    return RankFacts(rank=rank, host=f"h{rank // 2}", **known)
+
+
+def test_a_dump_that_shows_that_a_rank_never_entered_goes_before_none_at_all() -> None:
+    """Rank 6 waits as well, and happened to be in the kernel as its state was read."""
+    found = verdict({"process_state": "D"})
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
+    assert found.confidence >= SURE
+
+
+@pytest.mark.parametrize(
+    ("of_rank_6", "sign"),
+    [
+        ({"stack": ()}, "gave no stack"),
+        ({"stack": IN_BACKWARD, "withheld": True}, "held its GIL"),
+        ({"stack": (), "process_state": "T"}, "state T"),
+    ],
+)
+def test_beside_one_that_may_be_missing_as_well_it_is_first_and_no_host_is_left_out(
+    of_rank_6: dict[str, Any], sign: str
+) -> None:
+    found = verdict(of_rank_6)
+    assert (found.kind, found.ranks[0], found.hosts) == ("never-entered", 3, ())
+    assert found.confidence <= KNOWN
+    assert any("rank 6" in words and sign in words for words in found.evidence)
+
+
+def test_a_wait_of_the_kernel_that_a_rank_answered_out_of_weighs_nothing() -> None:
+    """It is in an all-reduce, as those are that have a dump; the other one is not."""
+    found = verdict({"process_state": "D"}, lost=(3, 6))
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ())
+    found = verdict({"process_state": "D"}, lost=range(WORLD))
+    assert (found.kind, found.ranks, found.hosts) == ("alone", (3,), ())
+
+
+def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_missing() -> None:
+    ranks = recorders(WORLD)
+    for one in ranks:
+        one.call(ALL, state="started")
+    facts = {rank: seen(rank, stack=IN_ALL_REDUCE) for rank in range(WORLD)}
+    facts[6] = seen(6, process_state="D", stack=())
+    found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
+    assert (found.kind, found.ranks, found.hosts) == ("stopped", (6,), ("h3",))
+    assert found.cause.startswith(
+        "rank 6 is in an uninterruptible wait of the kernel (state D); it did not call"
+    )
+
+
+TP = [Pg(str(10 + i), "TENSOR_MODEL_PARALLEL_GROUP", range(4 * i, 4 * i + 4)) for i in range(4)]
+DP = [Pg(str(20 + i), "DATA_PARALLEL_GROUP", range(i, 16, 4)) for i in range(4)]
+
+
+def of_two_axes(lost: Sequence[int], queued: Sequence[int] = (1, 5, 9)) -> Diagnosis:
+    """Rank 13 hangs before the gradients' all-reduce, in which its peers wait; they have queued the
+    next broadcast, which those that they share the other axis with have done."""
+    ranks = recorders(16)
+    for one in ranks:
+        for step in range(4):
+            tp, dp = TP[one.rank // 4], DP[one.rank % 4]
+            one.call(tp, "broadcast")
+            one.call(tp)
+            if one.rank == 13 and step == 3:
+                break
+            if step < 3 or one.rank not in queued:
+                one.call(dp, size=64)
+            else:
+                one.call(dp, size=64, state="started")
+        if one.rank != 13:
+            waits = one.rank // 4 == 3
+            state = "scheduled" if one.rank in queued else "started" if waits else "completed"
+            one.call(TP[one.rank // 4], "broadcast", state)
+    facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(16)}
+    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=16))
+
+
+def test_one_that_has_queued_what_others_are_done_with_is_where_it_waits_first() -> None:
+    found = of_two_axes(lost=())
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (13,), ("h6",))
+    found = of_two_axes(lost=(13,))
+    assert (found.kind, found.ranks, found.hosts) == ("never-entered", (13,), ())
+    assert of_two_axes(lost=(12, 13)).hosts == ()
+
+
+def test_one_that_alone_did_not_come_out_of_what_it_called_first_is_named() -> None:
+    ranks = recorders(WORLD)
+    for one in ranks:
+        one.call(ALL)
+        one.call(ALL, state="started" if one.rank == 5 else "completed")
+    facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(WORLD)}
+    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts, world=WORLD))
+    assert (found.kind, found.ranks, found.hosts) == ("left-inside", (5,), ("h2",))

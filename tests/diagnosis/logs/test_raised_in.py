@@ -1,0 +1,59 @@
+"""Words that no rule knows are words of the package that raised them."""
+
+import pytest
+
+from orchestrator.app.classification import classify_log
+from orchestrator.diagnosis.logs.patterns import Text
+from orchestrator.diagnosis.logs.raised_in import with_packages
+
+
+def raised(path: str, error: str) -> str:
+    return f"""Traceback (most recent call last):
+  File "/opt/job/train.py", line 8, in <module>
+    main()
+  File "{path}", line 77, in inner
+    raise it
+{error}"""
+
+
+def test_the_innermost_frame_of_a_package_becomes_a_line_that_says_so() -> None:
+    text = with_packages(
+        Text.of(raised("/opt/v/lib/python3.11/site-packages/PIL/a.py", "OSError: odd").splitlines())
+    )
+    said = [text.line(number).decode() for number in range(len(text.lines))]
+    assert "  raised in PIL/a.py: OSError: odd" in said
+    assert any("/opt/job/train.py" in line for line in said)
+
+
+def test_a_frame_of_the_program_itself_stays() -> None:
+    lines = raised("/opt/job/model.py", "OSError: odd").splitlines()
+    assert with_packages(Text.of(lines)).lines == tuple(lines)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "expected"),
+    [
+        ("/opt/v/lib/python3.11/site-packages/triton/x.py", "RuntimeError: odd", "compile-failure"),
+        ("/opt/v/lib/python3.11/site-packages/PIL/Image.py", "OSError: odd", "data-error"),
+        ("/opt/v/lib/python3.11/site-packages/h5py/_hl/files.py", "OSError: odd", "data-error"),
+        ("/opt/job/mine.py", "RuntimeError: odd", "python-exception"),
+    ],
+)
+def test_an_unknown_error_has_the_class_of_its_package(
+    path: str, error: str, expected: str
+) -> None:
+    assert classify_log(raised(path, error), exit_code=1).class_ == expected
+
+
+def test_words_that_a_rule_knows_go_before_the_package() -> None:
+    path = "/opt/v/lib/python3.11/site-packages/PIL/Image.py"
+    found = classify_log(raised(path, "OSError: [Errno 28] No space left on device"), exit_code=1)
+    assert found.class_ == "disk-full"
+
+
+def test_what_a_package_raises_while_it_is_imported_is_its_environment() -> None:
+    path = "/opt/v/lib/python3.11/site-packages/odd/setup.py"
+    error = raised(path, "RuntimeError: odd").replace("in inner", "in <module>")
+    assert classify_log(error, exit_code=1).class_ == "import-or-version"
+    own = raised("/opt/job/mine.py", "RuntimeError: odd").replace("in inner", "in <module>")
+    assert classify_log(own, exit_code=1).class_ == "python-exception"

@@ -1,0 +1,350 @@
+"""Whatever a rank wrote, its class is found in time that grows with the text alone."""
+
+import random
+import string
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.contract.messages.events import RankError
+from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.classes import default_rules, with_class
+from orchestrator.diagnosis.logs import last_words
+from orchestrator.diagnosis.logs.patterns import (
+    LARGEST,
+    MOST_BYTES,
+    Text,
+    bounded,
+    compiled,
+    problem_of,
+)
+from orchestrator.diagnosis.logs.readings import MOST_KEPT, End, kept_lines, read_exit, read_kernel
+
+MOST_S = 0.010
+"""Of processor time, for the class of one end, whatever 8 kB it wrote."""
+WORDS = sorted(
+    {
+        word
+        for rule in default_rules()
+        for pattern in rule.patterns
+        for word in "".join(c if c.isalnum() or c in "_/:." else " " for c in pattern).split()
+        if len(word) > 2
+    }
+)
+
+
+def ends(text: str) -> list[End]:
+    """Ways in which a rank may leave these words behind."""
+    lines = tuple(text.splitlines())
+    raised = RankError(error="RuntimeError", message=text, step=1, traceback=text)
+    return [
+        End(exit_code=None, signal=6, lines=lines),
+        End(exit_code=1, signal=None, lines=lines),
+        End(exit_code=1, signal=None, error=raised),
+        End(exit_code=None, signal=9, lines=lines),
+    ]
+
+
+def takes(end: End) -> float:
+    """The least of three tries: the processor is shared, and a first try may build tables."""
+    read = read_exit.__wrapped__
+    taken = []
+    for _ in range(3):
+        begun = time.thread_time()
+        read(end)
+        taken.append(time.thread_time() - begun)
+    return min(taken)
+
+
+READ_BEFORE = read_exit(End(exit_code=1, signal=None, lines=("Traceback (most recent",)))
+SPREAD = random.Random(17)
+HOSTILE = {
+    "a name without its end": "mlx5_" * 1600,
+    "one letter": "x" * 8000,
+    "one letter of the user's": "a" * 8000,
+    "timeouts": "timeout " * 1000,
+    "empty lines": "\n" * 8000,
+    "short lines": "x\n" * 4000,
+    "tabs": "\t" * 8000,
+    "quotes": '  File "' * 1000,
+    "brackets": "Xid (" * 1600,
+    "numbers": "1" * 8000,
+    "asserts": "Assertion " * 800,
+    "tracebacks": "Traceback (most recent call last):\n" * 228,
+    "frames": "frame #0: c10::Error::Error(c10::SourceLocation)\n" * 160,
+    "retries": "Retrying (Retry(" * 500,
+    "escapes": "\x1b[" * 4000,
+    "prefixes": "[rank0]: " * 888,
+    "connections": "connect to 10.0.0." * 444,
+    "steps": "step 3 loss 2.2\n" * 500,
+    "names of all classes": " ".join(WORDS)[:8000],
+    "names of all classes, mixed": " ".join(SPREAD.choices(WORDS, k=1400))[:8000],
+    "names of all classes in lines": "\n".join(SPREAD.choices(WORDS, k=1400))[:8000],
+    "noise": "".join(SPREAD.choices(string.printable, k=8000)),
+    "noise of all scripts": "".join(chr(SPREAD.randrange(32, 0x3000)) for _ in range(2700)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
+    assert max(map(takes, ends(HOSTILE[name]))) < MOST_S
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=12)), min_size=1, max_size=30),
+    st.sampled_from(["", " ", "_", "\n"]),
+)
+def test_no_text_of_our_own_words_takes_longer_than_10_ms(words: list[str], between: str) -> None:
+    piece = between.join(words) or "x"
+    text = (piece * (8000 // len(piece) + 1)).encode(errors="replace")[:8000]
+    assert max(map(takes, ends(text.decode(errors="replace")))) < MOST_S
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(max_size=3000), max_size=30))
+def test_what_is_kept_of_a_text_is_bounded_and_stays_so(lines: list[str]) -> None:
+    kept = bounded(line.replace("\n", " ") for line in lines)
+    assert sum(len(line.encode(errors="replace")) + 1 for line in kept) <= MOST_BYTES
+    assert bounded(kept) == kept
+    text = Text.of(lines)
+    assert text.pick(range(len(text.lines))) == text
+
+
+def test_no_pattern_of_ours_is_refused_and_each_finds_within_a_line_alone() -> None:
+    names = [name for name in dir(last_words) if name.isupper()]
+    ours = [getattr(last_words, name) for name in names]
+    patterns = {p for group in ours if isinstance(group, tuple) for p in group}
+    patterns |= {p for rule in default_rules() for p in (*rule.patterns, *rule.unless)}
+    assert [(p, why) for p in patterns if (why := problem_of(p))] == []
+    found = compiled((r"a[^b]*c|x\s+y",))
+    assert found.search(b"a\nc\nx\ny") is None
+    assert found.search(b"a-c") is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fix"),
+    [
+        ("(?=x)y", "look-ahead"),
+        ("^(?!.*x)y", "unless"),
+        ("(?<=x)y", "look-behind"),
+        (r"(a)\1", "back-reference"),
+        ("(", "put \\ before"),
+        (r"\w{0,1000}", "write .*"),
+        ("(a|b|c){900}", "write .*"),
+    ],
+)
+def test_a_pattern_that_the_engine_does_not_know_is_refused_with_what_to_write(
+    pattern: str, fix: str
+) -> None:
+    wrong = problem_of(pattern)
+    assert wrong is not None
+    assert fix in wrong[1]
+
+
+def test_what_would_backtrack_elsewhere_is_fine_here() -> None:
+    assert problem_of("(a+)+$") is None
+    rule = FailureRule(name="ours", scope="user", action="stop", patterns=("(a+)+$",))
+    lines = ("a" * 8000 + "!",)
+    begun = time.thread_time()
+    read_exit(End(exit_code=1, signal=None, lines=lines), (rule,))
+    assert time.thread_time() - begun < 10 * MOST_S
+    assert LARGEST <= 1000
+
+
+# An abort of which the telling line comes before the frames of a stack
+
+# https://github.com/pytorch/pytorch/issues/113128 and 126544, with what differs from rank to rank
+SAID = (
+    "[rank12]:[E817 17:40:34.227531918 ProcessGroupNCCL.cpp:1515] [PG 0 (default_pg) Rank 12]"
+    " Process group watchdog thread terminated with exception: CUDA error: {}",
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
+    "",
+    "Exception raised from c10_cuda_check_implementation at ../c10/cuda/CUDAException.cpp:43 (most"
+    " recent call first):",
+)
+FRAME = "frame #{}: <unknown function> + 0xdc253 (0x7fefa6cb0253 in /lib/x86_64-linux-gnu/lib.so.6)"
+
+
+def aborted(error: str, frames: int) -> tuple[str, ...]:
+    return (
+        *(f"step {n}  loss 2.2" for n in range(50)),
+        *(line.format(error) for line in SAID),
+        *(FRAME.format(n) for n in range(frames)),
+        "",
+        "terminate called after throwing an instance of 'c10::DistBackendError'",
+        *(FRAME.format(n) for n in range(frames)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        ("uncorrectable ECC error encountered", "uncorrectable-ecc"),
+        ("uncorrectable NVLink error detected during the execution", "nvlink-error"),
+        ("an illegal memory access was encountered", "illegal-memory-access"),
+        ("misaligned address", "illegal-memory-access"),
+        ("unspecified launch failure", "illegal-memory-access"),
+        ("unknown error", "gpu-lost"),
+    ],
+)
+@pytest.mark.parametrize("frames", [0, 20, 100])
+@pytest.mark.parametrize("prefix", ["", "[default0]:", "(RayWorkerVllm pid=5304) "])
+def test_frames_of_a_stack_hide_no_error_of_a_gpu(
+    error: str, name: str, frames: int, prefix: str
+) -> None:
+    lines = tuple(f"{prefix}{line}" for line in aborted(error, frames))
+    reading = read_exit(End(exit_code=None, signal=6, lines=lines))
+    assert reading.failure is not None
+    assert (reading.failure.name, reading.symptom) == (name, False)
+    kept = kept_lines(lines, reading)
+    assert len(kept) <= MOST_KEPT
+    assert reading.failure.line in kept
+    assert not any("frame #" in line for line in kept)
+
+
+def test_a_log_without_a_traceback_is_not_decided_by_what_was_got_over() -> None:
+    old = (
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        "wandb: W&B API key is configured. Use `wandb login --relogin` to force relogin",
+        "n7:71:99 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so:"
+        " cannot open shared object file: No such file or directory.",
+        "WARNING:urllib3.connectionpool:Retrying (Retry(total=2)) after connection broken by"
+        " 'NewConnectionError('<urllib3.connection.HTTPSConnection object>: Connection refused')'",
+        "[W612 12:00:00.1 socket.cpp:752] [c10d] The client socket has failed to connect to n7",
+    )
+    end = End(exit_code=3, signal=None, lines=(*old, "leaving"))
+    found = read_exit(end).failure
+    assert found is not None
+    assert found.name == "unknown"
+    told = replace(end, lines=(*old, "OSError: [Errno 28] No space left on device: '/scratch/x'"))
+    assert read_exit(told).failure.name == "disk-full"  # type: ignore[union-attr]
+
+
+def test_what_came_before_more_steps_did_not_end_the_rank() -> None:
+    failed = "ERROR saving: OSError: [Errno 28] No space left on device: '/scratch/x'"
+    steps = tuple(f"step {n}  loss 2.2" for n in range(9))
+    end = End(exit_code=3, signal=None, lines=(failed, *steps))
+    assert read_exit(end).failure.name == "unknown"  # type: ignore[union-attr]
+    assert read_exit(replace(end, lines=(*steps, failed))).failure.name == "disk-full"  # type: ignore[union-attr]
+
+
+OWN = (
+    "Traceback (most recent call last):",
+    '  File "train.py", line 3, in <module>',
+    "    main()",
+)
+TORCHRUN = (
+    "Traceback (most recent call last):",
+    '  File "/opt/conda/bin/torchrun", line 33, in <module>',
+    "    sys.exit(main())",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "train.py FAILED",
+)
+PREFIXES = (
+    "",
+    "[rank1]: ",
+    "[default1]:[rank1]: ",
+    "3: ",
+    "(RayTrainWorker pid=77, ip=10.0.0.7) ",
+    "\x1b[36m(TrainTrainable pid=77)\x1b[0m ",
+    "2024-05-01T12:00:00.000000000Z stderr F ",
+    "(VllmWorker rank=1 pid=77) ERROR 05-01 12:00:00 [multiproc_executor.py:522] ",
+)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_what_a_launcher_writes_before_a_line_and_after_the_end_hides_nothing(prefix: str) -> None:
+    for said, ends, name in (
+        ((*OWN, "torch.OutOfMemoryError: CUDA out of memory. Tried"), "1", "cuda-out-of-memory"),
+        ((*OWN, "RuntimeError: shapes"), "1", "python-exception"),
+        (("loading",), "-9 (pid: 7)", "sigkill-from-outside"),
+        (("loading",), "-11 (pid: 7)", "segfault"),
+    ):
+        lines = (*said, *TORCHRUN, f"  exitcode  : {ends}")
+        found = read_exit(End(exit_code=1, signal=None, lines=tuple(f"{prefix}{x}" for x in lines)))
+        assert found.failure is not None
+        assert found.failure.name == name
+
+
+def test_a_shells_code_tells_the_signal() -> None:
+    for code, name in ((137, "sigkill-from-outside"), (139, "segfault"), (134, "abort")):
+        found = read_exit(End(exit_code=code, signal=None)).failure
+        assert found is not None
+        assert found.name == name
+
+
+def test_a_kernels_log_is_sorted_however_long_it_is() -> None:
+    xid = "[ 51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
+    many = [f"[ {n}.0] audit: type=1400 audit(1) " + "x" * 900 for n in range(3000)]
+    many[1234] = xid
+    assert list(with_class(many)) == [xid]
+    assert [one.name for one in read_kernel([xid, *many[:3]])] == ["gpu-lost"]
+
+
+def test_of_what_a_kernel_says_broken_hardware_comes_before_a_program_that_failed_with_it() -> None:
+    program = "NVRM: Xid (PCI:0000:63:00): 31, pid=7, name=python, MMU Fault: ENGINE GR_HOST0"
+    broken = "pcieport 0000:62:00.0: AER: device recovery failed"
+    read = [one.name for one in read_kernel([program, broken])]
+    assert read == ["pcie-error", "xid-31-mmu-fault"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: GPU0 _kgspProcessRpcEvent: Attempted to process RPC event from GPU0 during bootup",
+        "NVRM: GPU0 nvAssertFailedNoLog: Assertion failed: 0 @ kernel_gsp.c:1447",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.158.01  Release Build",
+        "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 7): ACCESS_REG(0x805) failed, status",
+        "mlx5_core 0000:13:00.0: PCIe slot power capability was not advertised.",
+        "md/raid1:md127: active with 2 out of 2 mirrors",
+        "MCi status: Error enabled",
+    ],
+)
+def test_what_drivers_say_where_all_is_well_is_nothing(line: str) -> None:
+    assert read_kernel([line]) == ()
+
+
+def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
+    """What is told of a sample alone holds as well where it ends a longer log."""
+    path = Path(__file__).parents[2] / "captured" / "failures" / "samples.yaml"
+    steps = tuple(f"step {n}  loss 2.2" for n in range(30))
+    wrong = []
+    for sample in yaml.safe_load(path.read_text()):
+        if set(sample) - {"class", "source", "lines"} or not sample["lines"]:
+            continue
+        end = End(exit_code=1, signal=None, lines=(*steps, *sample["lines"]))
+        found = read_exit(end).failure
+        if found is None or found.name != sample["class"]:
+            wrong.append((sample["class"], found and found.name, sample["lines"]))
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        """config: {"exclude_on": "GPU has fallen off the bus", "ecc": "uncorrectable ECC"}""",
+        "sample 7: 'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.'",
+        'prompt: "CUDA error: uncorrectable ECC error encountered"',
+        "'Kernel panic - not syncing: Fatal hardware error'",
+        "uncorrectable ECC errors: 0",
+        "no uncorrectable ECC errors found",
+    ],
+)
+def test_what_a_program_quotes_breaks_no_host(shown: str) -> None:
+    for last in (("Traceback (most recent call last):", "ValueError: x"), ()):
+        found = read_exit(End(exit_code=1, signal=None, lines=(shown, *last))).failure
+        assert found is not None
+        assert found.scope != "host", (found, last)
+
+
+def test_a_log_in_json_is_no_quotation() -> None:
+    line = """{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}"""
+    found = read_exit(End(exit_code=1, signal=None, lines=(line,))).failure
+    assert found is not None
+    assert found.name == "uncorrectable-ecc"

@@ -1,0 +1,106 @@
+"""Stacks of many ranks are cut short, and say of each rank what the whole ones say."""
+
+import pytest
+
+from orchestrator.agent.attempt import FEW_LINES
+from orchestrator.agent.evidence.rank_evidence import STACK_LINES
+from orchestrator.dashboard.describe import MOST_STACK_LINES
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.stacks.python_stacks import (
+    main_stack,
+    main_thread,
+    of_the_program,
+    shortened,
+)
+
+LOADER = ("read", "__next__", "batches", "train")
+GLOO = ("wait", "all_reduce", "sync", "backward", "step", "train")
+
+
+def thread(*functions: str, head: str = "Thread 0x00007f0000000001", file: str = "x") -> list[str]:
+    frames = [f'  File "/job/{file}.py", line {n} in {name}' for n, name in enumerate(functions, 1)]
+    return [f"{head} (most recent call first):", *frames]
+
+
+def told(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
+    """As faulthandler writes it: the newest thread first, the main thread last."""
+    names = ("_answer", "run", "_bootstrap_inner", "_bootstrap")
+    flight = thread(*names, file="flight")
+    pool = thread("get", "_worker", "run", "_bootstrap_inner", "_bootstrap", file="pool")
+    main = (*at, *(f"layer_{n}" for n in range(deep)), "main", "<module>")
+    current = thread(*main, head="Current thread 0x00007f0000000002", file="main")
+    return [*flight, *(["", *pool] * helpers), "", *current]
+
+
+def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
+    """Sixteen ranks without a dump, of which one is in its data loader."""
+    facts = {}
+    for rank in range(16):
+        lines = told(LOADER if rank == 5 else GLOO, deep=deep)
+        stack = tuple(lines) if most is None else shortened(lines, most)
+        facts[rank] = RankFacts(rank=rank, asked=True, stack=stack)
+    return analyse(Scene(facts=facts))
+
+
+@pytest.mark.parametrize("most", [FEW_LINES, MOST_STACK_LINES, STACK_LINES])
+@pytest.mark.parametrize("deep", [0, 80])
+def test_whoever_is_alone_is_found_by_cut_stacks_as_by_whole_ones(most: int, deep: int) -> None:
+    whole, cut = judged(None, deep=deep), judged(most, deep=deep)
+    assert whole.ranks == (5,)
+    assert (cut.kind, cut.ranks, cut.confidence) == (whole.kind, whole.ranks, whole.confidence)
+
+
+@pytest.mark.parametrize("deep", [0, 5, 80])
+@pytest.mark.parametrize("most", [8, FEW_LINES, 30, STACK_LINES])
+def test_a_cut_stack_is_short_and_has_where_the_main_thread_is(most: int, deep: int) -> None:
+    lines = told(GLOO, helpers=20, deep=deep)
+    cut = shortened(lines, most)
+    assert len(cut) <= most
+    assert main_stack(cut)[: most - 2] == main_stack(lines)[: most - 2]
+    assert main_stack(cut)[-1].function == "<module>"
+    assert shortened(cut, most) == cut
+
+
+def test_other_threads_fill_what_room_is_left_each_with_its_innermost_frames() -> None:
+    deep = [f"frame_{n}" for n in range(30)]
+    lines = [*thread(*deep, "_bootstrap", file="loader"), *told(GLOO, helpers=0)]
+    cut = shortened(lines, 30)
+    assert cut[1] == '  File "/job/loader.py", line 1 in frame_0'
+    assert cut[7].endswith("in _bootstrap")
+    assert any("_answer" in line for line in cut)
+
+
+def test_short_stacks_are_told_as_they_are() -> None:
+    lines = told(GLOO, helpers=0)
+    assert shortened(lines, len(lines)) == tuple(lines)
+
+
+@pytest.mark.parametrize("outermost", ["<module>", "_run_module_as_main", "started_by_c"])
+def test_the_main_thread_is_that_of_a_module_or_else_the_oldest(outermost: str) -> None:
+    main = thread("wait", outermost, head="Current thread 0x1")
+    assert main_thread([*thread("_answer", "_bootstrap"), "", *main]) == main
+
+
+def test_what_a_rank_was_forked_from_is_not_of_its_stack() -> None:
+    written = """\
+Thread 0x00007f11 (most recent call first):
+  File "/x/trainer/data/together.py", line 60 in _run
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f12 (most recent call first):
+  File "/x/trainer/loop.py", line 79 in train
+  File "/x/trainer/__main__.py", line 14 in <module>
+  File "<frozen runpy>", line 226 in run_module
+  File "/x/orchestrator/agent/keeper.py", line 63 in _train
+  ...
+Thread 0x00007f13 (most recent call first):
+  File "/x/trainer/flight.py", line 37 in _answer
+""".splitlines()
+    assert of_the_program(written) == [*written[:6], *written[6:7], *written[10:]]
+    spied = [
+        "Thread 7 (active)",
+        "    train (loop.py:79)",
+        "    <module> (x/trainer/__main__.py:14)",
+    ]
+    assert of_the_program([*spied, "    run_module (<frozen runpy>:226)"]) == spied

@@ -1,0 +1,296 @@
+import errno
+import fcntl
+import os
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.plan import Plan
+from orchestrator.health.machine import EARLIEST, describe_findings, examine
+from orchestrator.posix.fd_limit import files_needed
+from orchestrator.seams import Completed
+from orchestrator.system import SystemClock, run_command
+from tests.agent.world import WAIT_S, TurnedClock, a_plan
+from tests.nfs_locks.byte_ranges import flock
+
+
+class FakeShell:
+    """A machine with one program, timedatectl, which says what it is told to."""
+
+    def __init__(self, answer: Completed | None) -> None:
+        self.answer = answer
+
+    def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
+        assert argv[0] == "timedatectl"
+        if self.answer is None:
+            raise TimeoutError
+        return self.answer
+
+
+def look(
+    root: Path,
+    what: str,
+    plan: Plan | None = None,
+    answer: Completed | None = None,
+    environ: dict[str, str] | None = None,
+    now: float = 1_800_000_000.0,
+) -> Finding:
+    """The finding about one thing."""
+    found = examine(root, plan, environ or {}, FakeShell(answer), TurnedClock(now))
+    return next(finding for finding in found if finding.what == what)
+
+
+def test_a_machine_that_runs_these_tests_can_run_a_job(tmp_path: Path) -> None:
+    synchronised = FakeShell(Completed(0, "yes\n", ""))
+    found = examine(tmp_path / "runs", a_plan(), os.environ, synchronised, TurnedClock())
+    assert [finding for finding in found if finding.verdict == "stops"] == []
+    assert not (tmp_path / "runs").exists(), "it looks, and changes nothing"
+    assert list(tmp_path.iterdir()) == []
+    names = [finding.what for finding in found]
+    assert names[:6] == ["system", "torch", "transformers", "aiohttp", "cores", "memory"]
+    assert names[6:] == [
+        *("disk", "run root", "scratch", "ports", "open files", "clock", "sbatch", "kubectl")
+    ]
+
+
+def test_another_system_is_all_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    (found,) = examine(tmp_path, None, {}, FakeShell(None), TurnedClock())
+    assert (found.what, found.verdict) == ("system", "stops")
+    assert "run ndctl on Linux" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict"),
+    [
+        ("2.13.0+cpu", "ok"),
+        ("2.11", "ok"),
+        ("2.11rc1", "ok"),
+        ("3.0.0.dev20260101+cu130", "ok"),
+        ("2.10.1", "stops"),
+        (None, "stops"),
+    ],
+)
+def test_packages_must_be_there_and_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, verdict: str
+) -> None:
+    real = metadata.version
+
+    def installed(name: str) -> str:
+        if name != "torch":
+            return real(name)
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    found = look(tmp_path, "torch")
+    assert found.verdict == verdict
+    assert found.fix == "pip install 'torch>=2.11'"
+    assert (version or "not installed") in found.found
+
+
+def test_a_plan_with_more_ranks_than_cores_will_be_slow(tmp_path: Path) -> None:
+    assert look(tmp_path, "cores", a_plan(1)).verdict == "ok"
+    found = look(tmp_path, "cores", a_plan(64, 8))
+    assert found.verdict == "warns"
+    assert "for 512 ranks" in found.found
+
+
+def test_a_plan_too_large_for_memory_cannot_run(tmp_path: Path) -> None:
+    assert look(tmp_path, "memory").verdict == "ok"
+    found = look(tmp_path, "memory", a_plan(10_000))
+    assert found.verdict == "stops"
+    assert "10000 ranks need about" in found.found
+
+
+def test_a_disk_must_hold_the_checkpoints_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = (1 << 30) + 3 * (1 << 20) * 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    assert look(tmp_path, "disk", a_plan(2)).verdict == "ok"
+    found = look(tmp_path, "disk", a_plan(3))
+    assert found.verdict == "stops"
+    assert str(tmp_path) in found.found
+
+
+def test_a_run_root_must_be_a_folder_to_write_in(tmp_path: Path) -> None:
+    assert look(tmp_path / "a" / "b", "run root").verdict == "ok"
+    file = tmp_path / "file"
+    file.write_text("")
+    found = look(file, "run root")
+    assert found.verdict == "stops"
+    assert "--run-root" in found.fix
+
+
+def test_locks_are_tried_as_agents_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_nfs_without_lockd(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def of_nobody(file: int, operation: int) -> None:
+        pass
+
+    def none_that_is_shared(file: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(file, operation)
+
+    real = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert look(tmp_path, "run root").verdict == "ok"
+    for broken, said in (
+        (of_nfs_without_lockd, "No locks available"),
+        (of_nobody, "locks keep nobody out"),
+        (none_that_is_shared, "Bad file descriptor"),
+    ):
+        monkeypatch.setattr(fcntl, "flock", broken)
+        found = look(tmp_path, "run root")
+        assert (found.verdict, said in found.found) == ("stops", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_directory_too_deep_for_an_agents_socket_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look(tmp_path, "scratch").verdict == "ok"
+    # Just deep enough that an agent's own path has the 108 bytes that no socket may have.
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    short = len("/tmp/ndctl-agent-12345678/ranks.sock")
+    deep = Path("/tmp") / f"ndctl-test-{os.getpid()}".ljust(107 - short, "x")
+    deep.mkdir()
+    try:
+        monkeypatch.setattr("tempfile.tempdir", str(deep))
+        found = look(tmp_path, "scratch")
+    finally:
+        deep.rmdir()
+    assert found.verdict == "stops"
+    assert "TMPDIR" in found.fix
+
+
+def test_loopback_must_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look(tmp_path, "ports").verdict == "ok"
+
+    def refused(*_: object, **__: object) -> None:
+        raise ConnectionRefusedError("refused")
+
+    monkeypatch.setattr(socket, "create_connection", refused)
+    assert look(tmp_path, "ports").verdict == "stops"
+
+
+def test_fewer_open_files_than_the_job_needs_are_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the hard limit: the soft one is raised to it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    assert look(tmp_path, "open files").verdict == "ok"
+    needed = files_needed(2048, 2048)
+    looked = examine(tmp_path, None, {}, FakeShell(None), TurnedClock(0.0), needed)
+    found = next(finding for finding in looked if finding.what == "open files")
+    words = "hard limit 4096, the first host of the job needs 8448"
+    assert (found.verdict, found.found) == ("warns", words)
+    assert "raise it to 8448" in found.fix
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "found"),
+    [
+        (Completed(0, "yes\n", ""), "ok", "synchronised"),
+        (Completed(0, "no\n", ""), "warns", "not synchronised"),
+        (Completed(127, "", "no such program"), "note", "set; whether it is synchronised, unknown"),
+        (None, "note", "set; timedatectl did not answer"),
+    ],
+)
+def test_a_clock_is_asked_whether_it_is_synchronised(
+    tmp_path: Path, answer: Completed | None, verdict: str, found: str
+) -> None:
+    finding = look(tmp_path, "clock", answer=answer)
+    assert (finding.verdict, finding.found) == (verdict, found)
+
+
+def test_a_clock_that_was_never_set_is_told(tmp_path: Path) -> None:
+    found = look(tmp_path, "clock", now=60.0)
+    assert found.verdict == "warns"
+    assert "never set" in found.found
+
+
+def test_schedulers_are_noted(tmp_path: Path) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\n")
+    sbatch.chmod(0o755)
+    path = {"PATH": str(tmp_path)}
+    assert look(tmp_path, "sbatch", environ=path).found == str(sbatch)
+    missing = look(tmp_path, "kubectl", environ=path)
+    assert (missing.verdict, missing.found) == ("note", "not on PATH; needed for Kubernetes alone")
+
+
+def test_findings_are_lines_and_only_trouble_has_a_fix() -> None:
+    findings = [
+        Finding(what="disk", verdict="ok", found="9.0 GiB free", fix="free some"),
+        Finding(what="open files", verdict="warns", found="limit 256", fix="ulimit -n 1024"),
+        Finding(what="sbatch", verdict="note", found="not on PATH"),
+        Finding(what="ports", verdict="stops", found="loopback: refused", fix="ip link set lo up"),
+    ]
+    assert describe_findings(findings).splitlines() == [
+        "   ok  disk           9.0 GiB free",
+        "warns  open files     limit 256",
+        "                      fix: ulimit -n 1024",
+        " note  sbatch         not on PATH",
+        "stops  ports          loopback: refused",
+        "                      fix: ip link set lo up",
+    ]
+
+
+# The real shell and clock
+
+
+@pytest.mark.process
+def test_a_command_is_run_to_its_end() -> None:
+    script = r"echo out; printf '\377' >&2; exit 3"
+    assert run_command(["sh", "-c", script], timeout=WAIT_S) == Completed(3, "out\n", "\ufffd")
+
+
+@pytest.mark.process
+def test_what_a_user_is_used_to_changes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    habits = ["SBATCH_PARTITION", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES"]
+    for name in (*habits, "SLURM_TIME_FORMAT", "SLURM_CONF", "NDCTL_X"):
+        monkeypatch.setenv(name, "x")
+    seen = run_command(["env"], timeout=WAIT_S).out.splitlines()
+    names = {line.partition("=")[0] for line in seen}
+    assert {"PATH", "SLURM_CONF", "NDCTL_X"} <= names
+    assert not {*habits, "SLURM_TIME_FORMAT"} & names
+
+
+def test_a_program_that_is_not_there_or_may_not_be_run_is_127(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    for program in ("no-such-program-here", str(plain), str(plain / "below")):
+        done = run_command([program], timeout=WAIT_S)
+        assert done.code == 127
+        assert done.err
+
+
+@pytest.mark.process
+def test_a_command_that_does_not_end_is_a_timeout() -> None:
+    with pytest.raises(TimeoutError, match="sleep did not end within 0 s"):
+        run_command(["sleep", "60"], timeout=0.05)
+
+
+def test_the_clock_goes_forward() -> None:
+    clock = SystemClock()
+    before, now = clock.monotonic(), clock.now()
+    clock.sleep(0.001)
+    assert clock.monotonic() > before
+    assert now > EARLIEST

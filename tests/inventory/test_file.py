@@ -1,0 +1,199 @@
+"""Inventories that a person wrote."""
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import SpecError
+from orchestrator.inventory.file import load_inventory, names_of, read_inventory
+from orchestrator.inventory.hosts import Inventory, tree_of
+
+SHORT = "{profile: h100-sxm-80gb, hosts: 2048, devices_per_host: 8, hosts_per_leaf: 16}"
+LISTED = """\
+profile: h100-sxm-80gb
+devices_per_host: 8
+overrides: {inter_host: {bytes_per_s: 25e9}}
+hosts:
+  - {name: "node-[08-10]", switches: [spine-1, leaf-1]}
+  - {name: node-11, switches: [spine-1, leaf-1], devices: 7}
+  - {name: node-12, switches: [spine-1, leaf-2], state: drained}
+  - {name: node-13, switches: [spine-1, leaf-2], profile: a100-sxm-80gb}
+"""
+
+
+def read(text: str) -> Inventory:
+    return load_inventory(text, "hosts.yaml")
+
+
+def refused(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        read(text)
+    assert "fix: " in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_short_form() -> None:
+    inventory = read(SHORT)
+    assert len(inventory.hosts) == 2048
+    first, last = inventory.hosts[0], inventory.hosts[-1]
+    assert (first.name, first.switches) == ("host-0001", ("leaf-1",))
+    assert (last.name, last.switches) == ("host-2048", ("leaf-128",))
+    fabric = inventory.fabric()
+    assert fabric is not None
+    assert (fabric.hosts, fabric.devices_per_host, fabric.hosts_per_leaf) == (2048, 8, 16)
+    assert fabric.profile.name == "h100-sxm-80gb"
+
+
+def test_a_deeper_tree() -> None:
+    deep = SHORT.replace("16}", "16, hosts_per_spine: 256, hosts_per_core: 1024}")
+    assert read(deep).hosts[300].switches == ("core-1", "spine-2", "leaf-19")
+
+
+def test_a_list_of_hosts_that_differ() -> None:
+    inventory = read(LISTED)
+    assert [host.name for host in inventory.with_devices(8)] == ["node-08", "node-09", "node-10"]
+    assert inventory.left_out(8) == {
+        "node-11": "has 7 of the 8 devices needed",
+        "node-12": "is drained",
+        "node-13": "is a100-sxm-80gb, and 3 others are h100-sxm-80gb",
+    }
+    assert "node-11" not in inventory.left_out(4), "it is as good as any for 4 ranks"
+    fabric = inventory.fabric(8)
+    assert fabric is not None
+    assert (fabric.hosts, fabric.profile.inter_host.bytes_per_s) == (3, 25e9)
+
+
+def test_a_profile_beside_the_inventory(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "name: mine\ndevice: cuda\nmemory_bytes: 1000\nflops: {float32: 1.0, bfloat16: 2.0}\n"
+        "memory_bytes_per_s: 1.0\n"
+        "intra_host: {kind: pcie5, bytes_per_s: 1.0, latency_s: 1e-6}\n"
+        "inter_host: {kind: ethernet, bytes_per_s: 1.0, latency_s: 1e-6}\n"
+    )
+    path = tmp_path / "hosts.yaml"
+    path.write_text("{profile: mine.yaml, hosts: 1, devices_per_host: 2}")
+    assert read_inventory(path).hosts[0].device_bytes == 1000
+
+
+def test_a_range_of_names_keeps_its_zeros() -> None:
+    assert list(names_of("n[08-11]-x")) == ["n08-x", "n09-x", "n10-x", "n11-x"]
+    assert list(names_of("n8")) == ["n8"]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", ["must be a mapping", "an empty file", "h100-sxm-80gb"]),
+        (SHORT.replace("hosts:", "host:"), ["hosts.yaml:1: host", "did you mean hosts?"]),
+        (SHORT.replace("2048", "0"), ["hosts: must be at least 1, got 0"]),
+        (SHORT.replace("h100-sxm-80gb", "h100-sxm-80g"), ["did you mean h100-sxm-80gb?"]),
+        (
+            SHORT.replace("16}", "16, hosts_per_spine: 100}"),
+            ["hosts_per_spine: must be a multiple of hosts_per_leaf (16), got 100", "to 96"],
+        ),
+        (SHORT.replace("_leaf: 16", "_spine: 16"), ["with hosts_per_leaf", "call it"]),
+        (
+            SHORT.replace("16}", "16, overrides: {memory_bytes: 0, intra_host: {knd: x}}}"),
+            ["has 2 problems", "overrides.memory_bytes", "overrides.intra_host.knd", "kind?"],
+        ),
+        (SHORT.replace("h100-sxm-80gb", "no.yaml"), ["profile: must be a profile that can be"]),
+        (LISTED.replace("node-11", "node-10"), ["name of one host, got 'node-10'"]),
+        (LISTED.replace("[08-10]", "[10-08]"), ["a range that goes up", "node-[001-016]"]),
+        (LISTED.replace("drained", "drain"), ["hosts[2].state", "did you mean drained?"]),
+        (LISTED.replace("devices_per_host: 8\n", ""), ["hosts[0].devices", "devices_per_host"]),
+        (
+            LISTED.replace("profile: h100-sxm-80gb\n", ""),
+            ["hosts[0].profile: must be given", "overrides: must be with profile"],
+        ),
+        (
+            LISTED.replace("devices: 7", "devices: -7").replace("drained", "x"),
+            ["has 2 problems", "hosts[1].devices", "hosts[2].state"],
+        ),
+    ],
+)
+def test_all_that_is_wrong_is_said_with_its_place(text: str, parts: list[str]) -> None:
+    said = refused(text)
+    for part in parts:
+        assert part in said
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no such file"):
+        read_inventory(tmp_path / "none.yaml")
+
+
+BLOCKS = """\
+{profile: b200-sxm-180gb, hosts: 72, devices_per_host: 4, hosts_per_nvlink_block: 18,
+ hosts_per_leaf: 36}
+"""
+LISTED_BLOCKS = """\
+profile: b200-sxm-180gb
+devices_per_host: 4
+hosts:
+  - {name: "a[1-3]", switches: [leaf-1], nvlink_block: rack-1}
+  - {name: a4, switches: [leaf-1], nvlink_block: rack-1, devices: 3}
+  - {name: "b[1-2]", switches: [leaf-2], nvlink_block: rack-2}
+  - {name: c1, switches: [leaf-2]}
+"""
+
+
+def test_nvlink_blocks_in_the_short_form() -> None:
+    inventory = read(BLOCKS)
+    assert (inventory.hosts[17].nvlink_block, inventory.hosts[18].nvlink_block) == (
+        "nvlink-block-1",
+        "nvlink-block-2",
+    )
+    fabric = inventory.fabric()
+    assert fabric is not None
+    assert (fabric.blocks, fabric.hosts_per_block) == ((18,) * 4, 18)
+    assert fabric.block_link == fabric.profile.intra_host, "NVSwitch gives the whole rate"
+    assert tree_of(inventory.hosts)["host-37"] == ("leaf-2", "nvlink-block-3")
+
+
+def test_nvlink_blocks_in_a_list() -> None:
+    inventory = read(LISTED_BLOCKS)
+    assert inventory.blocks(4) == (3, 2, 1), "a4 lost a device, and c1 is in none"
+    assert inventory.blocks(3) == (4, 2, 1)
+    assert tree_of(inventory.hosts)["c1"] == ("leaf-2", "c1")
+
+
+def test_the_link_of_a_block_can_be_overridden() -> None:
+    slower = "hosts_per_leaf: 36, overrides: {intra_block: {bytes_per_s: 450e9}}}"
+    fabric = read(BLOCKS.replace("hosts_per_leaf: 36}", slower)).fabric()
+    assert fabric is not None
+    near, wide = fabric.profile.intra_host, fabric.block_link
+    assert (wide.kind, wide.latency_s) == (near.kind, near.latency_s), "as it was"
+    assert (near.bytes_per_s, wide.bytes_per_s) == (900e9, 450e9)
+    assert fabric.profile.sources["intra_block.bytes_per_s"] == "overridden in hosts.yaml"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (BLOCKS.replace(": 18", ": 0"), ["hosts_per_nvlink_block: must be at least 1, got 0"]),
+        (
+            BLOCKS.replace("leaf: 36", "leaf: 32"),
+            ["hosts.yaml:2: hosts_per_leaf", "a multiple of hosts_per_nvlink_block (18)", "to 18"],
+        ),
+        (
+            BLOCKS.replace("b200-sxm-180gb", "l40s-48gb"),
+            ["hosts.yaml:1: hosts_per_nvlink_block", "l40s-48gb has pcie4", "remove it"],
+        ),
+        (
+            LISTED_BLOCKS.replace("leaf-2], nvlink_block: rack-2", "leaf-2], nvlink_block: rack-1"),
+            ["hosts.yaml:6: hosts[2].nvlink_block", "hosts[0], which is in the same", "[leaf-1]"],
+        ),
+        (
+            LISTED_BLOCKS.replace("devices: 3", "profile: h200-sxm-141gb"),
+            ["hosts.yaml:5: hosts[1].nvlink_block", "with the devices of hosts[0]", "b200-sxm"],
+        ),
+        (
+            LISTED_BLOCKS.replace("devices: 3", "profile: l40s-48gb"),
+            ["has 2 problems", "l40s-48gb has pcie4 inside a host", "with the devices of hosts[0]"],
+        ),
+    ],
+)
+def test_blocks_that_cannot_be_are_said_with_their_place(text: str, parts: list[str]) -> None:
+    said = refused(text)
+    for part in parts:
+        assert part in said

@@ -1,0 +1,135 @@
+"""Hardware as data: complete, sourced, and open to a user's own numbers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from orchestrator.contract.codec import encode
+from orchestrator.contract.devices import PROFILE_NAMES
+from orchestrator.errors import SpecError
+from orchestrator.inventory.profile import LinkKind
+from orchestrator.inventory.profiles import FOLDER, load_profile
+
+
+def test_there_is_a_file_for_each_name() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == set(PROFILE_NAMES)
+
+
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_each_number_has_its_source(name: str) -> None:
+    profile = load_profile(name)
+    assert profile.name == name
+    assert set(profile.sources) == set(numbers(encode(profile)))
+
+
+def numbers(data: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for key, value in data.items():
+        if key == "calibration":
+            continue  # whose sources are comments in its files
+        if isinstance(value, Mapping) and key != "sources":
+            yield from numbers(value, f"{above}{key}.")
+        elif isinstance(value, (int, float)) or key == "kind":
+            yield f"{above}{key}"
+
+
+@pytest.mark.parametrize(
+    ("name", "dense_bfloat16", "gib", "link"),
+    [
+        ("h100-sxm-80gb", 989.4e12, 79.1, 450e9),
+        ("h100-sxm-96gb-500w", 989.4e12, 95, 450e9),
+        ("h200-sxm-141gb", 989.4e12, 139.8, 450e9),
+        ("a100-sxm-80gb", 312e12, 79.15, 300e9),
+        ("a100-sxm-40gb", 312e12, 39.4, 300e9),
+        ("b200-sxm-180gb", 2250e12, 178.35, 900e9),
+        ("l40s-48gb", 362.05e12, 44.4, 31.5e9),
+        ("rtx4090-24gb", 165.2e12, 23.5, 31.5e9),
+    ],
+)
+def test_figures_are_dense_binary_and_one_way(
+    name: str, dense_bfloat16: float, gib: float, link: float
+) -> None:
+    """Vendors print sparse rates, decimal gigabytes and both directions together."""
+    profile = load_profile(name)
+    assert profile.flops["bfloat16"] == dense_bfloat16
+    assert profile.memory_bytes == pytest.approx(gib * 2**30, rel=2e-3)
+    assert profile.intra_host.bytes_per_s == link
+
+
+def test_a_user_overrides_a_number_and_its_source_says_so() -> None:
+    profile = load_profile("h100-sxm-80gb", {"inter_host": {"bytes_per_s": 25e9}}, "my.yaml")
+    assert profile.inter_host.bytes_per_s == 25e9
+    assert profile.inter_host.kind == "infiniband"
+    assert profile.sources["inter_host.bytes_per_s"] == "overridden in my.yaml"
+
+
+@pytest.mark.parametrize("name", PROFILE_NAMES)
+def test_every_profile_is_calibrated(name: str) -> None:
+    profile = load_profile(name)
+    calibration = profile.calibration
+    assert name == "cpu" or calibration.processors > 100
+    for share in (*calibration.gemm.values(), calibration.memory):
+        assert 0.3 < share <= 1
+    assert set(calibration.links) == set(get_args(LinkKind))
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """A profile as a user writes it: an H100 that has another name."""
+    path = tmp_path / "mine.yaml"
+    text = (FOLDER / "h100-sxm-80gb.yaml").read_text().partition("sources:")[0]
+    path.write_text(text.replace("name: h100-sxm-80gb", "name: mine"))
+    return path
+
+
+def test_a_profile_of_ones_own_needs_no_sources(mine: Path) -> None:
+    assert load_profile(str(mine)).name == "mine"
+    assert load_profile(str(mine)).sources == {}
+
+
+def test_a_profile_that_nobody_calibrated_is_called_a_guess(mine: Path) -> None:
+    known = load_profile("h100-sxm-80gb").calibration
+    assert known.certainty == "measured"
+    assert load_profile(str(mine)).calibration == replace(known, certainty="guessed")
+
+
+def test_a_profile_of_ones_own_may_say_how_it_is_calibrated(mine: Path) -> None:
+    mine.write_text(mine.read_text() + "calibration: {certainty: measured, gemm: {bfloat16: 0.7}}")
+    calibration = load_profile(str(mine)).calibration
+    assert calibration.certainty == "measured"
+    assert calibration.gemm == {**load_profile("h100-sxm-80gb").calibration.gemm, "bfloat16": 0.7}
+
+
+def test_a_calibration_is_overridden_as_every_number_is() -> None:
+    over = {"calibration": {"links": {"infiniband": {"share": 0.5}}}}
+    profile = load_profile("h100-sxm-80gb", over, "my.yaml")
+    assert profile.calibration.links["infiniband"].share == 0.5
+    assert profile.sources["calibration.links.infiniband.share"] == "overridden in my.yaml"
+    for wrong in ({"token ring": {"share": 0.5, "half_bytes": 0, "base_s": 0}}, {"pcie4": 1}):
+        with pytest.raises(SpecError, match=r"calibration\.links"):
+            load_profile("h100-sxm-80gb", {"calibration": {"links": wrong}}, "my.yaml")
+
+
+def test_all_that_is_wrong_with_a_profile_is_said_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = (FOLDER / "cpu.yaml").read_text().replace("kind: ethernet", "kind: token ring")
+    text = text.replace("memory_bytes: ", "memory_bytes: -", 1)
+    path.write_text(text.replace("device: ", "devic: ", 1))
+    with pytest.raises(SpecError) as caught:
+        load_profile(str(path))
+    said = str(caught.value)
+    assert "4 problems" in said
+    for part in ("did you mean device?", "inter_host.kind", "memory_bytes: must be", "add device"):
+        assert part in said
+
+
+def test_a_name_that_is_almost_right_is_corrected() -> None:
+    with pytest.raises(SpecError, match="did you mean h100-sxm-80gb"):
+        load_profile("h100-sxm-80g")
+
+
+def test_a_profile_has_the_rates_that_are_reckoned_with() -> None:
+    with pytest.raises(SpecError, match="float16 runs at the rate of bfloat16"):
+        load_profile("cpu", {"flops": {"float16": 1.0}}, "my.yaml")

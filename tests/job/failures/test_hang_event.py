@@ -1,0 +1,69 @@
+"""What evidence of hosts amounts to where storage held some of it back."""
+
+import pytest
+
+from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence
+from orchestrator.diagnosis.hang.analyse import analyse
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.job.failures.hang_event import facts_of
+from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, dumps_of, recorders
+
+WORLD, PER_HOST = 8, 2
+ALL = Pg("0", "default_pg", range(WORLD))
+AWAY = 3
+
+
+def told(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered:
+    ranks = range(PER_HOST * host, PER_HOST * (host + 1))
+    return EvidenceGathered(
+        at=9.0,
+        attempt=1,
+        host=f"h{host}",
+        ranks=tuple(
+            RankEvidence(
+                rank=rank,
+                pid=100 + rank,
+                process_state=state if mute else "S",
+                step=29,
+                phase="train",
+                age_s=9.0,
+                stack=() if mute else IN_LOADER if rank == AWAY else IN_ALL_REDUCE,
+            )
+            for rank in ranks
+        ),
+        unread=tuple(ranks) if unread else (),
+    )
+
+
+def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnosis:
+    """Rank 3 did not call what the others wait in; ranks 6 and 7 of h3 gave no stack, and there is
+    no dump of those in `lost`."""
+    ranks = recorders(WORLD)
+    for number in range(5):
+        for one in ranks:
+            if number < 4 or one.rank != AWAY:
+                one.call(ALL, state="completed" if number < 4 else "started")
+    facts: dict[int, RankFacts] = {}
+    for host in range(WORLD // PER_HOST):
+        mute = host == 3
+        facts |= facts_of(told(host, mute=mute, unread=mute and unread, state=state))
+    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+
+
+@pytest.mark.parametrize("state", ["S", "D"])
+def test_a_host_whose_storage_held_back_dumps_and_stacks_is_not_left_out(state: str) -> None:
+    """A rank that is to write its stack to such storage may wait for that in the kernel."""
+    found = verdict((6, 7), unread=True, state=state)
+    assert (found.ranks, found.hosts) == ((3,), ("h1",))
+    found = verdict((3, 6, 7), unread=True, state=state)
+    assert (found.ranks, found.hosts) == ((3,), ())
+
+
+def test_one_that_is_stopped_is_so_whatever_its_storage_does() -> None:
+    found = verdict((3, 6, 7), unread=True, state="T")
+    assert (found.ranks, found.hosts) == ((6, 7), ("h3",))
+
+
+def test_a_host_whose_ranks_do_not_answer_although_storage_does_is_left_out() -> None:
+    found = verdict((3, 6, 7), unread=False)
+    assert (found.ranks, found.hosts) == ((6, 7), ("h3",))

@@ -1,0 +1,209 @@
+"""Allocations that bring no new checkpoint have an end, and those that bring one have none."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.launch import Cause
+from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
+from orchestrator.contract.messages.events import LeaveAsked
+from orchestrator.job.state import OUTSIDE
+from orchestrator.job.step import fold
+from tests.job.supervise_stage import Job, submitted
+
+LIMIT = 3
+
+
+def scheduled(**more: Any) -> Job:
+    """Of hosts that stay whatever happens on them."""
+    job = Job(max_allocations=LIMIT, backend="slurm", **more).granted()
+    job.always = job.hosts
+    return job
+
+
+def leaves(job: Job, cause: Cause) -> tuple[Action, ...]:
+    """Before its ranks have begun, or with all of them."""
+    actions = job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGUSR2"))
+    return actions if job.run.stage in OUTSIDE else job.stops()
+
+
+def warned_at_once(job: Job) -> tuple[Action, ...]:
+    job.leads()
+    return leaves(job, "time-limit")
+
+
+def preempted_at_once(job: Job) -> tuple[Action, ...]:
+    job.starts()
+    return leaves(job, "preempted")
+
+
+def mostly_without_agents(job: Job) -> tuple[Action, ...]:
+    job.leads()
+    job.registers("host-0")
+    return job.waits(700)
+
+
+def lost_a_host(job: Job) -> tuple[Action, ...]:
+    job.running()
+    job.loses("host-1")
+    return job.stops("host-0") or job.waits(60)
+
+
+@pytest.mark.parametrize(
+    ("ends", "how"),
+    [
+        (warned_at_once, "the time limit of the allocation is near (SIGUSR2)"),
+        (preempted_at_once, "preempted by another job (SIGUSR2)"),
+        (mostly_without_agents, "1 of 4 hosts are left, and no spare"),
+        (lost_a_host, "and no spare"),
+    ],
+)
+def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
+    ends: Callable[[Job], tuple[Action, ...]], how: str
+) -> None:
+    job = scheduled(hosts=4, max_restarts=9) if ends is mostly_without_agents else scheduled()
+    for restarts in range(LIMIT - 1):
+        job.granted(restarts)
+        (requeue,) = ends(job)
+        assert isinstance(requeue, Requeue)
+    job.granted(LIMIT - 1)
+    (end,) = ends(job)
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+    assert end.reason.startswith(
+        "3 allocations in a row, since 2023-11-14 22:13 UTC, made no new checkpoint (there is none"
+        " yet); the last one ended: "
+    )
+    assert how in end.reason
+    assert "raise cluster.slurm.time" in end.reason
+    assert "`ndctl submit SPEC --resume` goes on" in end.reason
+    assert fold(event for event, _ in job.all) == job.run, "whoever leads next knows it as well"
+
+
+def test_a_person_who_submits_it_again_begins_to_count_anew() -> None:
+    job = scheduled()
+    for restarts in range(LIMIT):
+        warned_at_once(job.granted(restarts))
+    assert job.run.state == "FAILED"
+    job.tell(submitted(resume=True, max_allocations=LIMIT))
+    for restarts in range(LIMIT - 1):
+        (requeue,) = warned_at_once(job.granted(restarts))
+        assert isinstance(requeue, Requeue)
+
+
+def test_a_new_checkpoint_begins_the_count_anew() -> None:
+    job = scheduled()
+    for restarts in range(9):
+        job.granted(restarts).starts()
+        job.trains(first=restarts)
+        job.tell(LeaveAsked(at=job.now(), cause="time-limit", words="SIGUSR2"))
+        job.saves(restarts + 1)
+        (requeue,) = job.stops()
+        assert isinstance(requeue, Requeue)
+    for restarts in range(9, 11):
+        (requeue,) = warned_at_once(job.granted(restarts))
+        assert isinstance(requeue, Requeue)
+    (end,) = warned_at_once(job.granted(11))
+    assert isinstance(end, EndJob)
+    assert "made no new checkpoint (the newest is step-9, of 2023-11-14" in end.reason
+
+
+def test_a_checkpoint_of_which_the_leader_did_not_hear_counts_as_well() -> None:
+    job = scheduled()
+    for restarts in range(9):
+        job.granted(restarts).starts()
+        job.trains(first=4 * restarts)
+        (requeue,) = leaves(job, "preempted")
+        assert isinstance(requeue, Requeue)
+
+
+def test_a_job_that_ends_before_its_first_checkpoint_has_ended() -> None:
+    job = scheduled(steps=2)
+    for restarts in range(LIMIT - 1):
+        preempted_at_once(job.granted(restarts))
+    job.granted(LIMIT - 1).running()
+    (end,) = job.stops(finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"
+
+
+def test_leaders_that_die_with_their_allocation_are_counted() -> None:
+    """Nobody decides that the job is to be queued again: the scheduler does so itself."""
+    job = scheduled(max_restarts=9)
+    for restarts in range(LIMIT):
+        job.granted(restarts).running()
+    job.granted(LIMIT)
+    (end,) = job.leads()
+    assert isinstance(end, EndJob)
+    assert "the last one ended: its leader was lost while training" in end.reason
+    assert [one.kind for one in job.run.incidents] == ["leader-lost"] * LIMIT
+    assert (job.run.incidents[-1].remedy, job.run.incidents[-1].rule) == ("stop", "max-allocations")
+
+
+def test_allocations_in_which_no_leader_began_are_counted() -> None:
+    job = scheduled()
+    warned_at_once(job)
+    job.granted(LIMIT)
+    (end,) = job.leads()
+    assert isinstance(end, EndJob)
+    assert end.reason.startswith("3 allocations in a row")
+    assert "the last one ended: no leader began in it" in end.reason
+
+
+def test_who_takes_over_goes_on_in_the_same_allocation() -> None:
+    job = scheduled(hosts=1, spares=1, max_restarts=9).running()
+    for _ in range(LIMIT + 1):
+        job.leads()
+        assert job.run.allocations == 1
+
+
+def test_without_a_scheduler_nothing_is_counted() -> None:
+    job = Job(max_allocations=1, max_restarts=9).starts()
+    for _ in range(5):
+        job.starts()
+    assert (job.run.allocations, job.run.ending) == (0, None)
+
+
+def test_a_journal_of_before_has_no_limit() -> None:
+    job = Job().granted()
+    for restarts in range(9):
+        (requeue,) = warned_at_once(job.granted(restarts))
+        assert isinstance(requeue, Requeue)
+
+
+# Where hosts have successors
+
+
+def test_leaders_that_die_before_each_attempt_end_the_job() -> None:
+    job = Job(max_allocations=LIMIT, backend="kubernetes").granted(successor_s=600.0)
+    for _ in range(LIMIT):
+        assert job.leads() == ()
+        job.registers("host-0")
+    (end,) = job.leads()
+    assert isinstance(end, EndJob)
+    assert end.reason.startswith("3 leaders in a row, since 2023-11-14 22:13 UTC, made no new")
+    assert "its leader was lost while waiting for agents" in end.reason
+    assert job.run.incidents == ()
+
+
+def test_an_attempt_begins_the_count_of_leaders_anew() -> None:
+    """One that breaks is an incident, for which there is a budget."""
+    job = Job(max_allocations=1, max_restarts=3, backend="kubernetes").granted(successor_s=600.0)
+    job.always = job.hosts
+    for _ in range(4):
+        job.running()
+    assert job.run.state == "RUNNING"
+    assert (len(job.run.incidents), job.run.fruitless) == (3, 3)
+
+
+def test_a_leader_that_was_evicted_has_not_failed() -> None:
+    job = Job(max_allocations=1, backend="kubernetes").granted(successor_s=600.0)
+    job.leads()
+    for _ in range(5):
+        assert job.leads(taken="preempted by another pod") == ()
+        leaves(job, "preempted")
+    job.leads()
+    job.registers("host-0")
+    (start,) = job.registers("host-1")
+    assert isinstance(start, StartAttempt)

@@ -1,0 +1,92 @@
+"""A host on which no agent can begin: named at once, and nobody waits for it."""
+
+from dataclasses import replace
+
+from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
+from orchestrator.contract.messages.events import HostUnavailable
+from orchestrator.job.hosts.scheduler_notices import NOTICES_S, UNHEARD_S, next_question_s, unheard
+from orchestrator.job.state import Stage
+from tests.job.supervise_stage import Job
+
+WHY = "slurmstepd: error: execve(): /shared/python: No such file or directory"
+
+
+def cannot_begin(job: Job, host: str) -> tuple[Action, ...]:
+    return job.tell(HostUnavailable(at=job.now(), host=host, why=WHY))
+
+
+def test_without_a_spare_the_job_is_queued_again_without_that_host_alone() -> None:
+    job = Job(hosts=3).granted()
+    job.leads()
+    job.registers("host-0")
+    assert cannot_begin(job, "host-2") == ()
+    (requeue,) = job.waits(10)
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-2",), "not host-1, which has yet to come"
+    (incident,) = job.run.incidents
+    assert incident.cause == f"no agent can begin on host-2: {WHY}"
+    assert (incident.kind, incident.culprit.host) == ("preflight", "host-2")
+    assert "host-2 mounts" in incident.advice
+    assert job.run.exclude == {"host-2": WHY}
+
+
+def test_with_a_spare_the_job_starts_without_it() -> None:
+    job = Job(spares=1).granted()
+    job.leads()
+    job.registers("host-0")
+    cannot_begin(job, "host-1")
+    (start,) = job.registers("host-2")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    assert len(job.run.incidents) == 1
+    job.trains()
+    assert job.fails_once() != ()
+    assert [one.kind for one in job.run.incidents] == ["preflight", "rank-killed"], "told once"
+
+
+def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> None:
+    job = Job(hosts=4).granted()
+    job.leads()
+    job.registers("host-0")
+    for number in (1, 2, 3):
+        assert cannot_begin(job, f"host-{number}") == ()
+    (end,) = job.waits(10)
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+    assert end.reason.startswith(
+        f"no agent can begin on 3 of 4 hosts, too many to blame them; on host-1: {WHY}; fix: "
+    )
+    assert job.run.incidents == ()
+
+
+def test_an_agent_that_comes_after_all_counts() -> None:
+    job = Job(hosts=4).granted()
+    job.leads()
+    cannot_begin(job, "host-1")
+    for name in ("host-1", "host-0", "host-2", "host-3"):
+        actions = job.registers(name)
+    (start,) = actions
+    assert isinstance(start, StartAttempt)
+    assert job.run.incidents == ()
+
+
+def test_only_hosts_of_the_allocation_are_known() -> None:
+    job = Job().granted()
+    job.leads()
+    assert cannot_begin(job, "elsewhere") == ()
+    assert job.run.hosts == {}
+
+
+def test_hosts_that_no_agent_has_come_from_are_asked_about_sooner() -> None:
+    job = Job().granted()
+    job.leads()
+    job.registers("host-0")
+    assert unheard(job.run) == ("host-1",)
+    assert next_question_s(job.run) == UNHEARD_S
+    job.registers("host-1")
+    assert unheard(job.run) == ()
+    assert next_question_s(job.run) == NOTICES_S
+    pods = Job().granted(successor_s=600.0)
+    pods.leads()
+    assert unheard(pods.run) == ()
+    assert unheard(replace(job.run, stage=Stage.RUNNING)) == ()

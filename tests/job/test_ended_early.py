@@ -1,0 +1,52 @@
+"""Ranks that return 0 before the last step have not done the job."""
+
+from typing import Any
+
+from orchestrator.contract.messages.actions import EndJob, StopAttempt
+from orchestrator.diagnosis.logs.readings import End, read_exit
+from orchestrator.job.state import NOBODY, Culprit
+from tests.job.supervise_stage import GLOO_CLOSED, Job
+
+
+def returns(job: Job, rank: int, step: int, **more: Any) -> Any:
+    reading = read_exit(End(exit_code=0, signal=None))
+    values = {"exit_code": 0, "signal": None, "step": step, "reading": reading}
+    return job.exits(rank, **values | more)
+
+
+def test_a_rank_that_returns_0_early_is_the_cause_and_ends_the_job() -> None:
+    job = Job().running()
+    (stop,) = returns(job, 2, step=3)
+    assert isinstance(stop, StopAttempt)
+    job.raises(0, GLOO_CLOSED)
+    (end,) = job.stops()
+    (incident,) = job.run.incidents
+    steps = job.run.job.steps if job.run.job else 0
+    cause = f"rank 2 ended with exit code 0 after step 3 of {steps}"
+    assert (incident.failure, incident.cause) == ("ended-early", cause)
+    assert (incident.culprit, incident.rule) == (Culprit(host="host-1", rank=2), "the-class-stops")
+    reason = f"ended-early: {cause} (rule the-class-stops)"
+    assert end == EndJob(state="FAILED", reason=reason)
+    assert "exit code 0 before the last step, of 1 ranks: rank 2 after step 3" in (
+        incident.evidence.notes
+    )
+
+
+def test_where_all_return_0_early_no_rank_is_blamed() -> None:
+    job = Job().running()
+    for rank in range(4):
+        returns(job, rank, step=5)
+    (end,) = job.stops()
+    (incident,) = job.run.incidents
+    assert (incident.culprit, incident.failure) == (NOBODY, "ended-early")
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+    assert "of 4 ranks: rank 0 after step 5, rank 1 after step 5" in incident.evidence.notes[0]
+
+
+def test_what_breaks_first_is_blamed_and_not_who_returned_after_it() -> None:
+    job = Job().running()
+    job.exits(1)
+    returns(job, 2, step=3, stopped=True)
+    job.stops()
+    assert job.run.incidents[0].culprit.rank == 1

@@ -1,0 +1,113 @@
+"""What a job does about a host that is drained, by `cluster.slurm.on_drain`."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt, StopAttempt
+from orchestrator.contract.messages.events import HostFlagged, HostOpened
+from orchestrator.contract.spec.slurm_spec import SlurmSpec
+from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news
+from orchestrator.job.state import Stage
+from orchestrator.seams import HostNotice
+from tests.job.supervise_stage import Job, submitted
+
+Policy = Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"]
+DRAINED = HostNotice("host-1", "ALLOCATED+DRAIN", "a fan", lets_finish=True)
+AT_IT = HostNotice("host-1", "MAINTENANCE", "reservation maint_1")
+
+
+def a_job(policy: Policy, spares: int = 0) -> Job:
+    launch = submitted(spares=spares).launch
+    slurm = replace(launch, slurm=SlurmSpec(on_drain=policy))
+    return Job(spares=spares, launch=slurm, backend="slurm").granted()
+
+
+def flag(job: Job, notice: HostNotice = DRAINED) -> tuple[Action, ...]:
+    """What the leader tells of it, where it is news."""
+    actions: tuple[Action, ...] = ()
+    for event in news(job.run, asked_about(job.run), (), (notice,), job.now()):
+        assert isinstance(event, HostFlagged)
+        actions += job.tell(event)
+    return actions
+
+
+def test_by_default_a_drained_host_is_kept_to_the_end() -> None:
+    assert SlurmSpec().on_drain == "finish"
+    job = a_job("finish").running()
+    assert flag(job) == ()
+    assert (job.run.stage, job.run.exclude) == (Stage.RUNNING, {})
+    assert job.run.draining == {"host-1": "host-1 is ALLOCATED+DRAIN: a fan"}
+    assert news(job.run, asked_about(job.run), heard((DRAINED,)), (DRAINED,), 9.0) == ()
+    job.saves(5)
+    assert job.run.stage is Stage.RUNNING
+    (start,) = job.fails_once()
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == job.hosts, "an incident changes nothing: the allocation has it still"
+
+
+def test_a_drained_spare_is_not_used_any_more_and_one_that_is_needed_is() -> None:
+    job = a_job("finish", spares=1).running()
+    flag(job, replace(DRAINED, host="host-2"))
+    assert list(job.run.exclude) == ["host-2"]
+    job = a_job("finish")
+    job.leads()
+    job.registers("host-0")
+    assert flag(job) == ()
+    (start,) = job.registers("host-1")
+    assert isinstance(start, StartAttempt)
+
+
+@pytest.mark.parametrize("policy", ["finish", "at_next_checkpoint"])
+def test_when_maintenance_begins_no_more_is_waited_for(policy: Policy) -> None:
+    job = a_job(policy).running()
+    assert flag(job) == ()
+    (stop,) = flag(job, AT_IT)
+    assert isinstance(stop, StopAttempt)
+    assert job.run.draining == {}
+    job.saves(7)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    assert (job.run.incidents, job.run.restarts) == ((), 0)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_checkpoint_at_once_where_that_was_asked_for(spares: int) -> None:
+    job = a_job("checkpoint_and_requeue", spares).running()
+    (stop,) = flag(job)
+    assert isinstance(stop, StopAttempt)
+    job.saves(7)
+    (follows,) = job.stops()
+    assert isinstance(follows, StartAttempt if spares else Requeue)
+
+
+def test_at_the_next_checkpoint_where_that_was_asked_for() -> None:
+    job = a_job("at_next_checkpoint").running()
+    assert flag(job) == ()
+    assert job.run.stage is Stage.RUNNING
+    assert flag(job) == (), "it is known"
+    (stop,) = job.saves(10)
+    assert isinstance(stop, StopAttempt)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert requeue.exclude == ("host-1",)
+    assert "ALLOCATED+DRAIN: a fan" in requeue.reason
+
+
+def test_one_that_is_resumed_meanwhile_stays() -> None:
+    for policy in ("finish", "at_next_checkpoint"):
+        job = a_job(policy).running()
+        flag(job)
+        (opened,) = news(job.run, asked_about(job.run), (), (), job.now())
+        assert isinstance(opened, HostOpened)
+        assert job.tell(opened) == ()
+        assert (job.run.draining, job.run.exclude, job.run.shut) == ({}, {}, ())
+        assert job.saves(10) == ()
+
+
+def test_a_host_that_is_gone_is_nothing_to_wait_for() -> None:
+    job = a_job("finish").running()
+    (stop,) = flag(job, HostNotice("host-1", "DOWN+DRAIN", "a fan"))
+    assert isinstance(stop, StopAttempt)

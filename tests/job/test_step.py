@@ -1,0 +1,330 @@
+"""The way of a job by table: starting, training, failing, restarting, ending."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.contract.check_results import Finding
+from orchestrator.contract.checkpoint_interval import Exposure, SavePace
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.messages.actions import EndJob, StartAttempt, StopAttempt
+from orchestrator.contract.messages.events import (
+    AgentRegistered,
+    CancelRequested,
+    CheckpointFailed,
+    CheckpointIntervalChanged,
+    Event,
+    HealthChanged,
+    LeaderStarted,
+    RankExited,
+    StepReached,
+    Tick,
+)
+from orchestrator.job.incidents import left_out
+from orchestrator.job.state import Run, Stage, pace_of
+from orchestrator.job.step import fold, step
+from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
+
+
+def test_nothing_happens_before_a_job_is_submitted() -> None:
+    events: list[Event] = [
+        LeaderStarted(at=1, host="host-0", pid=1),
+        Tick(at=2),
+        exited(0, attempt=0),
+        CancelRequested(at=3, by="ann"),
+    ]
+    for event in events:
+        assert step(Run(), event) == (Run(), ())
+
+
+def test_a_job_goes_from_submission_to_success() -> None:
+    job = Job()
+    assert (job.run.stage, job.run.state) == (Stage.SUBMITTED, "SUBMITTED")
+    job.leads()
+    assert (job.run.stage, job.run.state) == (Stage.WAITING, "PENDING")
+    assert job.registers("host-1") == ()
+    assert job.registers("host-0") == (
+        StartAttempt(
+            attempt=1,
+            hosts=("host-0", "host-1"),
+            plan=1,
+            drills=(),
+            reason="attempt 1 on 2 hosts from the beginning",
+        ),
+    )
+    assert job.run.state == "STARTING"
+    assert job.trains() == ()
+    assert (job.run.state, job.run.step) == ("RUNNING", 1)
+    assert job.stops("host-0", finished=True) == ()
+    assert job.stops("host-1", finished=True) == (
+        EndJob(state="SUCCEEDED", reason="all ranks finished in attempt 1"),
+    )
+    assert (job.run.state, job.run.incidents, job.run.restarts) == ("SUCCEEDED", (), 0)
+
+
+def test_agents_that_come_before_the_leader_or_after_the_end_are_not_counted() -> None:
+    job = Job()
+    assert job.registers("host-0") == ()
+    assert job.run.hosts == {}
+    job.cancelled()
+    assert job.registers("host-0") == ()
+    assert job.run.hosts == {}
+
+
+def test_a_host_with_too_few_devices_is_not_used() -> None:
+    job = Job()
+    job.leads()
+    job.registers("host-0", devices=1)
+    assert job.registers("host-1") == ()
+    (end,) = job.waits(600)
+    assert end == EndJob(
+        state="FAILED",
+        reason="1 of 2 hosts registered within 600 s (host-1); host-0: fewer than 2 devices;"
+        " see logs/agent-<host>.log of the others",
+    )
+
+
+def test_too_few_hosts_end_the_job_after_the_init_timeout() -> None:
+    job = Job(init_timeout=60.0)
+    job.leads()
+    assert job.waits(59) == ()
+    (end,) = job.waits(1)
+    assert isinstance(end, EndJob)
+    assert end.reason.startswith("0 of 2 hosts registered within 60 s (none);")
+
+
+def test_hosts_that_found_themselves_unfit_are_not_waited_for() -> None:
+    """Nothing but a scheduler could give others, and they do not look at themselves again."""
+    full = Finding(what="/dev/shm", verdict="stops", found="full", fix="make room there")
+    job = Job()
+    job.leads()
+    assert job.registers("host-0", findings=(full,)) == ()
+    assert job.registers("host-1") == (
+        EndJob(
+            state="FAILED",
+            reason="1 of 2 hosts are left; host-0: /dev/shm: full (make room there)",
+        ),
+    )
+
+
+def test_a_job_waits_for_hosts_whose_nvlink_blocks_hold_its_tp_groups() -> None:
+    switches = {"host-0": ("rack-1",), "host-1": ("rack-2",), "host-2": ("rack-2",)}
+    wide = replace(plan(), mesh=Mesh(tp=4), switches=switches)
+    job = Job(plan=wide, launch=submitted(spares=1).launch, init_timeout=60.0)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1")
+    assert job.waits(30) == ()
+    (start,) = job.registers("host-2")
+    assert isinstance(start, StartAttempt)
+    assert set(start.hosts) == {"host-1", "host-2"}
+
+
+def test_hosts_without_room_for_tp_groups_end_the_job_with_that_reason() -> None:
+    wide = replace(plan(), mesh=Mesh(tp=4), switches={"host-0": ("a",), "host-1": ("b",)})
+    job = Job(plan=wide, init_timeout=60.0)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-1")
+    (end,) = job.waits(60)
+    assert isinstance(end, EndJob)
+    assert "tp groups that stay in an NVLink block find room on 0 of them" in end.reason
+
+
+def test_a_late_tick_changes_nothing_while_training() -> None:
+    job = Job().running()
+    before = job.run
+    assert job.waits(1e6) == ()
+    assert job.run is before
+
+
+def test_health_changes_decide_nothing() -> None:
+    job = Job().running()
+    before = job.run
+    event = HealthChanged(at=job.now(), attempt=1, ranks=((0, 1),), health="slow", age_s=3.0)
+    assert job.tell(event) == ()
+    assert job.run is before
+
+
+def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
+    job = Job().running()
+    before = job.run
+    event = CheckpointFailed(at=job.now(), attempt=1, step=8, why="disk full")
+    assert job.tell(event) == ()
+    assert job.run is before
+
+
+def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
+    job = Job().running()
+    assert pace_of(job.run) == SavePace()
+    begun = job.run.stepped_at
+    for done, after_s in ((5, 40.0), (9, 100.0)):
+        at = begun + after_s
+        word = StepReached(at=at, attempt=1, step=done, loss=1.0, tokens_per_second=1.0)
+        assert job.tell(word) == ()
+    changed = CheckpointIntervalChanged(
+        at=begun + 101.0, attempt=1, step=9, old=100, new=7, why="a save costs little"
+    )
+    assert job.tell(changed) == ()
+    job.exits(1)
+    job.stops("host-0")
+    job.stops("host-1")
+    exposure = Exposure(failures=1, observed_s=100.0)
+    assert pace_of(job.run) == SavePace(exposure=exposure, every_steps=7)
+    unfit = left_out(job.run, job.now(), "host-9", "no GPU")
+    assert len(unfit.incidents) == 2
+    assert pace_of(unfit) == pace_of(job.run), "it never trained"
+
+
+def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint() -> None:
+    job = Job().running()
+    job.saves(20)
+    (stop,) = job.exits(1)
+    assert stop == StopAttempt(attempt=1, grace_s=3.0, reason="rank 1 on host-0 ended")
+    assert (job.run.stage, job.run.state) == (Stage.STOPPING, "RECOVERING")
+    assert job.stops("host-0") == ()
+    assert job.stops("host-1") == (
+        StartAttempt(
+            attempt=2,
+            hosts=("host-0", "host-1"),
+            plan=1,
+            drills=(),
+            reason="attempt 2 on 2 hosts from checkpoint step-20",
+        ),
+    )
+    assert (job.run.stage, job.run.state) == (Stage.STARTING, "RECOVERING")
+    (incident,) = job.run.incidents
+    assert (incident.id, incident.attempt, incident.kind) == (1, 1, "rank-killed")
+    assert (incident.culprit.host, incident.culprit.rank) == ("host-0", 1)
+    assert incident.action == "restart as attempt 2 from checkpoint step-20"
+    assert incident.recovered_after_s is None
+
+
+def test_the_first_new_step_closes_the_incident() -> None:
+    job = Job().running()
+    job.exits(1)
+    broke = job.at
+    job.stops()
+    job.trains(first=0)
+    (incident,) = job.run.incidents
+    assert incident.recovered_after_s == job.at - broke
+    assert job.run.state == "RUNNING"
+    recovered = incident.recovered_after_s
+    job.steps(2)
+    assert job.run.incidents[0].recovered_after_s == recovered
+
+
+def test_what_an_incident_cost_is_not_told_anew_by_the_next_recovery() -> None:
+    job = Job().running()
+    job.fails_once()
+    job.trains()
+    cost = job.run.incidents[0].recovered_after_s
+    job.saves(10)
+    job.waits(100)
+    job.fails_once()
+    job.trains(10)
+    first, second = job.run.incidents
+    assert first.recovered_after_s == cost
+    assert second.recovered_after_s is not None
+
+
+def test_one_recovery_closes_all_that_broke_on_the_way() -> None:
+    job = Job().running()
+    job.fails_once()
+    job.fails_once()
+    job.trains()
+    first, second = job.run.incidents
+    assert first.recovered_after_s is not None
+    assert second.recovered_after_s is not None
+    assert first.recovered_after_s > second.recovered_after_s
+
+
+def test_a_recovery_never_takes_less_than_no_time() -> None:
+    """The new leader's clock may be behind that of the former one."""
+    job = Job().running()
+    job.at -= 3600
+    job.starts().trains()
+    (incident,) = job.run.incidents
+    assert (incident.recovered_after_s, incident.detected_after_s) == (0.0, 0.0)
+
+
+def test_an_exit_said_late_does_not_cut_the_time_to_stop() -> None:
+    """The end of a rank that nobody saw is dated back to its last word, minutes ago maybe."""
+    job = Job().running()
+    job.at += 300
+    late = exited(1, at=job.at - 290, detected_after_s=290.0)
+    job.tell(late)
+    assert job.run.since == job.run.last_at == job.at
+    assert job.waits(17) == ()
+    (incident,) = job.run.incidents or [None]
+    assert incident is None
+    job.stops()
+    assert job.run.incidents[0].at == late.at
+
+
+@pytest.mark.parametrize("stage", ["starting", "running"])
+def test_a_rank_that_exits_is_seen_in_every_live_stage(stage: str) -> None:
+    job = Job().starts() if stage == "starting" else Job().running()
+    (stop,) = job.exits(0)
+    assert isinstance(stop, StopAttempt)
+
+
+def test_an_exit_is_counted_once() -> None:
+    job = Job().running()
+    job.exits(1)
+    before = job.run
+    assert job.exits(1) == ()
+    assert job.run is before
+
+
+def test_the_step_of_an_incident_is_the_last_that_any_rank_reported() -> None:
+    job = Job().running()
+    job.fails_once(step=24)
+    assert job.run.incidents[0].step == 24
+    job.trains(first=20)
+    job.fails_once(step=0)
+    assert job.run.incidents[1].step == 21
+
+
+def test_late_news_of_former_attempts_changes_nothing() -> None:
+    job = Job().running()
+    job.fails_once()
+    before = job.run
+    late: list[Event] = [
+        exited(3, attempt=1),
+        StepReached(at=1, attempt=1, step=99, loss=None, tokens_per_second=None),
+        exited(3, attempt=7),
+    ]
+    for event in late:
+        assert job.tell(event) == ()
+        assert job.run is before
+
+
+def test_news_of_an_attempt_that_has_stopped_changes_no_decision() -> None:
+    job = Job().running()
+    job.loses("host-1")
+    job.stops("host-0")
+    assert job.run.stage is Stage.WAITING
+    late: list[Callable[[], object]] = [
+        lambda: job.exits(0),
+        job.hangs,
+        lambda: job.shows("host-0"),
+        job.stops,
+    ]
+    for act in late:
+        assert act() == ()
+        assert job.run.state == "RECOVERING"
+
+
+def test_the_state_is_the_fold_of_all_events() -> None:
+    job = Job(spares=1).running()
+    job.fails_once()
+    job.trains()
+    assert fold(event for event, _ in job.all) == job.run
+    ignored: list[Event] = [
+        submitted(at=START),
+        RankExited(**{f: getattr(raised(0, "x"), f) for f in RankExited.__slots__}),
+        AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1, incarnation="1"),
+    ]
+    assert fold(ignored).stage is Stage.SUBMITTED

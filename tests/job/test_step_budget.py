@@ -1,0 +1,98 @@
+"""When a job is tried again, and when it is given up."""
+
+import pytest
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.actions import EndJob, StartAttempt
+from orchestrator.job.state import NOBODY
+from tests.job.supervise_stage import Job, error
+
+
+def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
+    job = Job(max_restarts=2).running()
+    for attempt in (2, 3):
+        (start,) = job.fails_once()
+        assert isinstance(start, StartAttempt)
+        assert start.attempt == attempt
+    (end,) = job.fails_once()
+    assert end == EndJob(
+        state="FAILED",
+        reason="no new checkpoint in 2 of max_restarts 2 restarts; last cause: rank 1 was killed"
+        " by SIGKILL (rule max-restarts)",
+    )
+    assert (job.run.restarts, len(job.run.incidents)) == (2, 3)
+
+
+def test_a_new_checkpoint_gives_the_budget_back() -> None:
+    job = Job(max_restarts=1).running()
+    for number in range(1, 6):
+        job.saves(10 * number)
+        (start,) = job.fails_once()
+        assert isinstance(start, StartAttempt)
+    job.saves(50)  # saved again, not new
+    assert isinstance(job.fails_once()[0], EndJob)
+
+
+def test_a_resume_beyond_the_known_checkpoint_is_progress_too() -> None:
+    """Ranks that lost their leader saved once more on leaving; nobody could journal it."""
+    job = Job(max_restarts=2).running()
+    job.saves(10)
+    job.fails_once()
+    job.fails_once()
+    job.trains(first=47)
+    assert (job.run.saved, job.run.fruitless) == (47, 1)
+    job.fails_once()
+    job.trains(first=40)
+    assert (job.run.saved, job.run.fruitless) == (47, 2)
+
+
+def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback() -> None:
+    job = Job(max_restarts=9).running()
+    job.raises(2, "shapes differ")
+    job.stops()
+    job.trains()
+    job.raises(3, "shapes differ")
+    (end,) = job.stops()
+    assert end == EndJob(
+        state="FAILED",
+        reason="the job was stopped: the same error twice, so it is the program's own"
+        " (rule same-error-twice)",
+    )
+    assert "RuntimeError: shapes differ" in job.run.incidents[-1].evidence.traceback
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"at_step": 11}, {"message": "shapes differ again"}, {"kind": "ValueError"}],
+    ids=["another step", "another message", "another class"],
+)
+def test_another_error_is_tried_again(second: dict[str, object]) -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    job.stops()
+    message = str(second.pop("message", "shapes differ"))
+    job.raises(2, message, **second)
+    assert isinstance(job.stops()[-1], StartAttempt)
+
+
+def test_a_lost_connection_twice_is_no_error_of_the_program() -> None:
+    job = Job().running()
+    for _ in range(2):
+        job.raises(2, "Connection closed by peer [::1]:1")
+        assert isinstance(job.stops()[-1], StartAttempt)
+        job.trains()
+
+
+def test_a_refused_configuration_ends_the_job_at_once() -> None:
+    job = Job().starts()
+    said = "tp=3 does not divide\n  fix: set tp to 2"
+    job.exits(0, exit_code=exit_codes.REFUSED, error=error(said, "TrainingError"))
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    cause = "the trainer refused its configuration: tp=3 does not divide"
+    assert end.reason == f"{cause} (rule refused); fix: set tp to 2"
+    incident = job.run.incidents[-1]
+    assert (incident.cause, incident.action, incident.advice) == (cause, cause, "set tp to 2")
+    assert incident.culprit == NOBODY, "every rank would have said so"
+    evidence = incident.evidence
+    assert (evidence.traceback, evidence.log_tail, evidence.notes) == ("", (), ())

@@ -1,0 +1,321 @@
+"""What ends a job from outside, in every stage: a person who cancels it, a leader that dies."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
+from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
+from orchestrator.job.policy import strike_weight
+from orchestrator.job.state import NOBODY, Run, Stage
+from orchestrator.job.step import step
+from tests.job.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
+
+# Cancelling
+
+Played = Callable[[], Job]
+
+
+def _hung() -> Job:
+    job = Job().running()
+    job.hangs()
+    return job
+
+
+def _stopping() -> Job:
+    job = Job().running()
+    job.exits(1)
+    return job
+
+
+def _led() -> Job:
+    job = Job()
+    job.leads()
+    return job
+
+
+@pytest.mark.parametrize("played", [Job, _led], ids=["submitted", "waiting"])
+def test_cancelling_before_the_start_ends_the_job_at_once(played: Played) -> None:
+    job = played()
+    (end,) = job.cancelled()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.state == "CANCELLED"
+
+
+@pytest.mark.parametrize(
+    "played",
+    [lambda: Job().starts(), lambda: Job().running()],
+    ids=["starting", "running"],
+)
+def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(played: Played) -> None:
+    job = played()
+    assert job.cancelled() == (StopAttempt(attempt=1, grace_s=30.0, reason="cancelled by ann"),)
+    assert job.cancelled("bob") == (), "once is enough"
+    job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.incidents == ()
+
+
+def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
+    job = _stopping()
+    assert job.cancelled() == ()
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    assert end.state == "CANCELLED"
+
+
+@pytest.mark.parametrize("by", ["ann", "the scheduler", "ann, and another leader ends it"])
+def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by: str) -> None:
+    job = Job().running()
+    job.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    words = "cancelled by ann"
+    if by == "the scheduler":
+        words = "cancelled by somebody, in the scheduler (SIGTERM)"
+        job.tell(LeaveAsked(at=job.now(), cause="cancelled", words="SIGTERM"))
+    else:
+        job.cancelled()
+    (end,) = job.leads() if "leader" in by else job.stops()
+    assert end == EndJob(state="CANCELLED", reason=words)
+    (incident,) = job.run.incidents
+    assert (incident.failure, str(incident.culprit)) == ("uncorrectable-ecc", "rank 2 on host-1")
+    assert (incident.action, incident.remedy, incident.rule) == (words, None, "")
+    assert (incident.attempt, job.run.restarts, job.run.findings) == (1, 0, None)
+    assert strike_weight(incident) == 1.0
+
+
+def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:
+    job = _hung()
+    stop, judge = job.cancelled()
+    assert (type(stop), type(judge)) == (StopAttempt, JudgeHang)
+    job.judged(2)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
+
+
+def test_the_verdict_on_a_hang_is_not_waited_for_where_the_job_is_cancelled() -> None:
+    job = _hung()
+    job.cancelled()
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit) == ("hang", NOBODY)
+
+
+def test_ranks_that_were_taken_for_stuck_and_make_their_checkpoint_did_not_hang() -> None:
+    job = _hung()
+    job.cancelled()
+    job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
+    (end,) = job.stops()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+    assert job.run.incidents == ()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_what_ends_after_a_job_was_cancelled_ended_of_that(before: bool) -> None:
+    """Only where ranks had lost a peer before, one that tells why is asked for."""
+    job = Job().running()
+    if before:
+        job.raises(0, GLOO_CLOSED)
+    job.cancelled()
+    job.exits(1, exit_code=exit_codes.CHECKPOINTED)
+    job.raises(2, "shapes differ")
+    job.loses("host-1", silent_s=0.0)
+    job.stops("host-0")
+    assert job.run.ending == "CANCELLED"
+    told = [(one.kind, one.culprit.rank) for one in job.run.incidents]
+    assert told == ([("exception", 2)] if before else [])
+
+
+def test_a_host_that_was_taken_before_the_job_was_cancelled_is_nobodys_fault() -> None:
+    job = Job().granted().starts()
+    job.trains()
+    job.loses("host-1", taken="Evicted: the node was low on memory")
+    job.cancelled()
+    job.stops("host-0")
+    assert (job.run.ending, job.run.incidents) == ("CANCELLED", ())
+
+
+def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
+    job = Job().running()
+    job.cancelled()
+    (end,) = job.stops(finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("how", ["lost", "stuck"])
+def test_a_cancelled_job_ends_though_a_host_does_not_answer(how: str) -> None:
+    job = Job().running()
+    job.cancelled()
+    job.stops("host-0")
+    actions = job.loses("host-1") if how == "lost" else job.waits(46)
+    (end,) = actions
+    assert isinstance(end, EndJob)
+    assert end.state == "CANCELLED"
+
+
+def test_nothing_is_decided_after_the_end() -> None:
+    job = Job().running()
+    job.stops(finished=True)
+    plays: list[Callable[[], object]] = [
+        job.cancelled,
+        job.hangs,
+        job.stops,
+        lambda: job.exits(0),
+        lambda: job.loses("host-0"),
+        lambda: job.shows("host-0", found(0)),
+        lambda: job.registers("host-0", pid=9),
+        lambda: job.waits(1e6),
+        lambda: job.saves(60),
+    ]
+    for play in plays:
+        assert play() == ()
+        assert job.run.state == "SUCCEEDED"
+    (end,) = job.leads()
+    assert end == EndJob(
+        state="SUCCEEDED", reason="the job has ended: all ranks finished in attempt 1"
+    )
+
+
+# Leaders
+
+
+def resumed(job: Job, **more: Any) -> Job:
+    job.tell(submitted(at=job.now(), resume=True, **more))
+    return job
+
+
+def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
+    job = Job(max_restarts=1).running()
+    job.fails_once()
+    job.fails_once()
+    assert (job.run.ending, job.run.fruitless) == ("FAILED", 1)
+    resumed(job, max_restarts=1).starts()
+    assert job.run.fruitless == 0
+    (start,) = job.fails_once()
+    assert isinstance(start, StartAttempt)
+    assert start.attempt == 4
+    (end,) = job.fails_once()
+    assert isinstance(end, EndJob)
+
+
+@pytest.mark.parametrize("by_a_person", [True, False], ids=["resumed", "requeued"])
+def test_a_dead_leader_costs_an_incident_and_a_restart(by_a_person: bool) -> None:
+    job = Job().running()
+    job.saves(20)
+    last = job.at
+    job.at += 100
+    if by_a_person:
+        resumed(job)
+        assert job.run.state == "SUBMITTED"
+    assert job.leads() == ()
+    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    job.registers("host-0")
+    (start,) = job.registers("host-1")
+    assert isinstance(start, StartAttempt)
+    assert start.attempt == 2
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.at) == ("leader-lost", last)
+    assert incident.detected_after_s >= 100
+    assert incident.culprit.host is None
+    assert (job.run.restarts, job.run.fruitless) == (1, 0 if by_a_person else 1)
+    job.trains(first=20)
+    assert job.run.incidents[0].recovered_after_s is not None
+
+
+def test_a_leader_that_dies_under_every_attempt_spends_the_budget() -> None:
+    job = Job(max_restarts=1).running()
+    assert job.starts().run.attempt == 2
+    (end,) = job.leads()
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+
+
+def test_a_person_may_resume_a_job_without_any_budget() -> None:
+    job = resumed(Job(max_restarts=0).running(), max_restarts=0)
+    assert job.starts().run.stage is Stage.STARTING
+
+
+def test_a_leader_that_dies_while_waiting_leaves_nothing_behind() -> None:
+    job = _led()
+    job.registers("host-0")
+    job.leads()
+    assert (job.run.stage, job.run.hosts, job.run.incidents) == (Stage.WAITING, {}, ())
+
+
+def test_a_leader_that_cannot_lead_ends_the_job_with_its_reason() -> None:
+    job = Job(hosts=2)
+    unable = LeaderStarted(at=job.now(), host="host-0", pid=9, unable="no scontrol in the image")
+    assert job.tell(unable) == (EndJob(state="FAILED", reason="no scontrol in the image"),)
+    assert job.run.incidents == ()
+
+
+def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:
+    job = Job().running()
+    job.cancelled()
+    (end,) = job.leads()
+    assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
+
+
+def test_a_person_may_resume_what_was_cancelled() -> None:
+    job = Job().running()
+    job.cancelled()
+    assert resumed(job).starts().run.stage is Stage.STARTING
+
+
+def test_the_trouble_before_the_leaders_death_stays_the_cause() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    job.starts()
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.culprit.rank) == ("exception", 2)
+    job.raises(2, "shapes differ")
+    (end,) = job.stops()
+    assert isinstance(end, EndJob), "the same error twice"
+
+
+def test_errors_from_before_a_submission_by_a_person_are_forgiven() -> None:
+    job = Job().running()
+    job.raises(2, "shapes differ")
+    job.exits(0, exit_code=exit_codes.REFUSED, error=error("no", "TrainingError"))
+    resumed(job).starts().trains()
+    assert job.run.incidents[0].action == "the job was submitted again"
+    job.raises(2, "shapes differ")
+    assert isinstance(job.stops()[-1], StartAttempt)
+    job.raises(2, "shapes differ")
+    assert isinstance(job.stops()[-1], EndJob)
+
+
+def test_a_resumed_job_counts_its_drills_from_one_again() -> None:
+    first, second = drills("kill:rank=1@step=5"), drills("stop:rank=2@step=9")
+    job = Job(drills=first).running()
+    job.drill(1)
+    resumed(job, drills=second)
+    assert job.run.incidents[0].drill == "kill:rank=1@step=5"
+    job.starts()
+    (start,) = job.all[-1][1]
+    assert isinstance(start, StartAttempt)
+    assert start.drills == second
+
+
+def test_a_resumed_job_goes_on_counting_attempts_and_incidents() -> None:
+    job = Job(max_restarts=0).running()
+    job.saves(20)
+    job.fails_once()
+    assert job.run.state == "FAILED"
+    resumed(job).starts().trains(first=20)
+    assert (job.run.attempt, job.run.saved, job.run.restarts) == (2, 20, 0)
+    (incident,) = job.run.incidents
+    assert incident.recovered_after_s is not None
+
+
+def test_a_job_submitted_anew_has_no_past() -> None:
+    job = Job().running()
+    fresh, actions = step(job.run, submitted())
+    assert actions == ()
+    assert fresh == step(Run(), submitted())[0]

@@ -1,0 +1,408 @@
+"""Agents that are lost, come back or are replaced, in every stage."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from orchestrator.contract.messages.actions import EndJob, ReplaceAgent, StartAttempt, StopAttempt
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    HostFlagged,
+    HostOpened,
+    HostsChecked,
+    HostStopped,
+)
+from orchestrator.job.state import NOBODY, Stage, pace_of
+from tests.job.supervise_stage import Job, host
+
+# Agents
+
+
+def test_an_agent_lost_in_training_is_replaced_and_its_host_kept_in_place() -> None:
+    job = Job().running()
+    stop, order = job.loses("host-0", silent_s=2.5)
+    reason = "the agent of host-0 is gone: it said nothing"
+    assert stop == StopAttempt(attempt=1, grace_s=3.0, reason=reason)
+    assert order == ReplaceAgent(host="host-0", reason=reason)
+    assert job.loses("host-0") == (), "lost once"
+    assert job.stops("host-1") == (), "the replacement is on its way"
+    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    (start,) = job.registers("host-0", pid=2)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    (incident,) = job.run.incidents
+    assert (incident.kind, str(incident.culprit)) == ("host-lost", "host-0")
+    assert incident.detected_after_s == 2.5
+
+
+def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+    job = Job(spares=1).running()
+    assert job.run.placement == ("host-0", "host-1")
+    job.loses("host-0")
+    (start,) = job.stops("host-1")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-1")
+
+
+def test_the_planned_hosts_are_waited_for_when_a_spare_registers_first() -> None:
+    job = Job(spares=1)
+    job.leads()
+    assert job.registers("host-2") == ()
+    assert job.registers("host-1") == (), "enough, but host-0 may be the better one"
+    (start,) = job.registers("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_a_host_that_does_not_come_is_waited_for_only_a_while() -> None:
+    job = Job(spares=1)
+    job.leads()
+    job.registers("host-2")
+    job.registers("host-1")
+    assert job.waits(1) == ()
+    (start,) = job.waits(5)
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-1")
+
+
+def test_a_lost_spare_is_replaced_and_training_goes_on() -> None:
+    job = Job(spares=1).running()
+    (order,) = job.loses("host-2")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.RUNNING
+
+
+def test_a_spare_whose_replacement_never_came_is_asked_for_again() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-2")
+    order, start = job.fails_once()
+    assert isinstance(order, ReplaceAgent)
+    assert (order.host, type(start)) == ("host-2", StartAttempt)
+
+
+def test_a_host_that_finished_may_leave_while_the_others_finish() -> None:
+    job = Job().running()
+    job.stops("host-0", finished=True)
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    (end,) = job.stops("host-1", finished=True)
+    assert isinstance(end, EndJob)
+    assert end.state == "SUCCEEDED"
+
+
+def test_the_last_host_lost_while_stopping_lets_the_next_attempt_come() -> None:
+    job = Job().running()
+    job.exits(0)
+    job.stops("host-0")
+    (order,) = job.loses("host-1")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.registers("host-1", pid=2)[-1], StartAttempt)
+
+
+def test_a_host_lost_after_its_ranks_stopped_is_replaced_too() -> None:
+    job = Job().running()
+    job.exits(0)
+    job.stops("host-0")
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.stage is Stage.STOPPING
+    assert job.stops("host-1")[0].reason.startswith("restart")
+
+
+def test_agents_that_die_before_every_start_spend_the_budget() -> None:
+    job = Job(max_restarts=2)
+    job.leads()
+    for pid in (1, 2, 3):
+        assert job.run.ending is None
+        job.registers("host-0", pid=pid)
+        (order,) = job.loses("host-0")
+        assert isinstance(order, ReplaceAgent)
+        actions = job.waits(3)
+    (end,) = actions
+    assert isinstance(end, EndJob)
+    assert end.reason == (
+        "no new checkpoint in 2 of max_restarts 2 restarts; last cause: the agent of host-0 is"
+        " gone: it said nothing (rule max-restarts)"
+    )
+    last = job.run.incidents[-1]
+    assert (last.kind, last.failure, last.rule) == ("host-lost", "host-lost", "max-restarts")
+    assert (job.run.restarts, job.run.fruitless, len(job.run.incidents)) == (2, 2, 3)
+
+
+def goes_at_once(job: Job, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        event = AgentLost(
+            at=job.at + 0.01 * number, host=host(number), why="it broke", silent_s=2.0
+        )
+        assert isinstance(job.tell(event)[-1], ReplaceAgent)
+
+
+def test_a_switch_that_blips_before_the_first_start_costs_nothing() -> None:
+    job = Job(hosts=32, max_restarts=5)
+    job.leads()
+    for number in range(20):
+        job.registers(host(number))
+    goes_at_once(job, range(8))
+    for number in range(8):
+        job.registers(host(number))
+    assert job.run.findings is None
+    job.waits(9)
+    assert (job.run.stage, job.run.fruitless, job.run.incidents) == (Stage.WAITING, 0, ())
+
+
+def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() -> None:
+    job = Job(hosts=32, max_restarts=5)
+    job.leads()
+    for number in range(20):
+        job.registers(host(number))
+    goes_at_once(job, range(8))
+    job.registers("host-1")
+    assert job.waits(1) == (), "more may go"
+    job.waits(2)
+    (incident,) = job.run.incidents
+    assert (incident.kind, incident.rule) == ("hosts-lost", "heals-by-itself")
+    assert incident.culprit == NOBODY
+    assert incident.cause.startswith("8 hosts went away at once")
+    assert (job.run.fruitless, job.run.restarts, job.run.findings) == (1, 1, None)
+    for number in range(32):
+        job.registers(host(number))
+    assert job.run.stage is Stage.STARTING
+
+
+def test_a_switch_that_flaps_while_hosts_come_back_is_waited_for_longer_each_time() -> None:
+    job = Job(hosts=32, max_restarts=5).starts()
+    goes_at_once(job, range(16, 32))
+    job.stops(*map(host, range(16)))
+    waited: list[float] = []
+    for pid in (2, 3, 4):
+        for number in range(16, 28):
+            job.registers(host(number), pid=pid)
+        goes_at_once(job, range(16, 28))
+        job.waits(4)
+        assert job.run.stage is Stage.HOLDING
+        assert job.run.deadline is not None
+        waited.append(job.run.deadline - job.at)
+        job.waits(waited[-1])
+    assert waited == sorted(waited)
+    assert waited[0] >= 7.5
+    assert [i.kind for i in job.run.incidents] == ["hosts-lost"] * 4
+    assert (job.run.fruitless, job.run.restarts, job.run.ending) == (4, 4, None)
+
+
+def test_nothing_starts_before_it_is_known_what_went() -> None:
+    job = Job(spares=2)
+    job.leads()
+    for name in job.everywhere[:2]:
+        job.registers(name)
+    job.loses("host-0")
+    assert job.registers("host-2") == ()
+    assert job.waits(1) == ()
+    (start,) = job.waits(3)
+    assert isinstance(start, StartAttempt)
+    assert [i.kind for i in job.run.incidents] == ["host-lost"]
+
+
+def test_an_agent_that_goes_in_the_check_says_nothing_of_its_host() -> None:
+    job = Job(hosts=3, spares=1, preflight=True).starts()
+    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+    job.loses("host-3")
+    unfit = {"host-3": "it did not report from the check of all hosts"}
+    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.waits(3)
+    assert [i.kind for i in job.run.incidents] == ["host-lost"]
+    assert (job.run.hosts["host-3"].unfit, job.run.hosts["host-3"].checked) == ("", False)
+    assert job.run.stage is Stage.STARTING
+
+
+@pytest.mark.parametrize("pid", [1, 2])
+def test_nor_does_one_that_is_back_before_the_check_is_over(pid: int) -> None:
+    """It did not report, or its former self did not."""
+    job = Job(hosts=3, spares=1, preflight=True).starts()
+    job.loses("host-3")
+    job.registers("host-3", pid=pid)
+    unfit = {"host-3": "it did not report from the check of all hosts"}
+    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.waits(3)
+    assert (job.run.hosts["host-3"].unfit, dict(job.run.exclude)) == ("", {})
+    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+
+
+def test_what_goes_while_no_rank_runs_costs_no_steps_and_saves_no_more_often() -> None:
+    job = Job(max_restarts=9).running()
+    job.saves(1)
+    job.steps(50)
+    job.loses("host-1")
+    job.stops("host-0")
+    job.loses("host-0")
+    job.waits(4)
+    assert [(i.kind, i.step, i.saved) for i in job.run.incidents] == [
+        ("host-lost", 50, 1),
+        ("host-lost", 50, None),
+    ]
+    assert pace_of(job.run).exposure.failures == 1
+
+
+def test_agents_nobody_knows_cannot_be_lost() -> None:
+    job = Job().running()
+    assert job.loses("host-9") == ()
+    assert Job().loses("host-0") == ()
+
+
+def test_an_agent_in_anothers_place_means_that_the_other_is_gone() -> None:
+    job = Job(spares=1).running()
+    (stop,) = job.registers("host-1", pid=2)
+    assert isinstance(stop, StopAttempt)
+    (start,) = job.stops("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+    assert job.run.incidents[0].kind == "host-lost"
+
+
+def test_a_new_agent_in_the_place_of_the_last_that_had_not_stopped_starts_the_next() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-2")
+    job.exits(0)
+    job.stops("host-0")
+    order, start = job.registers("host-1", pid=2)
+    assert isinstance(order, ReplaceAgent)
+    assert order.host == "host-2", "only the agent that is here needs no replacement"
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_an_agent_said_twice_changes_nothing() -> None:
+    job = Job().running()
+    before = job.run
+    assert job.registers("host-0") == ()
+    assert job.run is before
+
+
+def test_an_agent_in_anothers_place_may_end_a_job_whose_budget_is_spent() -> None:
+    job = Job(max_restarts=0)
+    job.leads()
+    job.registers("host-0")
+    job.registers("host-0", pid=2)
+    (end,) = job.waits(3)
+    assert isinstance(end, EndJob)
+
+
+def test_an_agent_given_up_too_early_has_to_stop_its_ranks_before_it_counts() -> None:
+    job = Job(spares=1).running()
+    job.loses("host-0")
+    (stop,) = job.registers("host-0")
+    assert isinstance(stop, StopAttempt)
+    assert stop.attempt == 1
+    assert job.stops("host-1") == (), "its ranks may still write"
+    (start,) = job.stops("host-0")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-1")
+
+
+def test_an_agent_back_after_the_end_of_its_attempt_has_to_say_so_as_well() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.stops("host-1")
+    assert isinstance(job.registers("host-0")[-1], StopAttempt)
+    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.stops("host-0")[-1], StartAttempt)
+
+
+def test_an_agent_back_and_lost_again_is_replaced_again() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    (order,) = job.loses("host-0")
+    assert isinstance(order, ReplaceAgent)
+    assert job.run.reason.startswith("the agent of host-0 is gone")
+    job.stops("host-1")
+    assert job.run.stage is Stage.WAITING
+    assert job.stops("host-0") == (), "it is gone"
+    assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
+
+
+def test_an_agent_back_that_cannot_stop_is_given_up_for_good() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    job.stops("host-1")
+    job.waits(30)
+    assert job.run.stage is Stage.WAITING
+    assert job.stops("host-0") == ()
+    assert not job.run.hosts["host-0"].alive
+
+
+def test_the_replacement_of_an_agent_that_came_back_is_waited_for_no_longer() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.registers("host-0")
+    job.stops("host-1")
+    assert job.run.stage is Stage.STOPPING
+    (start,) = job.registers("host-0", pid=2)
+    assert isinstance(start, StartAttempt)
+    assert job.run.hosts["host-0"].alive
+
+
+def test_the_replacement_of_an_agent_that_came_back_too_late_costs_nothing_more() -> None:
+    job = Job().running()
+    job.loses("host-0")
+    job.stops("host-1")
+    job.registers("host-0")
+    assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
+    assert job.run.fruitless == 1
+
+
+def given_up_and_back_an_attempt_later() -> Job:
+    """host-0 was given up in attempt 1; its agent comes back with ranks of that in attempt 2."""
+    job = Job(spares=1).running()
+    job.loses("host-0")
+    job.stops("host-1")
+    assert (job.run.attempt, job.run.placement) == (2, ("host-2", "host-1"))
+    job.trains()
+    (stop,) = job.registers("host-0", running=1)
+    assert isinstance(stop, StopAttempt)
+    assert (stop.attempt, stop.hosts) == (1, ("host-0",))
+    assert job.run.stage is Stage.RUNNING
+    return job
+
+
+def test_an_agent_back_an_attempt_later_carries_no_rank_before_its_old_ones_have_ended() -> None:
+    job = given_up_and_back_an_attempt_later()
+    job.loses("host-2")
+    job.stops("host-1")
+    assert job.run.stage is Stage.WAITING, "host-0 still runs what attempt 1 left there"
+    (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
+    assert isinstance(start, StartAttempt)
+    assert (start.attempt, start.hosts) == (3, ("host-0", "host-1"))
+
+
+def test_ranks_that_an_attempt_left_and_that_end_in_the_next_one_make_a_spare() -> None:
+    job = given_up_and_back_an_attempt_later()
+    job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
+    assert job.run.stage is Stage.RUNNING, "nobody's business but the host's"
+    assert job.run.hosts["host-0"].alive
+    job.loses("host-2")
+    assert isinstance(job.stops("host-1")[-1], StartAttempt)
+
+
+def test_a_new_leader_lets_ranks_end_that_its_predecessor_started() -> None:
+    job = Job().granted(successor_s=600.0).running()
+    job.leads()
+    (stop,) = job.registers("host-1", running=1)
+    assert isinstance(stop, StopAttempt)
+    assert (stop.attempt, stop.hosts) == (1, ("host-1",))
+    assert job.registers("host-0", pid=2) == ()
+    (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-1", finished=False))
+    assert isinstance(start, StartAttempt)
+
+
+def test_a_host_that_broke_while_it_was_drained_does_not_come_back_when_it_is_open() -> None:
+    job = Job(spares=1).granted().running()
+    job.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    job.tell(HostFlagged(at=job.now(), host="host-1", state="DRAINING", reason="a fan"))
+    assert job.run.shut == ("host-1",)
+    job.stops()
+    assert not job.run.shut
+    job.tell(HostOpened(at=job.now(), host="host-1"))
+    assert "host-1" in job.run.exclude
+    assert job.run.placement == ("host-0", "host-2")

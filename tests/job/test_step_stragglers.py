@@ -1,0 +1,239 @@
+"""What the supervisor makes of a rank that keeps its peers waiting."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.messages.actions import (
+    Action,
+    ReplaceAgent,
+    Requeue,
+    StartAttempt,
+    StopAttempt,
+)
+from orchestrator.contract.messages.events import LeaveAsked, StragglerFound, StragglerGone
+from orchestrator.job.hosts.straggler_replacement import strike_of
+from orchestrator.job.state import Stage
+from tests.job.supervise_stage import Job, drills, error
+
+
+def slow(job: Job, rank: int, own_s: float = 0.5) -> tuple[Action, ...]:
+    found = StragglerFound(
+        at=job.now(),
+        attempt=job.run.attempt,
+        rank=rank,
+        host=job.run.placement[rank // 2],
+        own_s=own_s,
+        peers_s=0.1,
+        step_s=1.0,
+        steps=15,
+        lost_tokens_per_second=6.0,
+    )
+    return job.tell(found)
+
+
+def fast(job: Job, rank: int) -> tuple[Action, ...]:
+    host = job.run.placement[rank // 2]
+    gone = StragglerGone(
+        at=job.now(), attempt=job.run.attempt, rank=rank, host=host, own_s=0.1, peers_s=0.1
+    )
+    return job.tell(gone)
+
+
+def test_a_straggler_is_known_while_it_is_one_and_nothing_is_done() -> None:
+    job = Job(spares=1).running()
+    assert slow(job, 3) == ()
+    assert job.run.stragglers[3].host == "host-1"
+    assert job.saves(7) == (), "resilience.replace_stragglers was not set"
+    assert fast(job, 3) == ()
+    assert job.run.stragglers == {}
+
+
+def test_its_host_is_replaced_by_a_spare_after_the_next_checkpoint() -> None:
+    job = Job(spares=1, replace_stragglers=True).running()
+    assert slow(job, 3) == ()
+    (stop,) = job.saves(7)
+    assert isinstance(stop, StopAttempt)
+    assert stop.grace_s == 30.0, "time for one more checkpoint"
+    assert "rank 3 takes 0.500 s of its own a step, its peers 0.100 s" in stop.reason
+    job.exits(0, exit_code=210, stopped=True)
+    job.saves(8)
+    job.stops("host-0")
+    (start,) = job.stops("host-1")
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-0", "host-2")
+    assert "host-1 keeps its peers waiting" in job.run.exclude["host-1"]
+    assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0), "nobody's fault"
+    assert job.run.stragglers == {}
+
+
+def test_a_host_that_was_replaced_gets_a_strike_once_unless_it_was_rehearsed() -> None:
+    for rank, rehearsed in ((None, False), (3, True), (0, False)):
+        armed = drills(f"slow:rank={rank or 0}@step=2")
+        job = Job(spares=1, replace_stragglers=True, drills=armed).running()
+        if rank is not None:
+            job.drill(1)
+        slow(job, 3)
+        before = job.run
+        job.saves(7)
+        found = strike_of(before, job.run)
+        if rehearsed:
+            assert found is None
+            continue
+        assert found is not None
+        assert (found.host, found.kind, found.attempt) == ("host-1", "straggler", 1)
+        assert "rank 3 takes 0.500 s of its own a step" in found.cause
+        before = job.run
+        job.saves(8)
+        assert strike_of(before, job.run) is None, "the last checkpoint on the way out"
+
+
+def test_of_several_the_one_that_costs_most_goes_first() -> None:
+    job = Job(spares=1, replace_stragglers=True).running()
+    slow(job, 3)
+    slow(job, 0, own_s=0.9)
+    job.saves(7)
+    assert list(job.run.exclude) == ["host-0"]
+
+
+def test_without_a_spare_it_stays() -> None:
+    job = Job(replace_stragglers=True).running()
+    slow(job, 3)
+    assert job.saves(7) == ()
+    assert (job.run.stage, job.run.exclude) == (Stage.RUNNING, {})
+    scheduled = Job(replace_stragglers=True).granted().running()
+    slow(scheduled, 3)
+    assert not any(isinstance(action, Requeue) for action in scheduled.saves(7))
+
+
+def test_one_that_is_pinned_stays() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted()
+    job.always = ("host-1",)
+    job.running()
+    slow(job, 3)
+    assert job.saves(7) == ()
+
+
+def test_the_next_leader_does_not_use_it_either() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted().running()
+    slow(job, 3)
+    job.saves(7)
+    job.leads()
+    assert list(job.run.exclude) == ["host-1"]
+
+
+def test_one_that_keeps_up_again_before_the_checkpoint_stays() -> None:
+    job = Job(spares=1, replace_stragglers=True).running()
+    slow(job, 3)
+    fast(job, 3)
+    assert job.saves(7) == ()
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "hangs"])
+def test_a_job_that_is_being_stopped_is_left_alone(ends: str) -> None:
+    job = Job(spares=1, replace_stragglers=True).running()
+    slow(job, 3)
+    getattr(job, ends)()
+    assert job.saves(7) == ()
+    assert job.run.exclude == {}
+
+
+def test_a_new_attempt_begins_with_no_stragglers() -> None:
+    job = Job().running()
+    slow(job, 3)
+    job.fails_once()
+    assert (job.run.attempt, job.run.stragglers) == (2, {})
+
+
+# What breaks while it is stopped for that
+
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+def stopping(**more: Any) -> Job:
+    """The job stops to move away from host-1."""
+    job = Job(spares=2, replace_stragglers=True, **more).granted().running()
+    slow(job, 3)
+    assert isinstance(job.saves(7)[0], StopAttempt)
+    return job
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["before", "after"])
+def test_hardware_that_breaks_on_the_way_out_is_an_incident_and_its_host_is_left_out(
+    stopped: bool,
+) -> None:
+    """Before or after its agent heard that the ranks are to leave."""
+    job = stopping()
+    job.raises(0, ECC, stopped=stopped)
+    job.exits(2, exit_code=210, stopped=True)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert start.hosts == ("host-2", "host-3")
+    (incident,) = job.run.incidents
+    assert (incident.failure, incident.culprit.host) == ("uncorrectable-ecc", "host-0")
+    assert job.run.fruitless == 1, "no wish of the job's own makes a failure free"
+    assert sorted(job.run.replaced) == ["host-0", "host-1"], "and the slow one is away as well"
+
+
+def test_a_rank_that_fails_before_it_was_told_to_leave_is_an_incident() -> None:
+    job = stopping()
+    job.exits(0)
+    job.stops()
+    (incident,) = job.run.incidents
+    assert (incident.failure, incident.culprit.rank) == ("sigkill-from-outside", 0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"exit_code": 210},
+        {"signal": 15},
+        {"exit_code": 210, "stopped": True},
+        {"signal": 9, "stopped": True},
+        {"exit_code": 1, "error": error("Connection closed by peer"), "stopped": False},
+        {"exit_code": 1, "error": error("DataLoader worker is killed"), "stopped": True},
+    ],
+    ids=["left", "by-torchrun", "left-when-told", "after-the-grace", "peer-left", "teardown"],
+)
+def test_a_rank_that_leaves_as_it_should_is_none(how: dict[str, Any]) -> None:
+    """Ranks agree to leave, so some do before their own agent is told."""
+    job = stopping()
+    job.exits(0, **how)
+    (start,) = job.stops()
+    assert isinstance(start, StartAttempt)
+    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+
+
+def test_an_agent_that_dies_meanwhile_is_an_incident_and_asked_for_again() -> None:
+    job = Job(spares=1, replace_stragglers=True).granted().running()
+    slow(job, 3)
+    job.saves(7)
+    assert [type(action) for action in job.loses("host-0")] == [ReplaceAgent]
+    job.stops("host-1")
+    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
+    assert job.run.stage is Stage.WAITING, "for the agent of host-0"
+    starts = job.registers("host-0", pid=2)
+    assert [a.hosts for a in starts if isinstance(a, StartAttempt)] == [("host-0", "host-2")]
+
+
+def test_a_leader_that_dies_meanwhile_is_an_incident() -> None:
+    job = stopping()
+    job.granted(restarts=1).leads()
+    assert [incident.kind for incident in job.run.incidents] == ["leader-lost"]
+
+
+def test_ranks_that_do_not_end_are_held_against_their_host() -> None:
+    job = stopping()
+    job.stops("host-1")
+    actions = job.waits(60.0)
+    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
+    assert [a.host for a in actions if isinstance(a, ReplaceAgent)] == ["host-0"]
+
+
+def test_what_breaks_while_the_scheduler_takes_the_hosts_is_none() -> None:
+    job = Job().granted().running()
+    job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
+    job.raises(0, ECC)
+    (requeue,) = job.stops()
+    assert isinstance(requeue, Requeue)
+    assert (job.run.incidents, job.run.fruitless) == ((), 0)

@@ -1,0 +1,452 @@
+"""The journal: whole lines, one writer, and what a crash or a full disk leaves."""
+
+import errno
+import fcntl
+import json
+import os
+import resource
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, write_fence
+from orchestrator.contract.messages.actions import StopAttempt
+from orchestrator.contract.messages.events import CancelRequested, Event, RankExited, Tick
+from orchestrator.errors import JobError
+from orchestrator.journal import journal as log
+from orchestrator.journal.journal import (
+    MOST_LINES,
+    Entry,
+    Journal,
+    Tail,
+    from_line,
+    has_writer,
+    having,
+    read,
+    to_line,
+    whole_lines,
+)
+from orchestrator.journal.supervisor import Supervisor
+from orchestrator.system import SystemClock
+from tests.job.supervise_stage import Job, exited, raised, submitted
+
+
+class FakeClock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.jsonl"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def journal(path: Path, clock: FakeClock) -> Iterator[Journal]:
+    with Journal(path, clock) as journal:
+        yield journal
+
+
+def tick(at: float) -> Tick:
+    return Tick(at=at)
+
+
+STOP = StopAttempt(attempt=1, grace_s=3.0, reason="a rank ended")
+
+
+def test_what_is_appended_is_read(path: Path, clock: FakeClock) -> None:
+    event = raised(1, "Größe falsch\n🏖️  \x00")
+    with Journal(path, clock) as journal:
+        assert tuple(journal.after()) == ()
+        first = journal.append(event, [STOP])
+        second = journal.append(tick(2))
+    assert first == Entry(seq=1, event=event, actions=(STOP,))
+    assert read(path) == (first, second)
+    assert path.read_bytes().count(b"\n") == 2
+    with Journal(path, clock) as again:
+        assert tuple(again.after()) == (first, second)
+        assert again.append(tick(3)).seq == 3
+    assert [entry.seq for entry in read(path)] == [1, 2, 3]
+
+
+def test_every_kind_of_line_reads_as_it_was_written() -> None:
+    job = Job(spares=1).running()
+    job.hangs()
+    job.shows("host-0")
+    job.loses("host-1")
+    job.saves(20)
+    job.cancelled()
+    for seq, (event, actions) in enumerate(job.all, 1):
+        entry = Entry(seq=seq, event=event, actions=actions)
+        assert from_line(to_line(entry)) == entry
+        assert to_line(entry).endswith(b"}\n")
+
+
+def test_a_journal_that_does_not_exist_is_empty(path: Path) -> None:
+    assert read(path) == ()
+    assert not path.exists()
+
+
+def test_a_torn_tail_is_not_read_and_the_next_writer_removes_it(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        kept = journal.append(tick(1))
+    whole = path.read_bytes()
+    line = to_line(Entry(seq=2, event=tick(2), actions=()))
+    for length in range(1, len(line)):
+        path.write_bytes(whole + line[:length])
+        assert read(path) == (kept,)
+    with Journal(path, clock) as journal:
+        assert tuple(journal.after()) == (kept,)
+        assert path.read_bytes() == whole
+        assert journal.append(tick(2)).seq == 2
+    assert path.read_bytes() == whole + line
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"not json",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b'{"v":1,"seq":2,"event":{"kind":"Meteor","at":1},"actions":[]}',
+        b'{"v":1,"seq":2,"event":{"kind":"Tick"},"actions":[]}',
+    ],
+)
+def test_a_damaged_line_is_an_error_with_its_number(
+    path: Path, clock: FakeClock, damage: bytes
+) -> None:
+    good = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in (1, 3)]
+    path.write_bytes(good[0] + damage + b"\n" + good[1] + b'{"torn')
+    with pytest.raises(JobError, match="journal line 2 cannot be read"):
+        read(path)
+    with Journal(path, clock) as journal, pytest.raises(JobError, match="journal line 2 cannot"):
+        Supervisor(journal)
+    assert path.read_bytes() == good[0] + damage + b"\n" + good[1]
+    path.write_bytes(before := good[0] + damage + b"\n")
+    with pytest.raises(JobError, match="the last journal line cannot be read"):
+        Journal(path, clock)
+    assert path.read_bytes() == before
+    assert not has_writer(path), "the lock is not kept"
+
+
+def test_a_journal_of_another_version_says_so(path: Path) -> None:
+    body = json.loads(to_line(Entry(seq=1, event=tick(1), actions=())))
+    path.write_text(json.dumps(body | {"v": 2}) + "\n")
+    with pytest.raises(JobError, match="journal version 2, this ndctl reads 1"):
+        read(path)
+
+
+def test_a_second_writer_is_refused_after_a_while(journal: Journal, clock: FakeClock) -> None:
+    with pytest.raises(JobError, match="is being written by another process") as caught:
+        Journal(journal.path, clock)
+    assert "ndctl status" in caught.value.fix
+    assert log.LOCK_PATIENCE_S <= clock.at < log.LOCK_PATIENCE_S + 1
+    journal.append(tick(1))
+
+
+def test_a_writer_waits_out_a_reader_that_only_asks(path: Path) -> None:
+    path.touch()
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+
+    class Asking(FakeClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.at > 1:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+    with Journal(path, Asking()) as journal:
+        journal.append(tick(1))
+    os.close(fd)
+
+
+def test_whether_someone_writes_is_seen_from_outside(path: Path, clock: FakeClock) -> None:
+    assert not has_writer(path)
+    with Journal(path, clock):
+        assert has_writer(path)
+    assert not has_writer(path)
+    assert path.exists()
+
+
+class Disk:
+    """`os` as the journal sees it, with a disk that fails as told."""
+
+    def __init__(self) -> None:
+        self.room: int | None = None
+        self.broken: set[str] = set()
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def _check(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.broken:
+            raise OSError(errno.EIO, f"{name} failed")
+
+    def write(self, fd: int, data: bytes) -> int:
+        self._check("write")
+        return os.write(fd, data if self.room is None else data[: self.room])
+
+    def fsync(self, fd: int) -> None:
+        self._check("fsync")
+        os.fsync(fd)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        self._check("ftruncate")
+        os.ftruncate(fd, size)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(log, "os", disk)
+    return disk
+
+
+@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
+def test_a_line_that_the_disk_does_not_take_leaves_no_trace(
+    journal: Journal, disk: Disk, trouble: str
+) -> None:
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    disk.broken, disk.room = {trouble}, 10 if trouble == "room" else None
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"a part of a line|failed"):
+            journal.append(tick(2))
+        assert journal.path.read_bytes() == before
+    disk.broken, disk.room = set(), None
+    assert journal.append(tick(2)).seq == 2
+    assert len(read(journal.path)) == 2
+
+
+BATCH = [(tick(n), (STOP,) if n == 4 else ()) for n in range(2, 5)]
+"""The last has an action, as `Supervisor.take` has it."""
+
+
+def test_lines_that_come_together_are_written_together(
+    path: Path, clock: FakeClock, disk: Disk
+) -> None:
+    asked = []
+    with Journal(path, clock, guard=lambda: asked.append("whether it may")) as journal:
+        journal.append(tick(1))
+        disk.calls.clear()
+        asked.clear()
+        written = journal.extend(BATCH)
+        assert [entry.seq for entry in written] == [2, 3, 4]
+        assert (asked, disk.calls) == (["whether it may"], ["write", "fsync"])
+        assert read(path)[1:] == written
+        assert journal.append(tick(5)).seq == 5
+    assert [entry.seq for entry in read(path)] == [1, 2, 3, 4, 5]
+
+
+def test_of_lines_that_a_crash_cut_off_anywhere_the_whole_ones_are_kept(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+        begun = len(path.read_bytes())
+        journal.extend(BATCH)
+    data = path.read_bytes()
+    for length in range(begun, len(data) + 1):
+        path.write_bytes(data[:length])
+        whole = data[:length].count(b"\n")
+        assert [entry.seq for entry in read(path)] == [1, 2, 3, 4][:whole]
+        with Journal(path, clock) as journal:
+            assert journal.append(tick(9)).seq == whole + 1
+        assert [entry.seq for entry in read(path)] == list(range(1, whole + 2))
+
+
+def test_what_a_dead_host_left_behind_a_hole_is_dropped_with_it(
+    path: Path, clock: FakeClock
+) -> None:
+    with Journal(path, clock) as journal:
+        kept = journal.append(tick(1))
+        whole = path.read_bytes()
+        journal.extend(BATCH)
+    data = path.read_bytes()
+    for first in range(len(whole), len(data) - 1, 7):
+        path.write_bytes(data[:first] + bytes(len(data) - 1 - first) + data[-1:])
+        assert read(path)[:1] == (kept,)
+        with Journal(path, clock) as journal:
+            assert journal.seq == data[:first].count(b"\n")
+            assert b"\0" not in path.read_bytes()
+
+
+def test_a_hole_further_back_than_one_write_is_damage(path: Path, clock: FakeClock) -> None:
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+        hole = path.stat().st_size
+        journal.append(tick(2))
+        journal.extend([(tick(n), ()) for n in range(MOST_LINES)])
+    data = bytearray(path.read_bytes())
+    data[hole + 3] = 0
+    path.write_bytes(data)
+    with Journal(path, clock) as journal:
+        for reads in (partial(read, path), partial(tuple, journal.after())):
+            with pytest.raises(JobError, match="journal line 2 cannot be read"):
+                reads()
+    assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("hole", [0, 1, 255, 256, 400])
+def test_the_end_of_a_large_journal_tells_as_much_as_the_whole(
+    path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, hole: int
+) -> None:
+    """Whatever part of it is looked at first, and however far back the hole begins."""
+    lines = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in range(1, 601)]
+    behind = b"".join(lines[600 - hole :]) if hole else b""
+    data = b"".join(lines[: 600 - hole]) + (bytes(70_000) + behind if hole else b"")
+    for length in (1, 100, 5_000, 1 << 30):
+        monkeypatch.setattr(log, "LEAST_READ", length)
+        path.write_bytes(data)
+        if hole > MOST_LINES:  # that is damage, and stays
+            with Journal(path, clock) as journal:
+                assert (journal.seq, journal.size) == (600, len(data))
+            continue
+        with Journal(path, clock) as journal:
+            assert (journal.seq, journal.size) == (600 - hole, whole_lines(data))
+        assert path.read_bytes() == data[: whole_lines(data)]
+
+
+@pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
+def test_of_lines_that_the_disk_does_not_take_none_is_left(
+    journal: Journal, disk: Disk, trouble: str
+) -> None:
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    disk.broken = {trouble}
+    disk.room = 2 * len(before) if trouble == "room" else None
+    with pytest.raises(OSError, match=r"a part of a line|failed"):
+        journal.extend(BATCH)
+    assert journal.path.read_bytes() == before
+    disk.broken, disk.room = set(), None
+    assert [entry.seq for entry in journal.extend(BATCH)] == [2, 3, 4]
+
+
+def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> None:
+    """The kernel itself takes ten bytes of the line and refuses the rest."""
+    journal.append(tick(1))
+    before = journal.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
+    try:
+        with pytest.raises(OSError, match="only a part of a line fitted"):
+            journal.append(tick(2))
+        after = journal.path.read_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert after == before
+    journal.append(tick(2))
+    assert len(read(journal.path)) == 2
+
+
+def test_half_a_line_that_could_not_be_cut_off_is_cut_before_the_next(
+    journal: Journal, disk: Disk
+) -> None:
+    journal.append(tick(1))
+    disk.broken, disk.room = {"ftruncate"}, 10
+    for _ in range(2):
+        with pytest.raises(OSError, match="ftruncate failed"):
+            journal.append(tick(2))
+    assert len(read(journal.path)) == 1
+    disk.broken, disk.room = set(), None
+    journal.append(tick(2))
+    assert [entry.event for entry in read(journal.path)] == [tick(1), tick(2)]
+
+
+def test_a_tail_reads_what_came_since_the_last_look(journal: Journal) -> None:
+    tail = Tail(journal.path)
+    assert tail.more() == ()
+    first, second = journal.append(submitted()), journal.append(exited(1))
+    assert tail.more() == (first, second)
+    assert tail.more() == ()
+    line = to_line(Entry(seq=3, event=CancelRequested(at=1, by="ann"), actions=()))
+    with journal.path.open("ab") as file:
+        file.write(line[:20])
+        file.flush()
+        assert tail.more() == ()
+        file.write(line[20:])
+    assert [entry.seq for entry in tail.more()] == [3]
+    with journal.path.open("ab") as file:
+        file.write(b"damage\n")
+    for _ in range(2):
+        with pytest.raises(JobError, match="line 4 cannot"):
+            tail.more()
+
+
+def test_a_tail_may_wait_for_a_journal_to_be_made(path: Path, clock: FakeClock) -> None:
+    tail = Tail(path)
+    assert tail.more() == ()
+    with Journal(path, clock) as journal:
+        journal.append(tick(1))
+    assert len(tail.more()) == 1
+
+
+def test_who_may_not_write_any_more_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    fence = tmp_path / "fence.json"
+    write_fence(fence, Fence(leader="mine", attempt=1))
+    guard = partial(check_leader, fence, "mine")
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, SystemClock(), guard=guard) as journal:
+        journal.append(Tick(at=1.0))
+        before = path.read_bytes()
+        write_fence(fence, Fence(leader="another", attempt=1))
+        with pytest.raises(GivenUp):
+            journal.append(Tick(at=2.0))
+    assert path.read_bytes() == before
+
+
+def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    said = '{"kind":"RankExited","attempt":1,'
+    events: list[Event] = [
+        submitted(2),
+        exited(0, 1),
+        exited(1, 12),
+        raised(2, said, 2),
+        CancelRequested(at=3.0, by=said),
+    ]
+    lines = [to_line(Entry(seq=seq, event=one, actions=())) for seq, one in enumerate(events, 1)]
+    path.write_bytes(b"".join(lines) + lines[1][:-1])
+    assert [entry.event for entry in having(path, RankExited)] == events[1:4]
+    assert [entry.event for entry in having(path, RankExited, attempt=1)] == events[1:2]
+    assert [entry.seq for entry in having(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
+    assert not list(having(tmp_path / "none", RankExited))
+
+
+def test_what_is_decided_on_a_line_does_not_make_it_of_the_next_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    gone, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
+    path.write_bytes(to_line(Entry(seq=1, event=gone, actions=(order,))))
+    assert not list(having(path, RankExited, attempt=2))
+    assert [entry.event for entry in having(path, RankExited, attempt=1)] == [gone]
+
+
+def test_lines_behind_what_a_dead_host_left_are_not_found(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = [to_line(Entry(seq=n, event=exited(n, 1), actions=())) for n in range(1, 4)]
+    path.write_bytes(lines[0] + b"\0" * 9 + lines[1][9:] + lines[2])
+    assert [entry.seq for entry in having(path, RankExited)] == [1]

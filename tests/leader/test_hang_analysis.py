@@ -1,0 +1,125 @@
+"""What the leader makes of the evidence of all hosts."""
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.launch import Allocation
+from orchestrator.contract.messages.agent_protocol import Evidence
+from orchestrator.contract.messages.events import Event, HangJudged
+from orchestrator.diagnosis.dumps.dump import condense, parse
+from orchestrator.diagnosis.dumps.dump_summary import to_text
+from orchestrator.job.failures.hang_event import SHOWN_STACKS, judgement
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
+from orchestrator.leader.hang_analysis import Judge, scene_of
+from orchestrator.seams import HostNotice
+from tests.agent.world import FakeBackend, TurnedClock, a_job
+from tests.e2e.job import ROOT
+from tests.job.supervise_stage import found
+
+FLIGHT = ROOT / "tests" / "captured" / "flight"
+STUCK = (
+    "Thread 0x01 (most recent call first):",
+    '  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce',
+    '  File "/x/trainer/step.py", line 9 in run',
+    '  File "<x>", line 1 in <module>',
+)
+AWAY = (*STUCK[:1], '  File "/x/trainer/data/loader.py", line 40 in of_step', *STUCK[2:])
+
+
+def evidence(host: str, *ranks: int, **more: Any) -> Evidence:
+    seen = tuple(found(rank, stack=STUCK) for rank in ranks)
+    return Evidence(attempt=1, host=host, ranks=seen, **more)
+
+
+def reduced(path: Path, rank: int) -> dict[str, str]:
+    return {str(rank): to_text(condense(rank, parse(path.read_bytes())))}
+
+
+def test_dumps_of_hosts_make_a_scene_and_what_is_missing_is_told() -> None:
+    parts = [
+        evidence("host-0", 0, dumps=reduced(FLIGHT / "trace_0", 0)),
+        evidence("host-1", 1, dumps={"1": "no dump"}, missing={"kernel log": "not permitted"}),
+    ]
+    scene, lost = scene_of(parts)
+    assert set(scene.dumps) == {0}
+    assert scene.host(1) == "host-1"
+    assert lost[0].startswith("dump of rank 1 (host-1): not a reduced dump")
+    assert lost[1] == "kernel log (host-1): not permitted"
+    judged = judgement(scene, at=9.0, attempt=1, missing=lost)
+    assert judged.num_dumps == 1
+    assert f"missing: {lost[0]}" in judged.signs
+
+
+def test_a_verdict_shows_the_stack_that_differs_however_many_ranks_there_are() -> None:
+    ranks = [evidence(f"host-{host}", *range(8 * host, 8 * host + 8)) for host in range(64)]
+    odd = Evidence(attempt=1, host="host-64", ranks=(found(512, stack=AWAY),))
+    judged = judgement(scene_of([*ranks, odd])[0], at=9.0, attempt=1)
+    assert (judged.verdict, judged.ranks, judged.hosts) == ("alone", (512,), ())
+    assert len(judged.stacks) == SHOWN_STACKS
+    assert judged.stacks["512"] == AWAY
+    assert judged.num_stacks == 513
+
+
+@pytest.mark.parametrize("many", [1, 100])
+def test_missing_evidence_is_told_but_does_not_grow_without_bound(many: int) -> None:
+    lost = [f"dump of rank {rank}: gone" for rank in range(many)]
+    signs = judgement(scene_of([])[0], at=9.0, attempt=1, missing=lost).signs
+    assert "missing: dump of rank 0: gone" in signs
+    assert ("missing: 92 more pieces of evidence, see the traces" in signs) == (many == 100)
+    assert len(signs) < 12
+
+
+def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_not() -> None:
+    """It gives its stack and no dump, and its peers wait in what it may be missing in."""
+    text = (FLIGHT / "trace_0").read_bytes()
+    dumps = {str(rank): to_text(condense(rank, parse(text))) for rank in (0, 1, 3)}
+    seen = [found(rank, stack=STUCK) for rank in (0, 1, 3)]
+    ranks = (*seen, found(2, stack=AWAY, process_state="R"))
+    for withheld, sure in (((2,), True), ((), False)):
+        part = Evidence(attempt=1, host="host-0", ranks=ranks, dumps=dumps, withheld=withheld)
+        judged = judgement(replace(scene_of([part])[0], world=4), at=9.0, attempt=1)
+        assert judged.ranks == (2,)
+        assert bool(judged.hosts) == sure
+
+
+@pytest.mark.parametrize(
+    ("backend", "hosts", "sign"),
+    [
+        (
+            FakeBackend(flagged=(HostNotice("host-1", "DRAINING", "bad cable"),)),
+            {"host-1": "DRAINING: bad cable"},
+            "the scheduler says host-1 is DRAINING: bad cable",
+        ),
+        (
+            FakeBackend(mute=True),
+            {},
+            "missing: the scheduler's word: the scheduler does not answer",
+        ),
+    ],
+)
+def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
+    tmp_path: Path, backend: FakeBackend, hosts: dict[str, str], sign: str
+) -> None:
+    job, run_dir, clock = a_job(tmp_path), RunDir(tmp_path), TurnedClock()
+    run_dir.traces(1).mkdir(parents=True)
+    submitted, _ = step(Run(), job)
+    names = job.plan.hosts
+    granted = Allocation(id="7", restarts=0, hosts=names)
+    run = replace(submitted, allocation=granted, placement=names)
+    judge = Judge(job, lambda: run, run_dir, backend, clock)
+    for rank, host in enumerate(names):
+        judge.hear(evidence(host, rank))
+    told: list[Event] = []
+    asyncio.run(judge.judge(1, told.append, clock.now))
+    (judged,) = told
+    assert isinstance(judged, HangJudged)
+    assert sign in judged.signs
+    kept = json.loads((run_dir.traces(1) / "scheduler.json").read_text())
+    assert kept["hosts"] == hosts

@@ -1,0 +1,259 @@
+"""A file of strikes sheds what nobody needs, and nothing else, whenever it is killed."""
+
+import fcntl
+import os
+import signal
+import stat
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.host_strikes import (
+    HALF_LIFE_S,
+    STRAGGLER,
+    Cleared,
+    Line,
+    Pinned,
+    Strike,
+    Unpinned,
+    fold,
+    lines_in,
+    path_of,
+    recall,
+    record,
+    to_line,
+)
+from orchestrator.leader import strike_compaction, strike_writer
+from orchestrator.leader.strike_compaction import KEPT_S, needed, shed
+
+NOW = 1_800_000_000.0
+DAY = HALF_LIFE_S
+OLD = NOW - KEPT_S - 1
+
+
+def strike(at: float = NOW, host: str = "node1", kind: str = "host-lost") -> Strike:
+    return Strike(at=at, host=host, job=f"job-{at}", attempt=1, kind=kind, cause="silent")
+
+
+def kept(*lines: Line, now: float = NOW) -> list[Line]:
+    texts = [to_line(line)[:-1] for line in lines]
+    return [line for text in needed(texts, now) for line in lines_in(text)]
+
+
+def pinned(at: float, use: Literal["never", "always"] = "never") -> Pinned:
+    return Pinned(at=at, host="node1", use=use, by="ann", reason="her reasons")
+
+
+def test_a_strike_stays_until_it_counts_nothing() -> None:
+    young = strike(NOW - KEPT_S + 1)
+    assert kept(strike(OLD), young) == [young]
+
+
+def test_of_a_host_that_is_left_out_those_stay_that_say_how_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(strike_compaction, "KEPT_S", DAY)
+    many = [strike(NOW - 1.2 * DAY - n) for n in range(4)]
+    assert fold(many, NOW)[0].excluded_until is not None
+    assert kept(*many) == many
+    assert kept(*many, now=NOW + 2 * DAY) == [], "it is used again"
+    month = [strike(NOW - 30 * DAY), *(strike(NOW - n) for n in range(2))]
+    assert fold(month, NOW)[0].excluded_until is not None
+    assert kept(*month) == month[1:], "these two alone say as much"
+
+
+def test_that_a_host_was_slow_once_is_not_forgotten() -> None:
+    """The next time counts a whole strike."""
+    slow = [strike(OLD - n, kind=STRAGGLER) for n in range(3)]
+    assert kept(*slow) == [slow[0]]
+    again = strike(NOW, kind=STRAGGLER)
+    assert fold([*kept(*slow), again], NOW)[0].score == pytest.approx(1.0, abs=1e-4)
+
+
+def test_what_a_person_said_holds_as_long_as_it_may() -> None:
+    cleared, unpinned = (
+        Cleared(at=OLD, host="node1", by="a"),
+        Unpinned(at=OLD, host="node1", by="a"),
+    )
+    assert kept(pinned(OLD)) == [pinned(OLD)]
+    assert kept(pinned(OLD), unpinned, strike(OLD), cleared) == []
+    lately: list[Line] = [replace(cleared, at=NOW - DAY), replace(unpinned, at=NOW - DAY)]
+    assert kept(*lately) == lately, "a leader may tell later of what was before"
+    assert kept(strike(NOW - 2 * DAY), *lately) == lately
+
+
+def test_lines_that_only_another_ndctl_can_read_stay_and_torn_ones_go() -> None:
+    other = b'{"warned":{"at":1,"host":"node1"}}'
+    assert list(needed([b'{"strike":{"at', other, b"", b"[]", b"7"], NOW)) == [other]
+
+
+def test_what_is_told_twice_is_kept_once() -> None:
+    assert kept(strike(), strike()) == [strike()]
+
+
+hosts = st.sampled_from(["node1", "node2"])
+times = st.floats(NOW - 3 * KEPT_S, NOW)
+said: st.SearchStrategy[Line] = st.one_of(
+    st.builds(strike, times, hosts, st.sampled_from(["host-lost", STRAGGLER])),
+    st.builds(lambda at, host: Cleared(at=at, host=host, by="ann"), times, hosts),
+    st.builds(lambda at, host: Unpinned(at=at, host=host, by="ann"), times, hosts),
+    st.builds(lambda at, host: replace(pinned(at), host=host), times, hosts),
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(said, max_size=25), st.lists(said, max_size=5), st.floats(0, 20 * DAY))
+def test_who_is_left_out_is_the_same_with_and_without(
+    before: list[Line], lately: list[Line], later: float
+) -> None:
+    """Now and later, also with what is told later."""
+    rest = [replace(line, at=max(line.at, NOW - DAY)) for line in lately]
+    now = NOW + later
+
+    def standing(lines: list[Line]) -> dict[str, tuple[object, float]]:
+        return {
+            found.host: (found.pin, round(found.score, 2))
+            for found in fold(lines, now)
+            if found.pin or found.score > 0.01
+        }
+
+    def near(one: dict[str, tuple[object, float]], other: dict[str, tuple[object, float]]) -> bool:
+        hosts = {*one, *other}
+        pairs = [(one.get(host, (None, 0.0)), other.get(host, (None, 0.0))) for host in hosts]
+        return all(a[0] == b[0] and abs(a[1] - b[1]) <= 0.02 for a, b in pairs)
+
+    assert near(standing([*kept(*before), *rest]), standing([*before, *rest]))
+    assert kept(*kept(*before)) == kept(*before)
+
+
+# The file
+
+
+def a_file(root: Path, old: int = 50) -> Path:
+    path = path_of(root, "tb")
+    for n in range(old):
+        record(path, strike(OLD - n))
+    record(path, strike())
+    return path
+
+
+def test_a_large_file_becomes_a_short_one_that_is_shared_as_it_was(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    path = a_file(tmp_path)
+    size = path.stat().st_size
+    assert not shed(path, NOW, large_bytes=size + 1)
+    assert path.stat().st_size == size
+    assert shed(path, NOW, large_bytes=size)
+    assert recall(path) == (strike(),)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+    record(path, strike(NOW + 1))
+    assert recall(path) == (strike(), strike(NOW + 1))
+    assert [p.name for p in path.parent.iterdir()] == ["tb.jsonl"]
+
+
+def test_where_little_would_go_nothing_is_written(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    for n in range(9):
+        record(path, strike(NOW - n))
+    record(path, strike(OLD))
+    before = path.stat()
+    assert not shed(path, NOW, large_bytes=1)
+    assert path.stat() == before
+
+
+def test_nothing_is_replaced_while_someone_appends(tmp_path: Path) -> None:
+    path = a_file(tmp_path)
+    before = path.read_bytes()
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        with pytest.raises(BlockingIOError):
+            shed(path, NOW, large_bytes=1)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "at",
+    [(os, "fsync"), (strike_compaction, "share"), (Path, "replace")],
+    ids=lambda where: where[1],
+)
+def test_whenever_it_is_killed_nothing_is_lost(tmp_path: Path, at: tuple[Any, str]) -> None:
+    path = a_file(tmp_path)
+    before = path.read_bytes()
+    child = os.fork()
+    if not child:
+        setattr(*at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        shed(path, NOW, large_bytes=1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert path.read_bytes() == before
+    record(path, strike(NOW + 1))
+    assert shed(path, NOW, large_bytes=1), "what it left behind hinders nobody"
+    assert recall(path) == (strike(), strike(NOW + 1))
+
+
+def _appends(path: Path, job: str) -> None:
+    for attempt in range(60):
+        record(path, replace(strike(), job=job, attempt=attempt))
+        for n in range(3):
+            record(path, strike(OLD - n))
+
+
+def _sheds(path: Path, done: Path) -> None:
+    while not done.exists():
+        try:
+            shed(path, NOW, large_bytes=1)
+        except OSError:
+            continue
+
+
+@pytest.mark.process
+def test_of_lines_that_are_appended_meanwhile_none_is_lost(tmp_path: Path) -> None:
+    path, done, context = a_file(tmp_path), tmp_path / "done", get_context("fork")
+    shedder = context.Process(target=_sheds, args=(path, done))
+    writers = [context.Process(target=_appends, args=(path, f"job-{i}")) for i in range(3)]
+    for process in (shedder, *writers):
+        process.start()
+    for writer in writers:
+        writer.join(60)
+    done.touch()
+    shedder.join(20)
+    assert [process.exitcode for process in (*writers, shedder)] == [0, 0, 0, 0]
+    expected = {(f"job-{i}", attempt) for i in range(3) for attempt in range(60)}
+    found = [(line.job, line.attempt) for line in recall(path) if isinstance(line, Strike)]
+    assert expected <= set(found)
+    assert len(found) < 600, "it was shortened again and again"
+
+
+def test_a_leader_whose_strike_finds_it_large_shortens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(tmp_path, "tb")
+    long = replace(strike(OLD), evidence=tuple("x" * 2000 for _ in range(5)))
+    for n in range(27):
+        record(path, replace(long, attempt=n))
+    assert path.stat().st_size > strike_compaction.LARGE_BYTES
+    strike_writer.record(path, strike())
+    assert recall(path) == (strike(),)
+
+
+def test_a_file_that_may_not_be_replaced_has_the_strike_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = a_file(tmp_path)
+    monkeypatch.setattr(strike_compaction, "LARGE_BYTES", 1)
+
+    def refuses(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "replace", refuses)
+    monkeypatch.setattr(strike_writer, "shed", lambda path, now: shed(path, now, 1))
+    before = recall(path)
+    strike_writer.record(path, strike(NOW + 1))
+    assert recall(path) == (*before, strike(NOW + 1))
+    assert "could not be written" not in caplog.text

@@ -1,0 +1,87 @@
+"""Which incidents are written down against hosts, for the jobs that come after."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator import host_strikes
+from orchestrator.contract.messages.events import EvidenceGathered
+from orchestrator.host_strikes import Strike
+from orchestrator.job.state import Culprit, Evidence, Incident
+from orchestrator.leader.strike_writer import new_strikes, record
+from tests.job.supervise_stage import Job
+
+
+def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
+    return Incident(
+        at=1_700_000_000.0,
+        attempt=2,
+        kind=kind,
+        cause="what was seen",
+        culprit=Culprit(host=host),
+        evidence=Evidence(signal=signal),
+        id=1,
+        step=3,
+        detected_after_s=0.1,
+        action="what was done",
+    )
+
+
+def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
+    before = Job().running().run
+    after = replace(
+        before,
+        incidents=(
+            an_incident("host-lost", "host-1"),
+            an_incident("rank-killed", "host-0", "SIGKILL"),
+            an_incident("rank-killed", "host-0", "SIGTERM"),
+            an_incident("host-lost", None),
+            replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"),
+        ),
+    )
+    found = new_strikes(before, after)
+    assert [(one.host, one.kind) for one in found] == [
+        ("host-1", "host-lost"),
+        ("host-0", "rank-killed"),
+    ]
+    assert {one.job for one in found} == {before.job.launch.job if before.job else ""}
+    assert {one.submitted for one in found} == {before.job.at if before.job else 0.0}
+    assert new_strikes(after, after) == []
+
+
+def told_by_kernel(job: Job, line: str) -> None:
+    told = EvidenceGathered(
+        at=job.now(), attempt=1, host="host-1", ranks=(), kernel=(line,), unasked=True
+    )
+    job.tell(told)
+
+
+def test_a_broken_gpu_is_held_against_its_host_however_its_rank_ended() -> None:
+    raising, aborting = (Job(spares=1).running() for _ in range(2))
+    raising.raises(2, "CUDA error: uncorrectable ECC error encountered")
+    aborting.exits(2, signal=6)
+    told_by_kernel(aborting, "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.")
+    for job in (raising, aborting):
+        before = job.run
+        job.stops()
+        (strike,) = new_strikes(before, job.run)
+        assert strike.host == "host-1"
+
+
+def test_a_want_of_memory_is_not_held_against_the_host_on_which_it_killed() -> None:
+    job = Job().running()
+    before = job.run
+    job.exits(2)
+    told_by_kernel(job, "[51.0] Memory cgroup out of memory: Killed process 7 (python)")
+    job.stops()
+    assert new_strikes(before, job.run) == []
+
+
+def test_a_disk_that_does_not_take_a_strike_stops_nobody(tmp_path: Path) -> None:
+    before = Job().running().run
+    (strike,) = new_strikes(before, replace(before, incidents=(an_incident("host-lost", "a"),)))
+    path = host_strikes.path_of(tmp_path, "tb")
+    record(path, strike)
+    assert [one for one in host_strikes.recall(path) if isinstance(one, Strike)] == [strike]
+    path.unlink()
+    path.mkdir()
+    record(path, strike)

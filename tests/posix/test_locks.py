@@ -1,0 +1,58 @@
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.posix.locks import is_free, is_held_alone, share, try_lock
+from tests.nfs_locks.byte_ranges import flock
+
+pytestmark = pytest.mark.parametrize("storage", ["local", "nfs"])
+
+
+@pytest.fixture
+def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str) -> Path:
+    if storage == "nfs":
+        monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / "lock"
+    path.touch()
+    return path
+
+
+def test_a_lock_that_nobody_has_is_free(lock: Path) -> None:
+    assert is_free(lock)
+    assert is_free(lock.with_name("never made"))
+    assert not is_held_alone(lock)
+    assert not is_held_alone(lock.with_name("never made"))
+
+
+def test_one_alone_keeps_all_others_out_until_it_closes(lock: Path) -> None:
+    fd, other = os.open(lock, os.O_RDWR), os.open(lock, os.O_RDWR)
+    try:
+        assert try_lock(fd)
+        assert not try_lock(other)
+        assert is_held_alone(lock)
+        assert not is_free(lock)
+        os.close(os.open(lock, os.O_RDWR))  # of locks of a process this would let go
+        assert is_held_alone(lock)
+        os.close(fd)
+        assert is_free(lock)
+        assert try_lock(other)
+    finally:
+        os.close(other)
+
+
+@pytest.mark.process
+def test_some_share_a_lock_with_what_they_start_until_the_last_has_ended(lock: Path) -> None:
+    fd = share(lock)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[fd]) as child:
+        os.close(fd)
+        os.close(os.open(lock, os.O_RDONLY))
+        assert not is_free(lock)
+        assert not is_held_alone(lock)
+        second = share(lock)
+        child.communicate()
+    assert not is_free(lock)
+    os.close(second)
+    assert is_free(lock)

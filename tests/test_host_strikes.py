@@ -1,0 +1,524 @@
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.cli import cli
+from orchestrator.contract.spec.failures import Remedy, Scope
+from orchestrator.errors import JobError
+from orchestrator.host_strikes import (
+    HALF_LIFE_S,
+    KILLED,
+    LOCAL,
+    STRAGGLER,
+    UNEXPLAINED_KILL,
+    Cleared,
+    Failure,
+    Line,
+    Pinned,
+    Strike,
+    Unpinned,
+    always,
+    cleared,
+    excluded,
+    fold,
+    hosts_text,
+    path_of,
+    recall,
+    record,
+    records,
+    weight,
+)
+from orchestrator.system import SystemClock
+
+NOW = 1_800_000_000.0
+
+
+def strike(
+    host: str = "node1",
+    at: float = NOW,
+    attempt: int = 1,
+    job: str = "llama",
+    submitted: float | None = NOW - 60,
+    weight: float = 1.0,
+) -> Strike:
+    return Strike(
+        at=at,
+        host=host,
+        job=job,
+        attempt=attempt,
+        kind="host-lost",
+        cause="it said nothing",
+        submitted=submitted,
+        weight=weight,
+    )
+
+
+def test_two_strikes_within_a_day_leave_a_host_out_for_a_day(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=NOW - HALF_LIFE_S))
+    assert excluded(path, NOW) == {}
+    record(path, strike(at=NOW, attempt=2))
+    why = excluded(path, NOW + 1)
+    assert list(why) == ["node1"]
+    assert why["node1"].startswith("excluded until 2027-01-16 08:00:00 UTC: 2 strikes, last host")
+    assert "in llama: it said nothing" in why["node1"]
+    assert "node1" in excluded(path, NOW + HALF_LIFE_S - 1)
+    assert excluded(path, NOW + HALF_LIFE_S) == {}
+
+
+def slow(at: float, attempt: int = 1) -> Strike:
+    return replace(strike(at=at, attempt=attempt), kind=STRAGGLER)
+
+
+def test_a_host_that_was_slow_once_has_half_a_strike_and_a_whole_one_the_second_time() -> None:
+    (once,) = fold([slow(NOW)], NOW)
+    assert (once.score, once.is_excluded) == (0.5, False)
+    (twice,) = fold([slow(NOW), slow(NOW, attempt=2)], NOW)
+    assert twice.score == 1.5
+    (spread,) = fold([slow(NOW - HALF_LIFE_S), slow(NOW, attempt=2)], NOW)
+    assert (spread.score, spread.is_excluded) == (1.25, False)
+    (third,) = fold([slow(NOW - HALF_LIFE_S * n, attempt=n) for n in range(3)], NOW)
+    assert third.is_excluded
+    (broken,) = fold([slow(NOW), strike(at=NOW, attempt=2)], NOW)
+    assert broken.score == 1.5, "what breaks a job counts one, as ever"
+
+
+def test_two_strikes_further_apart_than_a_day_exclude_nobody(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=NOW - HALF_LIFE_S - 60))
+    record(path, strike(at=NOW, attempt=2))
+    assert excluded(path, NOW) == {}
+
+
+def test_a_host_that_breaks_a_little_less_than_daily_is_left_out_in_the_end() -> None:
+    """Strikes 25 hours apart never come twice in a day, and add up all the same."""
+    lemon = [strike(at=NOW + 25 * 3600 * i, attempt=i) for i in range(4)]
+    until = [fold(lemon[:n], lemon[n - 1].at + 1)[0].excluded_until for n in range(1, 5)]
+    assert until[:2] == [None, None]
+    assert until[2] is not None
+    assert until[3] is not None
+    assert until[3] - lemon[3].at > until[2] - lemon[2].at, "the longer, the more often it broke"
+
+
+def test_strikes_fade() -> None:
+    (found,) = fold([strike(), strike(attempt=2)], NOW + 2 * HALF_LIFE_S)
+    assert found.score == pytest.approx(0.5)
+    assert len(found.strikes) == 2
+    assert not found.is_excluded
+
+
+def pinned(use: Literal["never", "always"], at: float = NOW, host: str = "node1") -> Pinned:
+    return Pinned(at=at, host=host, use=use, by="ada", reason="burnt connector")
+
+
+def test_a_pinned_host_is_never_used_until_it_is_unpinned(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, pinned("never"))
+    why = excluded(path, NOW + 1000 * HALF_LIFE_S)["node1"]
+    assert "pinned: never used, by ada since 2027-01-15" in why
+    assert why.endswith("burnt connector")
+    record(path, Cleared(at=NOW + 1, host="node1", by="bob"))
+    assert "node1" in excluded(path, NOW + 2), "clearing strikes does not unpin"
+    record(path, Unpinned(at=NOW + 3, host="node1", by="ada"))
+    assert excluded(path, NOW + 4) == {}
+    assert fold(recall(path), NOW + 4) == ()
+
+
+def test_a_host_can_be_pinned_to_be_used_whatever_its_strikes(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    for attempt in range(4):
+        record(path, strike(at=NOW + attempt, attempt=attempt))
+    record(path, pinned("always", NOW + 5))
+    assert excluded(path, NOW + 6) == {}
+    assert always(path, NOW + 6) == ("node1",)
+    record(path, Unpinned(at=NOW + 7, host="node1", by="ada"))
+    assert list(excluded(path, NOW + 8)) == ["node1"]
+    assert always(path, NOW + 8) == ()
+
+
+def test_a_strike_that_is_told_twice_counts_once() -> None:
+    (found,) = fold([strike(), strike(at=NOW + 5)], NOW + 6)
+    assert found.strikes == (strike(),)
+    assert found.excluded_until is None
+    (found,) = fold([strike(), strike(job="other")], NOW)
+    assert found.excluded_until == pytest.approx(NOW + HALF_LIFE_S * math.log2(2 / 0.75))
+
+
+@pytest.mark.parametrize("submitted", [NOW - 1, None])
+def test_a_job_that_is_begun_anew_strikes_anew(submitted: float | None) -> None:
+    """`submit --new` begins at attempt 1 again; older lines do not tell when that was."""
+    again = strike(at=NOW + 5, submitted=submitted)
+    (found,) = fold([replace(strike(), submitted=submitted and NOW - 60), again], NOW + 6)
+    assert len(found.strikes) == 2
+    assert found.is_excluded
+
+
+def test_when_hosts_were_last_cleared_is_known_also_of_those_without_a_strike(
+    tmp_path: Path,
+) -> None:
+    path = path_of(tmp_path, "tb")
+    assert cleared(path) == {}
+    for at, host in ((NOW, "node1"), (NOW + 5, "node1"), (NOW + 1, "node2")):
+        record(path, Cleared(at=at, host=host, by="ada"))
+    assert cleared(path) == {"node1": NOW + 5, "node2": NOW + 1}
+    local = path_of(tmp_path, "local")
+    record(local, Cleared(at=NOW, host="host-1", by="ada"))
+    assert cleared(local) == {}, "hosts of local jobs are only names"
+
+
+def test_a_host_that_was_cleared_begins_anew() -> None:
+    said = Cleared(at=NOW + 2, host="node1", by="ada")
+    lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), said]
+    assert fold(lines, NOW + 3) == ()
+    (found,) = fold([*lines, strike(at=NOW + 4, attempt=3)], NOW + 5)
+    assert (len(found.strikes), found.excluded_until) == (1, None)
+
+
+@given(st.permutations([strike(at=NOW + i, attempt=i, host=f"n{i % 3}") for i in range(7)]))
+def test_the_order_of_the_lines_does_not_matter(lines: list[Strike]) -> None:
+    assert fold(lines, NOW + 9) == fold(sorted(lines, key=lambda line: line.at), NOW + 9)
+
+
+def test_local_hosts_are_only_names(tmp_path: Path) -> None:
+    path = path_of(tmp_path, LOCAL)
+    for attempt in range(3):
+        record(path, strike(host="host-0", attempt=attempt))
+    assert excluded(path, NOW) == {}
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    path = path_of(tmp_path, "tb")
+    assert recall(path) == ()
+    record(path, strike())
+    with path.open("ab") as file:
+        file.write(b'{"strike":{"at":18')  # its writer's node lost power
+    assert recall(path) == (strike(),)
+    record(path, strike(attempt=2))
+    assert recall(path) == (strike(), strike(attempt=2))
+
+
+GOOD = {"at": NOW, "host": "node1", "job": "j", "attempt": 1, "kind": "hang", "cause": "c"}
+BAD = {
+    "deep": b"[" * 200_000,
+    "deep in a key": b'{"strike":' * 5_000 + b"1" + b"}" * 5_000,
+    "huge": b'"' + b"x" * 1_000_000 + b'"',
+    "zeros": b"\0" * 500,
+    "no UTF-8": b"\xff\xfe\xfd",
+    "digits": b"1" * 5_000,
+    "null": b"null",
+    "far off": json.dumps({"strike": GOOD | {"at": 1e300}}).encode(),
+    "no date": json.dumps({"strike": GOOD | {"at": 1e14}}).encode(),
+    "many digits": json.dumps({"strike": GOOD | {"at": 10**400}}).encode(),
+    "before 1970": json.dumps({"strike": GOOD | {"at": -1}}).encode(),
+    "submitted": json.dumps({"strike": GOOD | {"submitted": 1e15}}).encode(),
+    "heavy": json.dumps({"strike": GOOD | {"weight": 1e9}}).encode(),
+    "lighter than none": json.dumps({"strike": GOOD | {"weight": -1}}).encode(),
+    "no number": b'{"strike": {"at": NaN}}',
+    "surrogate": json.dumps(
+        {"pinned": {"at": NOW, "host": "\ud800", "use": "never", "by": "me", "reason": "r"}}
+    ).encode(),
+    "type": json.dumps({"strike": GOOD | {"host": 3}}).encode(),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_a_bad_line_is_skipped_and_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bad: bytes
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike())
+    path.write_bytes(path.read_bytes() + bad + b"\n")
+    record(path, strike(attempt=2))
+    for _ in range(2):  # a leader asks again and again
+        assert recall(path) == (strike(), strike(attempt=2))
+        assert list(excluded(path, NOW)) == ["node1"]
+        assert always(path, NOW) == ()
+        assert hosts_text(records(tmp_path, NOW))
+    (said,) = [entry.getMessage() for entry in caplog.records]
+    assert said.startswith(f"skipped line 2 of {path}: ")
+    assert len(said) < len(str(path)) + 250
+    assert "\n" not in said
+
+
+def test_of_many_bad_lines_the_first_are_named_and_the_rest_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike())
+    path.write_bytes(path.read_bytes() + b"no\n" * 1_000)
+    assert recall(path) == (strike(),)
+    assert len(caplog.records) == 4
+    assert caplog.messages[-1] == f"skipped 997 more lines of {path}"
+
+
+def _append(path: Path, job: str) -> None:
+    for attempt in range(50):
+        record(path, strike(job=job, attempt=attempt))
+
+
+@pytest.mark.process
+def test_many_jobs_append_at_once(tmp_path: Path) -> None:
+    path, context = path_of(tmp_path, "tb"), get_context("fork")
+    writers = [context.Process(target=_append, args=(path, f"job-{i}")) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(20)
+        assert writer.exitcode == 0
+    expected = {(f"job-{i}", attempt) for i in range(4) for attempt in range(50)}
+    found = [(line.job, line.attempt) for line in recall(path) if isinstance(line, Strike)]
+    assert len(found) == 200
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (Failure(kind="host-lost"), 1.0),
+        (Failure(kind="hang"), 1.0),
+        (Failure(kind="preflight"), 1.0),
+        (Failure(kind="leader-lost"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGBUS"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGKILL", name="kernel-panic"), 1.0),
+        (Failure(kind="rank-killed", signal="SIGKILL", name="sigkill-from-outside"), KILLED),
+        (Failure(kind="rank-killed", signal="SIGSEGV"), 0.0),
+        (Failure(kind="rank-killed", signal="SIGTERM"), 0.0),
+        (Failure(kind="rank-killed", signal="SIGBUS", drill="kill:rank=0@step=2"), 0.0),
+        (Failure(kind="exception"), 0.0),
+        (Failure(kind="rank-exited"), 0.0),
+        (Failure(kind="rank-stopped"), 0.0),
+        (Failure(kind="preempted"), 0.0),
+    ],
+)
+def test_what_counts_against_a_host(failure: Failure, expected: float) -> None:
+    assert weight(failure) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "signal", "scope", "remedy", "expected"),
+    [
+        ("exception", None, "host", "replace", 1.0),
+        ("rank-killed", "SIGABRT", "host", "replace", 1.0),
+        ("exception", None, "host", "restart", 0.0),
+        ("exception", None, "storage", "replace", 0.0),
+        ("exception", None, "user", "replace", 0.0),
+        ("rank-killed", "SIGKILL", "user", "stop", 0.0),
+        ("rank-killed", "SIGKILL", "host", "restart", 1.0),
+        ("hang", None, "rank", "replace", 1.0),
+    ],
+)
+def test_the_class_says_whether_the_host_or_the_program_is_to_blame(
+    kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: float
+) -> None:
+    failure = Failure(kind=kind, signal=signal, scope=scope, remedy=remedy)
+    assert weight(failure) == expected
+    assert weight(replace(failure, drill="kill:rank=0@step=2")) == 0
+
+
+@pytest.mark.parametrize("remedy", ["restart", "replace"])
+def test_a_kill_that_nothing_explains_is_a_quarter_of_a_strike_also_where_its_host_was_replaced(
+    remedy: Remedy,
+) -> None:
+    """A person types `kill -9`, and no kernel tells of it."""
+    killed = Failure(kind="rank-killed", signal="SIGKILL", name=UNEXPLAINED_KILL, scope="host")
+    assert weight(replace(killed, remedy=remedy)) == KILLED
+    kills = [strike(at=NOW + n, attempt=n, weight=KILLED) for n in range(7)]
+    for count in range(1, 7):
+        (found,) = fold(kills[:count], NOW + 10)
+        assert not found.is_excluded, f"after {count}"
+    (found,) = fold(kills, NOW + 10)
+    assert found.is_excluded
+    (found,) = fold([kills[0], strike(at=NOW + 1, attempt=9)], NOW + 10)
+    assert not found.is_excluded, "one of them beside a node that died once"
+
+
+# ndctl hosts
+
+
+def test_strikes_that_count_no_more_are_shown_on_demand(tmp_path: Path) -> None:
+    now = SystemClock().now()
+    path = path_of(tmp_path, "tb")
+    record(path, strike(at=now - 8 * HALF_LIFE_S))
+    record(path, strike(at=now, attempt=2))
+    record(path, strike("node2", at=now - 8 * HALF_LIFE_S))
+    record(path, strike("node3", at=now - 8 * HALF_LIFE_S))
+    record(path, pinned("never", host="node3"))
+
+    def shown(*options: str) -> dict[str, int]:
+        told = CliRunner().invoke(cli, ["hosts", "--run-root", str(tmp_path), "--json", *options])
+        return {host["host"]: len(host["strikes"]) for host in json.loads(told.output)}
+
+    assert shown() == {"node1": 1, "node3": 0}
+    assert shown("--all") == {"node1": 2, "node2": 1, "node3": 1}
+
+
+def ndctl(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, words)
+    return done.exit_code, done.output if done.exception is None else str(done.exception)
+
+
+def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> None:
+    from orchestrator.system import SystemClock
+
+    now = SystemClock().now()
+    root = ["--run-root", str(tmp_path)]
+    assert ndctl("hosts", *root) == (0, f"no strikes in {tmp_path}\n")
+    for attempt in (1, 2):
+        record(path_of(tmp_path, "tb"), strike(at=now - 60, attempt=attempt))
+        record(path_of(tmp_path, LOCAL), strike(host="host-0", at=now - 60, attempt=attempt))
+    code, said = ndctl("hosts", *root)
+    assert code == 0
+    first, _, _, local, *strikes = said.splitlines()
+    assert first.startswith(
+        "local/host-0  2 strikes with a weight of 2.00 by now, may be used: the hosts of local jobs"
+    )
+    assert local.startswith("tb/node1  2 strikes with a weight of 2.00 by now, excluded until 20")
+    assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
+    body = json.loads(ndctl("hosts", *root, "--json")[1])
+    assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
+        ("local", "host-0", False),
+        ("tb", "node1", True),
+    ]
+    assert body[1]["strikes"][0]["cause"] == "it said nothing"
+    words = "no strikes any more in tb; a job that replaced it may use it from its next leader on"
+    assert ndctl("hosts", *root, "clear", "node1") == (0, f"node1 has {words}\n")
+    assert "tb/" not in ndctl("hosts", *root)[1]
+
+
+def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path) -> None:
+    code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
+    assert code == 1
+    assert "nothing is held against node1" in said
+
+
+def test_a_host_that_a_job_replaced_for_no_strike_is_cleared_on_a_cluster_that_is_named(
+    tmp_path: Path,
+) -> None:
+    path = path_of(tmp_path, "tb")
+    record(path, strike(host="node2"))
+    root = ["--run-root", str(tmp_path)]
+    assert ndctl("hosts", *root, "clear", "node1")[0] == 1
+    assert ndctl("hosts", *root, "clear", "node1", "--cluster", "tb")[0] == 0
+    assert list(cleared(path)) == ["node1"]
+    assert ndctl("hosts", *root, "clear", "node1", "--cluster", "typo")[0] == 1
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / ".hosts").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        record(path_of(tmp_path, "tb"), strike())
+    assert list(tmp_path.iterdir()) == [tmp_path / ".hosts"]
+
+
+def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
+    root = ["--run-root", str(tmp_path)]
+    pin = ("pin", "node9", "--never", "--reason", "burnt connector")
+    code, said = ndctl("hosts", *root, *pin)
+    assert code == 1
+    assert "node9 of which cluster?" in said
+    code, said = ndctl("hosts", *root, *pin, "--cluster", "tb")
+    assert code == 0
+    assert said.startswith("node9 of tb is never used from the next start on, until `ndctl hosts")
+    code, said = ndctl("hosts", *root)
+    assert said.startswith("tb/node9  0 strikes, pinned: never used until")
+    assert "burnt connector" in said
+    (row,) = json.loads(ndctl("hosts", *root, "--json")[1])
+    assert (row["excluded"], row["pin"]["use"], row["pin"]["reason"]) == (
+        True,
+        "never",
+        "burnt connector",
+    )
+    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
+    assert said.startswith("node9 of tb is always used")
+    assert ndctl("hosts", *root, "unpin", "node9") == (0, "node9 is not pinned any more in tb\n")
+    code, said = ndctl("hosts", *root, "unpin", "node9")
+    assert code == 1
+    assert "node9 is not pinned" in said
+    code, said = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
+    assert code == 1
+    assert "only names" in said
+
+
+def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:
+    found = replace(strike(), evidence=("NVRM: Xid 79", "rank 3: killed by SIGKILL"))
+    record(path_of(tmp_path, "tb"), found)
+    assert recall(path_of(tmp_path, "tb")) == (found,)
+    said = ndctl("hosts", "--run-root", str(tmp_path))[1]
+    assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in said
+
+
+def test_a_file_that_cannot_be_read_keeps_no_job_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = path_of(tmp_path, "tb")
+    path.mkdir(parents=True)
+    assert excluded(path, NOW) == {}
+    assert always(path, NOW) == ()
+    assert "cannot be read, so none is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["hosts"], ["hosts", "clear", "n"], ["hosts", "pin", "n", "--never", "--reason", "x"]],
+)
+def test_a_person_is_told_when_strikes_cannot_be_read(tmp_path: Path, words: list[str]) -> None:
+    path_of(tmp_path, "tb").mkdir(parents=True)
+    done = CliRunner().invoke(cli, [words[0], "--run-root", str(tmp_path), *words[1:]])
+    assert isinstance(done.exception, JobError)
+    assert "cannot be read or written: " in done.exception.message
+    assert "chmod" in done.exception.fix
+
+
+@pytest.mark.parametrize(
+    ("run_root", "folder", "file"),
+    [(0o700, 0o700, 0o600), (0o2775, 0o2775, 0o664), (0o1777, 0o1777, 0o666)],
+)
+def test_whoever_shares_the_run_root_shares_the_strikes(
+    tmp_path: Path, run_root: int, folder: int, file: int
+) -> None:
+    """Whatever the umask of who was there first."""
+    tmp_path.chmod(run_root)
+    path = path_of(tmp_path, "tb")
+    with umask(0o077):
+        record(path, strike())
+        record(path, strike(attempt=2))
+    assert stat.S_IMODE(path.parent.stat().st_mode) == folder
+    assert stat.S_IMODE(path.stat().st_mode) == file
+    assert len(recall(path)) == 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may be another user")
+def test_another_user_reads_and_appends(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    fd = os.open(tmp_path, os.O_PATH)
+    path = path_of(Path(f"/proc/self/fd/{fd}"), "tb")  # who may not pass the folders above
+    with umask(0o077):
+        record(path, strike())
+    os.seteuid(65534)
+    try:
+        record(path, strike(attempt=2))
+        assert len(recall(path)) == 2
+    finally:
+        os.seteuid(0)
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def umask(bits: int) -> Iterator[None]:
+    before = os.umask(bits)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,131 @@
+"""Packing: complete files or none, made again only when something changed, in little memory."""
+
+import errno
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import TrainingError
+from tests.trainer.data.data_files import (
+    nobody,
+    packed,
+    save_tokenizer,
+    text_of,
+    write_rows,
+    write_texts,
+)
+from trainer.data.packing import pack as pack_module
+from trainer.data.packing import sources
+from trainer.data.packing.documents import Columns
+from trainer.data.packing.files import find
+from trainer.data.packing.pack import Progress, pack, pack_unless_there, packing_of
+from trainer.data.packing.tokenizer import Bytes, Tokenizer, open_tokenizer
+from trainer.data.packing.writer import remove_partials, writing
+
+
+def packing(files: str, columns: Columns | None = None, tokenizer: Tokenizer | None = None) -> Any:
+    found = find(files, "auto", "data.files")
+    return packing_of(found, columns or Columns("text"), tokenizer or Bytes())
+
+
+def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"q": f"question {n}", "a": f"answer {n * n}"} for n in range(50)]
+    files = write_rows(tmp_path / "a.jsonl", rows)
+    whole = packed(files, tmp_path / "whole.tokens", Columns("a", "q"))
+    monkeypatch.setattr(pack_module, "BATCH_PIECES", 3)
+    parts = packed(files, tmp_path / "parts.tokens", Columns("a", "q"))
+    assert parts.header == whole.header
+    assert (tmp_path / "parts.tokens").read_bytes() == (tmp_path / "whole.tokens").read_bytes()
+
+
+def test_progress_runs_from_nothing_to_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_module, "BATCH_PIECES", 1)
+    told: list[Progress] = []
+    job = packing(write_texts(tmp_path / "texts", "a" * 30, "b" * 10))
+    pack(job, tmp_path / "x.tokens", told.append)
+    assert told == [Progress(0.75, 31), Progress(1.0, 42)]
+
+
+def test_memory_does_not_grow_with_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pack_module, "BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr(sources, "PIECE_BYTES", 1 << 15)
+    files = write_texts(tmp_path / "texts", b"a line of text\n" * (1 << 19))
+    tracemalloc.start()
+    try:
+        pack(packing(files), tmp_path / "x.tokens", nobody)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "x.tokens").stat().st_size > 7 << 20
+    assert peak < 2 << 20
+
+
+def test_what_is_there_is_kept_until_something_changes(tmp_path: Path) -> None:
+    out = tmp_path / "x.tokens"
+    rows = tmp_path / "a.jsonl"
+    write_rows(rows, [{"text": "one", "other": "uno"}])
+
+    def made(**changes: Any) -> bool:
+        return pack_unless_there(packing(str(rows), **changes), out, nobody)[1]
+
+    assert [made(), made()] == [True, False]
+    assert [made(columns=Columns("other")), made(columns=Columns("other"))] == [True, False]
+    tokenizer = open_tokenizer(save_tokenizer(tmp_path / "t", ["one"]))
+    assert [made(tokenizer=tokenizer), made(tokenizer=tokenizer), made()] == [True, False, True]
+    write_rows(rows, [{"text": "two", "other": "dos"}])
+    os.utime(rows, ns=(1, 1))
+    assert [made(), made()] == [True, False]
+    out.write_bytes(out.read_bytes()[:-1])
+    assert [made(), made()] == [True, False]
+    assert text_of(packed(str(rows), out)) == b"two\0"
+
+
+def test_the_same_documents_have_the_same_content_hash_wherever_they_lie(tmp_path: Path) -> None:
+    here = packed(write_texts(tmp_path / "here", "text"), tmp_path / "x.tokens").header
+    there = packed(write_texts(tmp_path / "there", "text"), tmp_path / "y.tokens").header
+    other = packed(write_texts(tmp_path / "other", "tex", "t"), tmp_path / "z.tokens").header
+    assert here.content == there.content != other.content
+    assert here.made_from != there.made_from
+
+
+def test_nothing_is_left_of_what_could_not_be_packed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nnot fine\n')
+    out = tmp_path / "out" / "x.tokens"
+    with pytest.raises(TrainingError, match=r"a\.jsonl:2"):
+        pack(packing(str(tmp_path / "a.jsonl")), out, nobody)
+    assert [*out.parent.iterdir()] == []
+
+
+def test_an_error_of_writing_says_which_and_leaves_the_old_file(tmp_path: Path) -> None:
+    out = tmp_path / "x.tokens"
+    out.write_text("old")
+    with (
+        pytest.raises(TrainingError, match=r"x\.tokens cannot be written: No space left on device"),
+        writing(out, "uint8"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tokens"]
+    assert out.read_text() == "old"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="cannot be written: "):
+        pack(packing(write_texts(tmp_path / "texts", "x")), tmp_path / "file" / "x.tokens", nobody)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    for name in ("x.tokens", "x.tokens.partial-7", "y.tokens.partial-7"):
+        (tmp_path / name).write_text("")
+    remove_partials(tmp_path / "x.tokens")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.tokens", "y.tokens.partial-7"]
+
+
+def test_no_text_and_no_columns_are_refused(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "a.jsonl", [{"text": ""}])
+    with pytest.raises(TrainingError, match=r"there is no text in .*a\.jsonl"):
+        pack(packing(rows), tmp_path / "x.tokens", nobody)
+    with pytest.raises(TrainingError, match="text files have no columns"):
+        packing(write_texts(tmp_path / "texts", "x"), Columns("text", "prompt"))

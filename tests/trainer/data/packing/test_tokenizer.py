@@ -1,0 +1,65 @@
+"""Bytes, and Hugging Face tokenizers from a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import TrainingError
+from tests.trainer.data.data_files import packed, save_tokenizer, text_of, write_texts
+from trainer.data.packing.tokenizer import Bytes, open_tokenizer
+
+
+def test_a_byte_is_a_token() -> None:
+    encoded = Bytes().encode([b"ab", b"", b"\xff"])
+    assert [one.tolist() for one in encoded] == [[97, 98], [], [255]]
+    assert open_tokenizer("bytes").vocabulary.kind == "uint8"
+
+
+def test_words_become_their_numbers_and_nothing_else(tmp_path: Path) -> None:
+    tokenizer = open_tokenizer(save_tokenizer(tmp_path, ["one", "two"]))
+    assert (tokenizer.vocabulary.num_tokens, tokenizer.vocabulary.end) == (4, 1)
+    # The tokenizer's own limit of four tokens cuts nothing off.
+    encoded = tokenizer.encode([b"two one one two two", b"three"])
+    assert [one.tolist() for one in encoded] == [[3, 2, 2, 3, 3], [0]]
+
+
+@pytest.mark.parametrize(("words", "kind"), [(100, "uint8"), (300, "uint16"), (70_000, "uint32")])
+def test_tokens_are_stored_as_small_as_the_vocabulary_allows(
+    tmp_path: Path, words: int, kind: str
+) -> None:
+    tokenizer = open_tokenizer(save_tokenizer(tmp_path / "t", (f"w{n}" for n in range(words))))
+    file = packed(
+        write_texts(tmp_path / "texts", f"w0 w{words - 1}"), tmp_path / "x.tokens", None, tokenizer
+    )
+    assert file.header.kind == kind
+    assert file.tokens(0, 3).tolist() == [2, words + 1, 1]
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no end-of-sequence token") as told:
+        open_tokenizer(save_tokenizer(tmp_path, ["one"], end=None))
+    assert "eos_token" in told.value.fix
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="no tokenizer that transformers can load"):
+        open_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "none"}))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    with pytest.raises(TrainingError, match="no tokenizer that transformers can load"):
+        open_tokenizer(str(tmp_path))
+
+
+def test_identities_tell_tokenizers_apart_and_not_their_folders(tmp_path: Path) -> None:
+    folders = [
+        save_tokenizer(tmp_path / name, words)
+        for name, words in (("a", ["one", "two"]), ("b", ["one", "two"]), ("c", ["two", "one"]))
+    ]
+    a, b, c = (open_tokenizer(folder).vocabulary.identity for folder in folders)
+    assert a == b != c
+
+
+def test_bytes_that_are_no_text_are_tokens_as_well(tmp_path: Path) -> None:
+    file = packed(write_texts(tmp_path / "texts", b"\xff\xfe"), tmp_path / "x.tokens")
+    assert text_of(file) == b"\xff\xfe\0"

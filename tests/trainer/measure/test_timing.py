@@ -1,0 +1,97 @@
+"""Seconds of the parts of a step, on the host and in a device's queue."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from trainer.measure.timing import Stopwatch
+
+
+@dataclass
+class Queue:
+    """A device that has worked off its queue up to `now`; each mark comes a second later."""
+
+    marks: int = 0
+    now: float = 0.0
+
+    def event(self) -> "Mark":
+        return Mark(self)
+
+
+@dataclass
+class Mark:
+    queue: Queue
+    at: float = -1.0
+
+    def record(self) -> None:
+        self.queue.marks += 1
+        self.at = float(self.queue.marks)
+
+    def query(self) -> bool:
+        return self.queue.now >= self.at
+
+    def elapsed_time(self, end_event: "Mark") -> float:
+        return 1e3 * (end_event.at - self.at)
+
+
+def test_what_the_device_has_not_done_counts_when_it_has() -> None:
+    queue = Queue()
+    watch = Stopwatch(queue.event)
+    with watch.part("passes"):
+        for _ in range(2):
+            with watch.part("forward"):
+                pass
+    with watch.part("optimizer"):
+        pass
+    queue.now = 6.0
+    assert watch.take() == {"forward": 2.0, "passes": 5.0}
+    assert watch.take() == {}
+    queue.now = 8.0
+    assert watch.take() == {"optimizer": 1.0}
+
+
+def test_host_time_is_told_once() -> None:
+    times = iter((1.0, 2.0, 5.0, 7.0))
+    watch = Stopwatch(clock=lambda: next(times))
+    with watch.part("forward"), watch.host_part("data"):
+        pass
+    assert watch.take() == {"data": 3.0, "forward": 6.0}
+    assert watch.take() == {}
+
+
+def test_a_part_that_fails_is_not_counted() -> None:
+    watch = Stopwatch()
+    with pytest.raises(ValueError, match="no"), watch.part("forward"):
+        raise ValueError("no")
+    assert watch.take() == {}
+
+
+def test_a_rank_works_alone_between_two_collectives() -> None:
+    queue = Queue()
+    watch = Stopwatch(queue.event)
+    watch.enters()
+    assert watch.take() == {}, "nobody says when that began"
+    watch.leaves()
+    watch.enters()
+    watch.enters()
+    queue.now = 2.0
+    assert watch.take() == {"own": 1.0}
+
+
+def test_what_is_excused_is_not_its_own_work() -> None:
+    queue = Queue()
+    watch = Stopwatch(queue.event)
+    watch.leaves()
+    with watch.excused():
+        queue.marks += 100
+    watch.enters()
+    queue.now = 200.0
+    assert watch.take() == {"own": 2.0}, "a second before, and one after"
+
+
+def test_on_the_host_the_time_is_the_clocks() -> None:
+    times = iter((10.0, 12.5))
+    watch = Stopwatch(clock=lambda: next(times))
+    watch.leaves()
+    watch.enters()
+    assert watch.take() == {"own": 2.5}

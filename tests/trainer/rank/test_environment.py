@@ -1,0 +1,58 @@
+"""What torch finds in the environment of a rank."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.env import RankEnv
+from tests.trainer.trainer_launch import ROOT
+from trainer.rank.environment import torch_defaults
+from trainer.rank.ranks import INIT_TIMEOUT
+
+
+def test_the_monitor_never_ends_what_is_still_allowed_to_wait() -> None:
+    values = torch_defaults(RankEnv())
+    assert int(values["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) >= INIT_TIMEOUT.total_seconds()
+
+
+def test_the_recorder_writes_beside_the_stacks() -> None:
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in torch_defaults(RankEnv())
+    values = torch_defaults(RankEnv(trace_dir="/run/traces"))
+    assert values["TORCH_FR_DUMP_TEMP_FILE"] == "/run/traces/flight-"
+
+
+@pytest.mark.process
+def test_defaults_are_set_before_torch_is_there_and_what_is_set_stays(tmp_path: Path) -> None:
+    """`start` is replaced by one that shows what it finds."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "import trainer.process\n"
+        "def start(arguments, env):\n"
+        "    names = [name for name in os.environ if name.startswith('TORCH_')]\n"
+        "    print('torch' in sys.modules, *[f'{name}={os.environ[name]}' for name in names])\n"
+        "    return 0\n"
+        "trainer.process.start = start\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-m", "trainer", "config"],
+        env={
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": f"{tmp_path}:{ROOT}",
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+            "NDCTL_TRACE_DIR": "/run/traces",
+        },
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == exit_codes.OK, run.stderr
+    words = run.stdout.split()
+    assert words[0] == "False", "torch is not imported yet"
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT=0" in words
+    assert "TORCH_FR_BUFFER_SIZE=2000" in words
+    assert "TORCH_FR_DUMP_TEMP_FILE=/run/traces/flight-" in words

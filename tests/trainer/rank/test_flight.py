@@ -1,0 +1,62 @@
+"""What a rank writes down of its collectives as it ends by an exception."""
+
+import pickle
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.files.run_dir import LAST_FILES
+from orchestrator.diagnosis.dumps.reader import Read
+from orchestrator.diagnosis.dumps.reader_client import read_dumps
+from tests.diagnosis.hang.test_post_mortem import ALL, call
+from trainer.rank import flight
+from trainer.rank.flight import LAST_CALLS, dump_at_end
+
+RECORDER = "torch._C._distributed_c10d"
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnv:
+    """Of a rank that has called more than is kept."""
+    entries = [call(ALL, seq, 12) for seq in range(1, LAST_CALLS + 50)]
+    dump = pickle.dumps({"version": "2.10", "entries": entries})
+    recorder = SimpleNamespace(_dump_fr_trace=lambda *what: dump)
+    monkeypatch.setitem(sys.modules, RECORDER, recorder)
+    return RankEnv(rank=3, trace_dir=str(tmp_path))
+
+
+def test_it_writes_what_it_called_last(env: RankEnv, tmp_path: Path) -> None:
+    dump_at_end(env)
+    written = tmp_path / f"{LAST_FILES}3"
+    kept = pickle.loads(written.read_bytes())["entries"]
+    assert [kept[0]["collective_seq_id"], kept[-1]["collective_seq_id"]] == [50, LAST_CALLS + 49]
+    (found,) = read_dumps([(3, written)])
+    assert isinstance(found, Read)
+    assert found.dump.last is not None
+    assert list(tmp_path.iterdir()) == [written], "nothing that looks like a dump of a hang"
+
+
+def test_storage_that_does_not_answer_does_not_keep_it(
+    env: RankEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(flight, "write_whole", lambda path, data: answers.wait())
+    dump_at_end(env, limit_s=0.1)
+    assert list(tmp_path.iterdir()) == []
+    answers.set()  # the thread may go
+
+
+def test_storage_that_is_gone_is_no_second_error(tmp_path: Path, env: RankEnv) -> None:
+    dump_at_end(RankEnv(rank=3, trace_dir=str(tmp_path / "gone")))
+
+
+def test_a_rank_that_never_had_torch_has_nothing_to_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, RECORDER, raising=False)
+    dump_at_end(RankEnv(rank=3, trace_dir=str(tmp_path)))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""From documents of any source to token files."""

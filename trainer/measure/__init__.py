@@ -1,0 +1,1 @@
+"""What is measured of training, and where it is written."""

@@ -1,0 +1,82 @@
+"""Model FLOPs of a token, and how much of the devices' peak they make use of (MFU).
+
+The count is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T for each token, with
+N weights, L layers, H heads of Q features and sequences of T tokens. N leaves out the embeddings,
+which are looked up and not multiplied, but has the head, also where the two are one matrix. The
+attention term does not take half off for the causal mask, and what is computed again in the
+backward pass does not count: it is the work of the model, not of the machine.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from trainer.model.decoder import Decoder
+from trainer.rank.ranks import Ranks
+
+TERA = 1e12
+
+PEAKS: tuple[tuple[str, float, float], ...] = (
+    # NVIDIA's data sheets: H100 (SXM, PCIe, NVL) and H200 (SXM, NVL), half of the figures given
+    # "with sparsity" for bfloat16; float32 is without tensor cores, as the trainer leaves TF32 off.
+    ("H100 PCIe", 756.5, 51.0),
+    ("H100 NVL", 835.5, 60.0),
+    ("H100", 989.5, 67.0),
+    ("H200 NVL", 835.5, 60.0),
+    ("H200", 989.5, 67.0),
+    # NVIDIA A100 data sheet, all forms alike.
+    ("A100", 312.0, 19.5),
+    # NVIDIA HGX B200: 4500 with sparsity.
+    ("B200", 2250.0, 75.0),
+    # NVIDIA L40S data sheet.
+    ("L40S", 362.05, 91.6),
+    # NVIDIA Ada GPU architecture white paper, appendix A: bfloat16 with float32 accumulation.
+    ("RTX 4090", 165.2, 82.6),
+)
+"""A part of the device's name, the first that fits, and its dense peaks in bfloat16 and float32,
+in 1e12 operations a second."""
+
+
+def device_peak(device_name: str, dtype: str) -> float | None:
+    """Operations a second, or None for a device whose figure is not known."""
+    for name, bfloat16, float32 in PEAKS:
+        if name in device_name:
+            return TERA * (bfloat16 if dtype == "bfloat16" else float32)
+    return None
+
+
+def job_peak(ranks: Ranks, dtype: str, device_tflops: float | None) -> float | None:
+    """Operations a second of all devices together; None where that is not known."""
+    if device_tflops is not None:
+        return ranks.mesh.size() * device_tflops * TERA
+    if ranks.device.type != "cuda":
+        return None
+    peak = device_peak(torch.cuda.get_device_name(ranks.device), dtype)
+    return None if peak is None else ranks.mesh.size() * peak
+
+
+def flops_per_token(stages: Sequence[Decoder], ranks: Ranks, sequence_length: int) -> float:
+    """Forward and backward, of the whole model; all ranks must call it."""
+    weights = sum(_weight_flops(stage) for stage in stages)
+    total = torch.tensor(float(weights), dtype=torch.float64, device=ranks.device)
+    if ranks.mesh["pp"].size() > 1:
+        dist.all_reduce(total, group=ranks.mesh.get_group("pp"))
+    config = stages[0].config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return total.item() + 12.0 * config.num_hidden_layers * heads * head_dim * sequence_length
+
+
+def _weight_flops(stage: Decoder) -> int:
+    modules = [*stage.layers.values()]
+    if stage.part.is_last:
+        modules += [stage.get_submodule(stage.family.norm), stage.get_submodule(stage.family.head)]
+    return sum(_flops(parameter) for module in modules for parameter in module.parameters())
+
+
+def _flops(parameter: nn.Parameter) -> int:
+    """Per token: 2 for each weight forward, 2 for the gradient of its input, and 2 for its own,
+    which a frozen one does not have."""
+    return (6 if parameter.requires_grad else 4) * parameter.numel()

@@ -1,0 +1,130 @@
+"""Where the metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked for.
+
+A writer that fails costs its own figures, never the training.
+"""
+
+import hashlib
+import importlib.util
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.spec.train_spec import TrainSpec
+from orchestrator.errors import TrainingError
+from trainer.measure.metrics import MetricsFile, StepMetrics
+from trainer.rank.fence import Admit, everybody
+
+LOG = logging.getLogger("trainer")
+
+
+class Writer(Protocol):
+    """Of figures, by their names."""
+
+    def write(self, step: int, figures: dict[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Report:
+    """Rank 0's; the others have none, for the totals are the same everywhere."""
+
+    def __init__(self, file: MetricsFile, writers: dict[str, Writer]) -> None:
+        self._file = file
+        self._writers = writers
+
+    def write(self, metrics: StepMetrics) -> None:
+        self._file.append(metrics)
+        figures = {
+            name: float(value)
+            for name, value in metrics.to_dict().items()
+            if value is not None and name not in ("step", "time")
+        }
+        for name, writer in [*self._writers.items()]:
+            self._try(name, partial(writer.write, metrics.step, figures))
+
+    def close(self) -> None:
+        self._file.close()
+        for name, writer in [*self._writers.items()]:
+            self._try(name, writer.close)
+
+    def _try(self, name: str, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as exc:  # noqa: BLE001 (another's code: whatever it raises)
+            LOG.warning("%s failed and gets no more metrics: %s", name, exc)
+            del self._writers[name]
+
+
+def check_writers(train: TrainSpec) -> None:
+    """Raises TrainingError when a package is missing that the configuration asks for."""
+    wanted = {"tensorboard": train.tensorboard, "wandb": train.wandb is not None}
+    for package, asked in wanted.items():
+        if asked and importlib.util.find_spec(package) is None:
+            raise TrainingError(
+                f"train.{package} is set, and the Python package {package} is not installed",
+                fix=f"pip install 'ndctl[{package}]', or leave train.{package} out",
+            )
+
+
+def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = everybody) -> Report:
+    """The report of a job that goes on after `done` steps; the network being down does not stop
+    it."""
+    makers: dict[str, Callable[[], Writer]] = {}
+    if train.tensorboard:
+        makers["TensorBoard"] = lambda: TensorBoard(run.path / "tensorboard", done)
+    if (project := train.wandb) is not None:
+        makers["Weights & Biases"] = lambda: WeightsAndBiases(run.path, project)
+    writers: dict[str, Writer] = {}
+    for name, make in makers.items():
+        try:
+            writers[name] = make()
+        except Exception as exc:  # noqa: BLE001 (another's code: whatever it raises)
+            LOG.warning("%s could not be started and gets no metrics: %s", name, exc)
+    return Report(MetricsFile(run.metrics, admit), writers)
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Steps that are done again replace what an earlier attempt wrote of them.
+        self._writer = SummaryWriter(str(folder), purge_step=done + 1, flush_secs=10)
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """One run of theirs for each run directory, also over several attempts.
+
+    Key, entity and mode come from their own environment variables (WANDB_API_KEY, WANDB_MODE, …).
+    """
+
+    def __init__(self, folder: Path, project: str) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._run: Any = wandb.init(
+            project=project,
+            name=folder.name,
+            id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
+            resume="allow",
+            dir=str(folder),
+            # Ranks' output is collected already.
+            settings=wandb.Settings(console="off"),
+        )
+        # By its own count of calls a step that is done again would be dropped.
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, figures: dict[str, float]) -> None:
+        self._run.log({**figures, "step": step})
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,106 @@
+"""From the configuration to this rank's stages of the model, cut, wrapped, sharded and filled."""
+
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.contract.files.trainer_config import TrainingConfig
+from trainer.loss import TokenLoss
+from trainer.measure.timing import Stopwatch
+from trainer.model.adapters import add_adapters, draw_adapters
+from trainer.model.build import build_stages, read_model_config
+from trainer.model.decoder import Decoder
+from trainer.model.float8 import apply_float8
+from trainer.model.fresh import allocate
+from trainer.model.quantize import fill_quantised, quantise
+from trainer.model.weights import Weights, find_weights, first_weights
+from trainer.parallel.activation import apply_activation_checkpointing
+from trainer.parallel.compile import compile_layers
+from trainer.parallel.context import apply_context_parallel, check_context_parallel
+from trainer.parallel.data import apply_data_parallel
+from trainer.parallel.passes import Passes, WholeModel
+from trainer.parallel.pipeline import Pipeline, make_line
+from trainer.parallel.stages import slices_of_rank
+from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
+from trainer.parallel.tied import TiedWeight
+from trainer.rank.ranks import Ranks, on_all_ranks
+
+
+def build_model(
+    config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor, *, resumed: bool
+) -> list[Decoder]:
+    """The stages of this rank, which sees the tokens at `positions_T` of each sequence.
+
+    With `resumed`, weights that are trained are left as they are: a checkpoint has them.
+    """
+    weights = find_weights(config.model)
+    stages = outline(config, ranks)
+    for stage in stages:
+        adapt(stage, config, ranks)
+        parallelise(stage, config, ranks)
+        allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
+        stage.place(positions_T.unsqueeze(0).to(ranks.device))
+    on_all_ranks(lambda: fill(stages, config.train.seed, weights, resumed=resumed))
+    return stages
+
+
+def outline(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
+    """The stages without storage; or a refusal of what no mesh as this one can do."""
+    values = read_model_config(config.model)
+    tokens = config.data.sequence_length
+    check_context_parallel(values, config.parallel.context, config.mesh, tokens)
+    if config.mesh.tp > 1:
+        check_tensor_parallel(values, config.mesh.tp, tokens // config.mesh.cp)
+    pipeline, pp_rank = config.parallel.pipeline, ranks.mesh["pp"].get_local_rank()
+    return build_stages(values, slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens))
+
+
+def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Change what the linear layers are made of, while they are whole and without storage."""
+    lora = config.model.lora
+    if config.train.float8:
+        apply_float8(decoder, ranks.device, config)
+    if lora is not None:
+        add_adapters(decoder, lora)
+        if lora.quantize == "nf4":
+            quantise(decoder, ranks.shards.size(), ranks.device)
+
+
+def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
+    if config.mesh.tp > 1:
+        apply_tensor_parallel(decoder, ranks.mesh["tp"])
+    if config.mesh.cp > 1:
+        apply_context_parallel(decoder, ranks.mesh["cp"], config.parallel.context)
+    train = config.train
+    apply_activation_checkpointing(decoder, train.activation_checkpointing, train.checkpoint_every)
+    if train.compile:
+        compile_layers(decoder)
+    apply_data_parallel(decoder, ranks, config.parallel, train)
+
+
+def fill(stages: Sequence[Decoder], seed: int, weights: Weights | None, *, resumed: bool) -> None:
+    """First weights; adapters, which are drawn otherwise than the model, get theirs last."""
+    first_weights(stages, weights, seed, resumed=resumed)
+    for stage in stages:
+        fill_quantised(stage, lambda part: first_weights([part], weights, seed, resumed=False))
+        if not resumed:
+            draw_adapters(stage, seed)
+
+
+def choose_passes(
+    stages: list[Decoder],
+    config: TrainingConfig,
+    ranks: Ranks,
+    loss: TokenLoss,
+    tied: TiedWeight,
+    watch: Stopwatch,
+) -> Passes:
+    tensor_parallel = config.mesh.tp > 1
+    if config.mesh.pp == 1:
+        alone = config.parallel.data != "fsdp" and config.mesh.tp == config.mesh.cp == 1
+        return WholeModel(stages[0], loss, tensor_parallel, watch, forward_alone=alone)
+    tokens = stages[0].positions_1T.shape[1]
+    line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
+    micro_batches = config.gradient_accumulation
+    return Pipeline(stages, line, loss, tied, micro_batches, tensor_parallel, watch)

@@ -1,0 +1,142 @@
+"""Tells the agent of this host how the rank is doing; with no agent around, tells nobody.
+
+A heartbeat is sent without waiting and without retry: training never feels who listens. The rare
+datagrams (resumed, saved or not, a drill, last words) wait up to a second for room: the kernel may
+keep no more than ten for an agent that is busy.
+"""
+
+import contextlib
+import math
+import socket
+import struct
+import traceback
+from dataclasses import replace
+
+from orchestrator.contract.files import progress
+from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.messages.rank_messages import (
+    MAX_BYTES,
+    Beat,
+    Datagram,
+    DrillFired,
+    IntervalChanged,
+    Raised,
+    Resumed,
+    Saved,
+    SaveFailed,
+    to_bytes,
+)
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.drills import Drill
+from trainer.guard import Unstable
+
+MAX_MESSAGE = 4_000
+PATIENCE = struct.pack("ll", 1, 0)
+"""One second, as the kernel's timeval."""
+
+
+class Reporter:
+    """Speaks for one rank."""
+
+    def __init__(self, env: RankEnv) -> None:
+        self.env = env
+        fd = env.progress_fd
+        self._progress_fd = fd if fd is not None and progress.is_shared(fd) else None
+        self._step = 0
+        self.phase: Phase = "init"
+        """The last that was told."""
+        self.profiled = False
+        """Its steps are recorded, and slower for it: they have a clock of their own."""
+        self._hasty = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._hasty.setblocking(False)
+        self._patient = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._patient.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, PATIENCE)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that are done."""
+        return self._step
+
+    @step.setter
+    def step(self, done: int) -> None:
+        self._step = done
+        if self._progress_fd is not None:
+            progress.write(self._progress_fd, done)
+
+    def beat(
+        self,
+        phase: Phase,
+        *,
+        loss: float | None = None,
+        tokens_per_second: float | None = None,
+        memory_bytes: int | None = None,
+        own_s: float | None = None,
+    ) -> None:
+        self.phase = "profile" if self.profiled and phase == "train" else phase
+        beat = Beat(
+            attempt=self.env.attempt,
+            rank=self.env.rank,
+            step=self.step,
+            phase=self.phase,
+            # JSON has no NaN, and the receiver refuses Python's.
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            tokens_per_second=tokens_per_second,
+            memory_bytes=memory_bytes,
+            own_s=own_s,
+        )
+        self._send(beat, self._hasty)
+
+    def resumed(self, step: int, passed_over: tuple[PassedOver, ...]) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        self._send(
+            Resumed(attempt=attempt, rank=rank, step=step, passed_over=passed_over), self._patient
+        )
+
+    def saved(self, step: int) -> None:
+        self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step), self._patient)
+
+    def save_failed(self, step: int, why: str) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        why = why[:MAX_MESSAGE]
+        self._send(SaveFailed(attempt=attempt, rank=rank, step=step, why=why), self._patient)
+
+    def interval_changed(self, step: int, old: int, new: int, why: str) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        word = IntervalChanged(attempt=attempt, rank=rank, step=step, old=old, new=new, why=why)
+        self._send(word, self._patient)
+
+    def drill_fired(self, drill: Drill) -> None:
+        attempt, rank = self.env.attempt, self.env.rank
+        self._send(
+            DrillFired(attempt=attempt, rank=rank, drill=drill.id, step=drill.step), self._patient
+        )
+
+    def raised(self, exc: BaseException) -> None:
+        self._send(raised_of(exc, self.env, self.step + 1), self._patient)
+
+    def close(self) -> None:
+        self._hasty.close()
+        self._patient.close()
+
+    def _send(self, datagram: Datagram, sender: socket.socket) -> None:
+        if self.env.heartbeat_socket:
+            # Sent by name, not over a connection: an agent that was replaced is found again.
+            with contextlib.suppress(OSError):
+                sender.sendto(to_bytes(datagram), self.env.heartbeat_socket)
+
+
+def raised_of(exc: BaseException, env: RankEnv, step: int) -> Raised:
+    """`exc` as a datagram that fits; of a long traceback its end, where the cause is."""
+    raised = Raised(
+        attempt=env.attempt,
+        rank=env.rank,
+        step=step,
+        error=type(exc).__name__,
+        message=str(exc)[:MAX_MESSAGE],
+        traceback="".join(traceback.format_exception(exc)),
+        since=exc.since if isinstance(exc, Unstable) else None,
+    )
+    while len(to_bytes(raised)) > MAX_BYTES:
+        raised = replace(raised, traceback=raised.traceback[len(raised.traceback) // 2 + 1 :])
+    return raised
