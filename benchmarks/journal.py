@@ -32,7 +32,8 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.detect.heartbeat_monitor import RECORD_EVERY_S
-from orchestrator.job.state import IDLE, OUTSIDE, Run
+from orchestrator.job.stage import IDLE, OUTSIDE
+from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Journal, Place, to_line

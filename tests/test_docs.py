@@ -10,7 +10,7 @@ from orchestrator.backends.kubernetes.render.pods import DOWNWARD
 from orchestrator.cli import cli
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.state import State
+from orchestrator.job.stage import State
 from tests import planning_docs
 from tests.backends.slurm.slurm_launch import plain
 

@@ -19,7 +19,8 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH, CHALLENGE, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.journal.journal import Journal, has_writer
 from orchestrator.journal.snapshot import known

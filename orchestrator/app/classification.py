@@ -18,8 +18,8 @@ from orchestrator.diagnosis.logs.patterns import MOST_BYTES
 from orchestrator.diagnosis.logs.readings import End, read_exit, read_kernel
 from orchestrator.diagnosis.stacks.kernel_stacks import with_places
 from orchestrator.job.failures.diagnose import diagnose
+from orchestrator.job.findings import Findings
 from orchestrator.job.policy import usual_remedy
-from orchestrator.job.state import Findings
 
 HOST = "host"
 KERNEL_BYTES = 4 << 20

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.app.schedulers import backend_of
 from orchestrator.errors import BackendError
-from orchestrator.job.state import OUTSIDE, Run
+from orchestrator.job.stage import OUTSIDE
+from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.seams import Backend, Clock, RemoteBackend, Sighting
 

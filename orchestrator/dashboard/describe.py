@@ -14,7 +14,8 @@ from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.state import NOBODY, Incident, Run
+from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.state import Run
 
 MOST_STACK_LINES = 12
 MOST_STACKS = 16

@@ -7,8 +7,9 @@ from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.view import FailedSave
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
+from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.policy import BUDGET
-from orchestrator.job.state import PREFLIGHT, Incident, Run
+from orchestrator.job.state import Run
 
 
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:

@@ -17,7 +17,8 @@ from orchestrator.dashboard.view import (
     last_step,
 )
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.state import ENDED, Incident, State
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import ENDED, State
 
 
 def status_json(snapshot: Snapshot) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from orchestrator.dashboard.view import Health
-from orchestrator.job.state import State
+from orchestrator.job.stage import State
 
 GLYPHS: Mapping[Health, tuple[str, str]] = {
     "ok": ("●", "green"),

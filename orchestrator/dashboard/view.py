@@ -26,8 +26,10 @@ from orchestrator.contract.messages.events import (
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.metrics import NOTHING, Progress
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
+from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
-from orchestrator.job.state import ENDED, IDLE, Incident, Run, Stage, State
+from orchestrator.job.stage import ENDED, IDLE, Stage, State
+from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
 from orchestrator.seams import Sighting

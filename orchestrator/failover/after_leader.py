@@ -12,7 +12,8 @@ from orchestrator.contract.files.leader_file import Term
 from orchestrator.failover.journal_watch import runs_without_leader
 from orchestrator.job.hosts.host_pool import usable
 from orchestrator.job.hosts.preemption import ASK_S
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.seams import OwnRun
 
 UNLED = 3

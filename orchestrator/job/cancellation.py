@@ -7,7 +7,7 @@ from dataclasses import replace
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.job.hosts.preemption import taken_by_scheduler
-from orchestrator.job.incidents import first_cause, incident_of
+from orchestrator.job.incident_records import first_cause, incident_of
 from orchestrator.job.state import Run
 
 

@@ -9,9 +9,12 @@ from orchestrator.contract.messages.actions import Action, EndJob, ReplaceAgent
 from orchestrator.contract.messages.events import JobSubmitted, LeaderStarted
 from orchestrator.job.cancellation import told
 from orchestrator.job.failures import no_progress, oom_replan
-from orchestrator.job.incidents import first_cause, incident_of
+from orchestrator.job.findings import Findings
+from orchestrator.job.host_state import HostState
+from orchestrator.job.incident_records import first_cause, incident_of
+from orchestrator.job.stage import LIVE, OUTSIDE, Stage
 from orchestrator.job.stage_transitions import Result, end, recover, wait
-from orchestrator.job.state import LIVE, OUTSIDE, Findings, HostState, Run, Stage
+from orchestrator.job.state import Run
 
 SETTLE_S = 5.0
 """For spares to register once enough hosts are there."""

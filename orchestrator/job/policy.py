@@ -17,7 +17,8 @@ from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.diagnosis.logs.readings import EARLY
 from orchestrator.job.failures.exit_classification import Verdict
 from orchestrator.job.hosts.host_pool import coming, has_successors, switches_of, usable
-from orchestrator.job.state import Incident, Run
+from orchestrator.job.incident import Incident
+from orchestrator.job.state import Run
 from orchestrator.plan.placement.place import room_for
 
 TABLE = Path(__file__).with_name("policy.yaml")

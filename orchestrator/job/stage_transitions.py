@@ -20,6 +20,8 @@ from orchestrator.job.cancellation import told
 from orchestrator.job.failures import no_progress, oom_replan, rollback
 from orchestrator.job.failures.collective_mismatch import ask_who_differed, asks_who_differed
 from orchestrator.job.failures.exit_classification import Verdict
+from orchestrator.job.findings import Findings
+from orchestrator.job.host_state import Replaced
 from orchestrator.job.hosts import agents_not_started
 from orchestrator.job.hosts.host_pool import (
     coming,
@@ -33,9 +35,10 @@ from orchestrator.job.hosts.host_pool import (
 from orchestrator.job.hosts.host_replacement import in_the_way, make_room, send_away
 from orchestrator.job.hosts.preemption import STOP_SLACK_S, taken_by_scheduler
 from orchestrator.job.hosts.scale_up import grown
-from orchestrator.job.incidents import decided, first_cause, incident_of, left_out
+from orchestrator.job.incident_records import decided, first_cause, incident_of, left_out
 from orchestrator.job.policy import Decision, decide
-from orchestrator.job.state import Findings, Leaving, Replaced, Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Leaving, Run
 from orchestrator.plan.placement.cost import cost_of
 from orchestrator.plan.placement.place import place, room_for
 

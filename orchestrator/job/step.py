@@ -65,6 +65,8 @@ from orchestrator.job.failures.hangs import (
     hang_over,
     watchdog_spoke,
 )
+from orchestrator.job.findings import Findings
+from orchestrator.job.host_state import HostState
 from orchestrator.job.hosts import scale_up
 from orchestrator.job.hosts.agent_membership import (
     agent_lost,
@@ -89,7 +91,9 @@ from orchestrator.job.hosts.straggler_replacement import (
     straggler_found,
     straggler_gone,
 )
+from orchestrator.job.incident import Incident
 from orchestrator.job.leader_change import leader_started, submitted
+from orchestrator.job.stage import LIVE, Stage
 from orchestrator.job.stage_transitions import (
     FAILED_GRACE_S,
     Result,
@@ -103,7 +107,7 @@ from orchestrator.job.stage_transitions import (
     stop_or_conclude,
     wait,
 )
-from orchestrator.job.state import LIVE, Findings, HostState, Incident, Run, Stage
+from orchestrator.job.state import Run
 
 MOST_SAVES = 16
 """Checkpoints that are remembered; more than a job keeps."""

@@ -40,7 +40,8 @@ from orchestrator.job.hosts.scheduler_notices import (
     next_question_s,
     unheard,
 )
-from orchestrator.job.state import JobPlan, Refit, Run, Shortage
+from orchestrator.job.plans import JobPlan, Refit, Shortage
+from orchestrator.job.state import Run
 from orchestrator.leader.agent_sessions import Connections
 from orchestrator.posix.fd_limit import files_needed, judge_files
 from orchestrator.seams import Backend, Clock

@@ -11,7 +11,8 @@ from pathlib import Path
 from threading import Event
 
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 
 log = logging.getLogger(__name__)
 

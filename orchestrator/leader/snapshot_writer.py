@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded, Supervisor
 

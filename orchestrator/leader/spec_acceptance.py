@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 
 log = logging.getLogger(__name__)
 

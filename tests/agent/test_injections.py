@@ -17,7 +17,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.events import HangDetected, RankExited, StragglerFound
 from orchestrator.diagnosis.dumps.load_evidence import read_folder, read_last
 from orchestrator.job.failures.collective_mismatch import is_unfit
-from orchestrator.job.state import Culprit
+from orchestrator.job.incident import Culprit
 from tests.agent.injected import judged
 from tests.agent.watched import watched
 

@@ -23,7 +23,7 @@ from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
-from orchestrator.job.state import JobPlan, Refit, Shortage
+from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.seams import HostNotice, OwnRun, Sighting
 

@@ -12,7 +12,8 @@ from orchestrator.dashboard.follow.follow_loop import EndWatch, follow_job
 from orchestrator.dashboard.scheduler_status import ASK_AGAIN_S, QUIET_S, Holding
 from orchestrator.dashboard.view import effective_state, view
 from orchestrator.job.reports.job_report import report_of
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.seams import Sighting
 from tests.agent.world import TurnedClock

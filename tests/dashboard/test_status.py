@@ -80,7 +80,7 @@ from orchestrator.dashboard.status import (
     status_text,
 )
 from orchestrator.diagnosis.classes import default_rules
-from orchestrator.job.incidents import left_out
+from orchestrator.job.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
 from orchestrator.seams import Sighting
 from tests.dashboard.dashboard_story import (

@@ -36,7 +36,7 @@ from orchestrator.failover.ask_scheduler import REFUSED_S, RETRY_S
 from orchestrator.failover.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
 from orchestrator.failover.turns import TURN_S
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, has_writer
 from orchestrator.journal.supervisor import Supervisor

@@ -40,7 +40,8 @@ from orchestrator.contract.messages.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.job.state import LIVE, OUTSIDE, Run, Stage, State
+from orchestrator.job.stage import LIVE, OUTSIDE, Stage, State
+from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry, from_line, to_line
 from tests.job.supervise_stage import START, error, exited, found, host, plan, submitted

@@ -4,7 +4,7 @@ from typing import Any
 
 from orchestrator.contract.messages.actions import EndJob, StopAttempt
 from orchestrator.diagnosis.logs.readings import End, read_exit
-from orchestrator.job.state import NOBODY, Culprit
+from orchestrator.job.incident import NOBODY, Culprit
 from tests.job.supervise_stage import GLOO_CLOSED, Job
 
 

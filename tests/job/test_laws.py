@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.messages.actions import EndJob
 from orchestrator.contract.messages.events import CheckpointSaved, StepReached
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.job.step import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import exited

@@ -9,7 +9,7 @@ from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.seams import HostNotice
 from tests.job.supervise_stage import Job, submitted
 

@@ -23,7 +23,8 @@ from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.contract.spec.policy import PolicyRule, Same
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job import policy
-from orchestrator.job.state import Incident, Stage
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import Stage
 from orchestrator.job.step import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import Job, drills, plan

@@ -21,8 +21,9 @@ from orchestrator.contract.messages.events import (
     StepReached,
     Tick,
 )
-from orchestrator.job.incidents import left_out
-from orchestrator.job.state import Run, Stage, pace_of
+from orchestrator.job.incident_records import left_out
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run, pace_of
 from orchestrator.job.step import fold, step
 from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
 

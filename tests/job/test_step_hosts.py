@@ -12,7 +12,9 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostStopped,
 )
-from orchestrator.job.state import NOBODY, Stage, pace_of
+from orchestrator.job.incident import NOBODY
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import pace_of
 from tests.job.supervise_stage import Job, host
 
 # Agents

@@ -30,8 +30,9 @@ from orchestrator.contract.messages.events import (
     RequeueRefused,
 )
 from orchestrator.contract.plan import Traffic
+from orchestrator.job.incident import NOBODY
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.state import NOBODY, Stage
+from orchestrator.job.stage import Stage
 from orchestrator.job.step import step
 from tests.job.supervise_stage import START, Job, plan, submitted
 

@@ -15,8 +15,9 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import EvidenceGathered, HostLeaving
 from orchestrator.job.policy import strike_weight
+from orchestrator.job.stage import Stage
 from orchestrator.job.stage_transitions import JUDGE_S
-from orchestrator.job.state import Stage, pace_of
+from orchestrator.job.state import pace_of
 from orchestrator.job.step import MOST_EXITS
 from tests.job.supervise_stage import Job, drills, error, found
 

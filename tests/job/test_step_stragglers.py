@@ -13,7 +13,7 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import LeaveAsked, StragglerFound, StragglerGone
 from orchestrator.job.hosts.straggler_replacement import strike_of
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from tests.job.supervise_stage import Job, drills, error
 
 

@@ -24,7 +24,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.hosts.host_pool import MOST_DOUBLINGS
 from orchestrator.job.hosts.host_replacement import AGAIN_S
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from tests.job.supervise_stage import Job
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import HostUnavailable, LeaderStarted, TrainingResumed
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from tests.job.supervise_stage import Job
 
 HOW = "its process on host-0 had ended, and host-0 is well"

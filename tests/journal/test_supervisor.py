@@ -14,7 +14,7 @@ from orchestrator.contract.messages.events import (
     StepReached,
     Tick,
 )
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.journal.journal import Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock

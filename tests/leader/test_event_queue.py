@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.contract.messages.actions import Action, GatherEvidence, JudgeHang, StopAttempt
 from orchestrator.contract.messages.events import Event, HangDetected
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.journal.journal import MOST_LINES, Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import Deciding

@@ -37,7 +37,7 @@ from orchestrator.contract.messages.events import (
     RequeueRefused,
 )
 from orchestrator.errors import BackendError, Ended, SpecError
-from orchestrator.job.state import JobPlan
+from orchestrator.job.plans import JobPlan
 from orchestrator.leader.backend_calls import LISTEN_S, Errands
 from orchestrator.leader.leader import FENCE_S
 from orchestrator.posix.fd_limit import OWN

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.job.step import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, read

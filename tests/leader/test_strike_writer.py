@@ -6,7 +6,7 @@ from pathlib import Path
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import EvidenceGathered
 from orchestrator.host_strikes import Strike
-from orchestrator.job.state import Culprit, Evidence, Incident
+from orchestrator.job.incident import Culprit, Evidence, Incident
 from orchestrator.leader.strike_writer import new_strikes, record
 from tests.job.supervise_stage import Job
 

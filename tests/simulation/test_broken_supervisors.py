@@ -24,9 +24,12 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.diagnosis.classes import default_rules
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import NOBODY, Culprit, Incident
 from orchestrator.job.policy import strike_weight
+from orchestrator.job.stage import IDLE, Stage
 from orchestrator.job.stage_transitions import end, recover, stop
-from orchestrator.job.state import IDLE, NOBODY, Culprit, Findings, Incident, Leaving, Run, Stage
+from orchestrator.job.state import Leaving, Run
 from orchestrator.job.step import step
 from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.run import Outcome, simulate

@@ -13,7 +13,7 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profiles import load_profile
-from orchestrator.job.state import JobPlan, Refit, Shortage
+from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.journal.current_launch import counting_spec
 from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config

@@ -39,7 +39,8 @@ from orchestrator.dashboard.follow.follow_loop import follow_job
 from orchestrator.errors import BackendError, JobError, NdctlError
 from orchestrator.failover.after_leader import UNLED
 from orchestrator.failover.requeue_after_exit import restarts_in_vain
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.snapshot import known

@@ -32,8 +32,9 @@ from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.failover.leader_lost import Claim
 from orchestrator.failover.stale_launch import later_launch
 from orchestrator.failover.takeover import leave_to_the_leader
+from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.reports.job_news import TellsCluster
-from orchestrator.job.state import JobPlan, Refit, Run, Shortage
+from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import LOCK_PATIENCE_S, Journal
 from orchestrator.journal.supervisor import Supervisor

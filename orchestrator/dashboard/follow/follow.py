@@ -34,7 +34,9 @@ from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.status import did, row, state_lines, times
 from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
-from orchestrator.job.state import Incident, Run, Stage
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
 

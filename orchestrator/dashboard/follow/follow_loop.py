@@ -21,7 +21,8 @@ from orchestrator.dashboard.scheduler_status import Ask, Holding
 from orchestrator.dashboard.snapshot import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
-from orchestrator.job.state import ENDED, Run
+from orchestrator.job.stage import ENDED
+from orchestrator.job.state import Run
 from orchestrator.job.step import fold
 from orchestrator.journal.journal import Tail, has_writer
 from orchestrator.journal.snapshot import recall

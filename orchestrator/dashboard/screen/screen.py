@@ -28,7 +28,8 @@ from orchestrator.dashboard.theme import (
 )
 from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.state import ENDED, NOBODY, Incident
+from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.stage import ENDED
 
 TWO_COLUMNS = (116, 22)
 """Width and height from which on there is room for two columns."""

@@ -14,7 +14,9 @@ from orchestrator.diagnosis.hang.evidence_index import SURE
 from orchestrator.diagnosis.hang.post_mortem import CLASS
 from orchestrator.diagnosis.hang.report import ranks_words
 from orchestrator.job.failures.exit_classification import Verdict, failure_of
-from orchestrator.job.state import Culprit, Findings, Run
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import Culprit
+from orchestrator.job.state import Run
 
 ASK_S = 10.0
 """For the evidence of all hosts, small files that are there already …"""

@@ -25,7 +25,8 @@ from orchestrator.job.failures.exit_classification import (
     told_by_kernel,
 )
 from orchestrator.job.failures.hang_verdict import hang_verdict
-from orchestrator.job.state import NOBODY, Culprit, Evidence, Findings
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import NOBODY, Culprit, Evidence
 
 MOST_UNREACHED = 8
 """Addresses that an incident names …"""

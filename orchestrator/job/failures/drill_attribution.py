@@ -4,7 +4,9 @@ from collections.abc import Iterator
 
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.drills import Drill
-from orchestrator.job.state import NOBODY, Culprit, Findings, Run
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import NOBODY, Culprit
+from orchestrator.job.state import Run
 
 SOON = 10
 """Steps after a drill in which what it broke is seen: ranks read their data ahead."""

@@ -16,7 +16,8 @@ from orchestrator.diagnosis.logs.readings import (
     kind_of,
     signal_name,
 )
-from orchestrator.job.state import NOBODY, Culprit, Evidence, Findings
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import NOBODY, Culprit, Evidence
 
 FIX = "\n  fix: "
 """Before the fix, in the words of an error of ours (`NdctlError`)."""

@@ -10,7 +10,7 @@ from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.report import ranks_words, waiting_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.stacks import python_stacks
-from orchestrator.job.state import Findings
+from orchestrator.job.findings import Findings
 
 if TYPE_CHECKING:  # what is typed folds a journal, and reads no message
     from orchestrator.contract.messages.agent_protocol import Evidence

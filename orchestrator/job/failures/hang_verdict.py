@@ -15,7 +15,8 @@ from orchestrator.job.failures.exit_classification import (
     failure_of,
 )
 from orchestrator.job.failures.hang_event import judged_from
-from orchestrator.job.state import Culprit, Evidence, Findings
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import Culprit, Evidence
 
 MOST_HOSTS = 16
 """Whose probes an incident shows."""

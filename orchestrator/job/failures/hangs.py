@@ -16,8 +16,10 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.failures.collective_mismatch import judge_who_differed
 from orchestrator.job.failures.diagnose import Weight, timed_out, weigh
+from orchestrator.job.findings import Findings
+from orchestrator.job.stage import Stage
 from orchestrator.job.stage_transitions import FAILED_GRACE_S, Result, all_done, conclude, stop
-from orchestrator.job.state import Findings, Run, Stage
+from orchestrator.job.state import Run
 
 EVIDENCE_S = 5.0
 """What agents may take to gather it; the supervisor waits a little longer."""

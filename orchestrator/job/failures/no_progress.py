@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from orchestrator.contract.messages.events import LeaderStarted
 from orchestrator.job.hosts.host_pool import has_successors
 from orchestrator.job.policy import BEFORE_FIX
-from orchestrator.job.state import OUTSIDE, Run, Stage
+from orchestrator.job.stage import OUTSIDE, Stage
+from orchestrator.job.state import Run
 
 RULE = "max-allocations"
 """Names the limit where it decides, as if it were a rule."""

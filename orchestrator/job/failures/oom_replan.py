@@ -9,8 +9,10 @@ from dataclasses import replace
 
 from orchestrator.contract.messages.actions import Replan
 from orchestrator.job.failures.exit_classification import Verdict
+from orchestrator.job.incident import PREFLIGHT
+from orchestrator.job.plans import Shortage
 from orchestrator.job.policy import ON_PROCESSORS
-from orchestrator.job.state import PREFLIGHT, Run, Shortage
+from orchestrator.job.state import Run
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"

@@ -7,16 +7,19 @@ from orchestrator.contract.check_results import why_unfit
 from orchestrator.contract.messages.actions import Action, ReplaceAgent, StopAttempt
 from orchestrator.contract.messages.events import AgentLost, AgentRegistered, HostUnavailable
 from orchestrator.job.failures.diagnose import TOGETHER_S
+from orchestrator.job.findings import Findings
+from orchestrator.job.host_state import HostState
 from orchestrator.job.hosts import agents_not_started
 from orchestrator.job.hosts.host_pool import no_good
-from orchestrator.job.incidents import left_out
+from orchestrator.job.incident_records import left_out
+from orchestrator.job.stage import IDLE, OUTSIDE, Stage
 from orchestrator.job.stage_transitions import (
     FAILED_GRACE_S,
     Result,
     start_if_ready,
     stop_or_conclude,
 )
-from orchestrator.job.state import IDLE, OUTSIDE, Findings, HostState, Run, Stage
+from orchestrator.job.state import Run
 
 
 def registered(run: Run, event: AgentRegistered) -> Result:

@@ -7,10 +7,11 @@ what is missing is missing everywhere, and none of them is to blame. Pure.
 from dataclasses import replace
 
 from orchestrator.contract.messages.events import HostUnavailable
+from orchestrator.job.host_state import HostState
 from orchestrator.job.hosts.host_pool import hosts_given
-from orchestrator.job.incidents import left_out
+from orchestrator.job.incident_records import left_out
 from orchestrator.job.policy import BEFORE_FIX
-from orchestrator.job.state import HostState, Run
+from orchestrator.job.state import Run
 
 FIX = (
     "ndctl's interpreter, what it links to, and the run directory have to be where they were at"

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from orchestrator.job.state import HostState, Run, Stage
+from orchestrator.job.host_state import HostState
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.plan.placement.place import room_for
 
 REPLACE_S = 30.0

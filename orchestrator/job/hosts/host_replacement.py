@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
+from orchestrator.job.host_state import Away, HostState
 from orchestrator.job.hosts.host_pool import no_good
-from orchestrator.job.state import Away, HostState, Run
+from orchestrator.job.state import Run
 
 AGAIN_S = 30.0
 """Before a host that came back is sent away again; twice as long each time after that."""

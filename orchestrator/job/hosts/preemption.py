@@ -1,7 +1,8 @@
 """Hosts are given back: how long ranks have for a checkpoint then, and whose wish it was. Pure."""
 
 from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.state import Findings, Run
+from orchestrator.job.findings import Findings
+from orchestrator.job.state import Run
 
 STOP_SLACK_S = 15.0
 """After SIGKILL is due, for every agent to say that no process is left."""

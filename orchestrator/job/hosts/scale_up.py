@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given, switches_of, usable
-from orchestrator.job.state import JobPlan, Leaving, Run, Stage
+from orchestrator.job.plans import JobPlan
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Leaving, Run
 from orchestrator.plan.placement.place import room_for
 
 EVERY_S = 1800.0

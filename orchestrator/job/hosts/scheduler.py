@@ -15,9 +15,12 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.cancellation import cancelled
 from orchestrator.job.failures.oom_replan import with_ways_out
+from orchestrator.job.findings import Findings
 from orchestrator.job.hosts.host_pool import has_successors, switches_of, usable
 from orchestrator.job.hosts.preemption import grace_to_leave_s
 from orchestrator.job.hosts.scale_up import shrunk
+from orchestrator.job.plans import JobPlan
+from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Stage
 from orchestrator.job.stage_transitions import (
     Result,
     all_done,
@@ -29,7 +32,7 @@ from orchestrator.job.stage_transitions import (
     start_if_ready,
     stop,
 )
-from orchestrator.job.state import IDLE, LIVE, OUTSIDE, Findings, JobPlan, Leaving, Run, Stage
+from orchestrator.job.state import Leaving, Run
 from orchestrator.plan.placement.place import room_for
 
 WORDS: dict[Cause | None, str] = {

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given
-from orchestrator.job.state import LIVE, Run, Stage
+from orchestrator.job.stage import LIVE, Stage
+from orchestrator.job.state import Run
 
 NOTICES_S = 15.0
 """Between two questions about the hosts …"""

@@ -9,8 +9,9 @@ from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 from orchestrator.host_strikes import STRAGGLER, Strike
 from orchestrator.job.failures.drill_attribution import drilled
 from orchestrator.job.hosts.host_pool import switches_of, usable
+from orchestrator.job.stage import Stage
 from orchestrator.job.stage_transitions import Result, stop, without
-from orchestrator.job.state import Leaving, Run, Stage
+from orchestrator.job.state import Leaving, Run
 from orchestrator.plan.placement.place import room_for
 
 

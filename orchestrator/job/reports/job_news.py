@@ -8,7 +8,9 @@ from typing import Literal, Protocol, runtime_checkable
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CheckpointFailed, Event
-from orchestrator.job.state import NOBODY, Incident, Run, Stage
+from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 
 Reason = Literal["Started", "Incident", "Recovering", "Recovered", "CheckpointFailed", "Ended"]
 MOST_TEXT = 480

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
-from orchestrator.job.state import NOBODY, Run, State
+from orchestrator.job.incident import NOBODY
+from orchestrator.job.stage import State
+from orchestrator.job.state import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

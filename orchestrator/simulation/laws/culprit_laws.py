@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator.contract.messages.events import AgentLost, AgentRegistered, Event, RankExited
-from orchestrator.job.state import LIVE, Incident, Run, Stage
+from orchestrator.job.incident import Incident
+from orchestrator.job.stage import LIVE, Stage
+from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.training_faults import Words
 

@@ -27,8 +27,10 @@ from orchestrator.contract.messages.events import (
     RankExited,
     TrainingResumed,
 )
+from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.policy import BUDGET
-from orchestrator.job.state import IDLE, LIVE, OUTSIDE, PREFLIGHT, Run, Stage
+from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Stage
+from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import Blame, Strike
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.laws.policy_laws import Rules

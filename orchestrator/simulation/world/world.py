@@ -23,9 +23,11 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import Unanswered
+from orchestrator.job.incident import Incident
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.state import Incident, Run, Stage
+from orchestrator.job.stage import Stage
+from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor
 from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline

@@ -18,7 +18,7 @@ from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.errors import PlanError
 from orchestrator.inventory.file import load_inventory
 from orchestrator.inventory.hosts import Inventory
-from orchestrator.job.state import Shortage
+from orchestrator.job.plans import Shortage
 from orchestrator.load import dump_spec, read_spec
 from orchestrator.plan.placement.place import place
 from orchestrator.plan.planner import plan

@@ -18,7 +18,7 @@ from orchestrator.dashboard.metrics import NOTHING, fold_metrics
 from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
-from orchestrator.job.state import Culprit
+from orchestrator.job.incident import Culprit
 from orchestrator.seams import Sighting
 from tests.dashboard.dashboard_story import (
     DRILL,

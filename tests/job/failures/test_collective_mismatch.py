@@ -14,7 +14,8 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.job.failures.collective_mismatch import ASK_S, JUDGE_S
-from orchestrator.job.state import NOBODY, Culprit, Stage
+from orchestrator.job.incident import NOBODY, Culprit
+from orchestrator.job.stage import Stage
 from tests.job.failures.test_diagnose import MISMATCH
 from tests.job.supervise_stage import GLOO_CLOSED, Job
 

@@ -21,7 +21,8 @@ from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.diagnosis.logs.readings import signal_name
 from orchestrator.job.failures.diagnose import Weight, diagnose, weigh
 from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.state import NOBODY, Culprit, Findings
+from orchestrator.job.findings import Findings
+from orchestrator.job.incident import NOBODY, Culprit
 from tests.job.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 

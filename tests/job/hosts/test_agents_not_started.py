@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.hosts.scheduler_notices import NOTICES_S, UNHEARD_S, next_question_s, unheard
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from tests.job.supervise_stage import Job
 
 WHY = "slurmstepd: error: execve(): /shared/python: No such file or directory"

@@ -12,7 +12,7 @@ from orchestrator.contract.messages.actions import (
 from orchestrator.contract.messages.events import HostUnavailable, Replanned
 from orchestrator.job.hosts.host_pool import REPLACE_S
 from orchestrator.job.hosts.scale_up import ASK_EVERY_S, EVERY_S
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from tests.job.supervise_stage import Job, plan
 
 

@@ -10,7 +10,7 @@ from orchestrator.job.hosts.scheduler_notices import (
     news,
     next_question_s,
 )
-from orchestrator.job.state import Stage
+from orchestrator.job.stage import Stage
 from orchestrator.seams import HostNotice
 from tests.job.supervise_stage import Job
 

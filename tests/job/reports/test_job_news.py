@@ -27,8 +27,9 @@ from orchestrator.job.reports.job_news import (
     news_of,
 )
 from orchestrator.job.reports.job_report import is_news, report_of
+from orchestrator.job.stage import Stage
 from orchestrator.job.stage_transitions import Result
-from orchestrator.job.state import Run, Stage
+from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.simulation.run import simulate
 from tests.dashboard.dashboard_story import (

@@ -50,7 +50,7 @@ from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec
 from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
-from orchestrator.job.state import ENDED
+from orchestrator.job.stage import ENDED
 from orchestrator.journal.journal import Entry, Place, mark, newest, read, to_line
 from orchestrator.journal.snapshot import known
 from orchestrator.posix.locks import try_lock

@@ -8,19 +8,12 @@ from orchestrator.host_strikes import HOOK
 from orchestrator.job.failures.diagnose import diagnose
 from orchestrator.job.failures.drill_attribution import rehearsed
 from orchestrator.job.failures.exit_classification import Verdict
+from orchestrator.job.findings import Findings
 from orchestrator.job.hosts.host_pool import addresses, switches_of
+from orchestrator.job.incident import NOBODY, PREFLIGHT, Culprit, Evidence, Incident
 from orchestrator.job.policy import Decision, trouble_of, ways_to_go_on
-from orchestrator.job.state import (
-    IDLE,
-    NOBODY,
-    PREFLIGHT,
-    Culprit,
-    Evidence,
-    Findings,
-    Incident,
-    Run,
-    Stage,
-)
+from orchestrator.job.stage import IDLE, Stage
+from orchestrator.job.state import Run
 
 MOST_NAMED = 8
 """Ranks that an incident names."""
