@@ -6,7 +6,6 @@ its ranks first.
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
@@ -27,9 +26,9 @@ from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.processes.torchrun import HostPlace, with_defaults
 from orchestrator.agent.rank_socket import free_port, listen
 from orchestrator.contract.check_results import Finding
-from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term, leader_of
+from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
     ORDER_BYTES,
@@ -49,7 +48,6 @@ from orchestrator.contract.messages.agent_protocol import (
     Stop,
     Warned,
 )
-from orchestrator.contract.read_json import read_json
 from orchestrator.health.clocks_and_names import NAME_S, looked_up
 from orchestrator.health.host_probes import Probe, no_probe
 from orchestrator.job_secret import JobSecret
@@ -350,7 +348,7 @@ class Agent:
                 attempt.excuse(late)
 
     async def _send(self, ws: aiohttp.ClientWebSocketResponse, report: Report) -> None:
-        await ws.send_str(json.dumps(encode_tagged(report)))
+        await ws.send_str(wire.encode(report).decode())
 
     async def _obey(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         while self.exit_code is None:
@@ -363,7 +361,7 @@ class Agent:
             self.last_heard = self.clock.monotonic()
             self.alone.clear()
             self.unheeded = ""
-            order: Order = decode(Order, read_json(message.data))
+            order: Order = wire.decode(Order, message.data.encode())
             self._perform(order)
 
     async def _next_order(self, ws: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage | None:

@@ -1,1 +1,1 @@
-"""What orchestrator and trainer agree on: plain values of the standard library, written once."""
+"""What orchestrator and trainer agree on: plain values, written once."""

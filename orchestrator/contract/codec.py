@@ -1,10 +1,10 @@
 """Frozen dataclasses to JSON values and back, with every problem found at once.
 
-One codec reads the job spec, the trainer's configuration, journal lines, datagrams and the agents'
-protocol. It knows dataclasses, unions told apart by a tag or by type, `Literal`, enums (by name),
-tuples, mappings and `Annotated` limits. Standard library alone, as the trainer and the fast
-commands import it; and not pydantic, whose import alone takes most of the time that `ndctl plan`
-may (benchmarks/cli.py).
+For what people write: the job spec, the trainer's configuration, inventories. What programs write
+for each other is read by msgspec (`messages/wire.py`), and here only where that cannot. It knows
+dataclasses, unions told apart by a tag or by type, `Literal`, enums (by name), tuples, mappings and
+`Annotated` limits. Standard library alone, and not pydantic, whose import alone takes most of the
+time that `ndctl plan` may (benchmarks/cli.py).
 """
 
 import dataclasses

@@ -12,7 +12,6 @@ from there on all is dropped. Nobody had acted on what is dropped, as that write
 
 import contextlib
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
+import msgspec
+
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
+from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event
 from orchestrator.contract.read_json import read_json
@@ -75,11 +77,44 @@ def to_json(entry: Entry) -> dict[str, Any]:
 
 
 def to_line(entry: Entry) -> bytes:
-    return json.dumps(to_json(entry), separators=(",", ":")).encode() + b"\n"
+    actions = b",".join(map(wire.encode, entry.actions))
+    event = wire.encode(entry.event)
+    return b'{"v":%d,"seq":%d,"event":%s,"actions":[%s]}\n' % (VERSION, entry.seq, event, actions)
+
+
+class _Line(msgspec.Struct):
+    v: int
+    seq: int
+    event: msgspec.Raw
+    actions: list[msgspec.Raw]
+
+
+_lines = msgspec.json.Decoder(_Line)
 
 
 def from_line(line: bytes) -> Entry:
     """Raises ValueError when the line is not one of this version's."""
+    return _of_this_ndctl(line) or _of_another(line)
+
+
+def _of_this_ndctl(line: bytes) -> Entry | None:
+    """None for a line that this ndctl would write otherwise."""
+    try:
+        body = _lines.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    event = wire.unproved(Event, body.event)
+    actions: tuple[Any, ...] = tuple(wire.unproved(Action, action) for action in body.actions)
+    if event is None or None in actions:
+        return None
+    entry = Entry(seq=body.seq, event=event, actions=actions)
+    if to_line(entry) != (line if line.endswith(b"\n") else line + b"\n"):
+        return None
+    check_time(entry.event.at)
+    return entry
+
+
+def _of_another(line: bytes) -> Entry:
     body = read_json(line)
     if body["v"] != VERSION:
         raise ValueError(f"journal version {body['v']}, this ndctl reads {VERSION}")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
+
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import written_beside
 from orchestrator.contract.files.run_dir import RunDir
@@ -77,7 +79,7 @@ def digest(root: Path) -> str:
 
 
 def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
-    run, place = json.dumps(encode(folded.run), separators=(",", ":")).encode(), folded.place
+    run, place = msgspec.json.encode(folded.run), folded.place
     head = Head(
         v=VERSION,
         made_by=maker,
@@ -96,8 +98,8 @@ def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
         raise Unfit("it is not whole")
     try:
-        return Folded(run=decode(Run, read_json(run)), place=head.place)
-    except (ValueError, Invalid) as exc:
+        return Folded(run=msgspec.json.decode(run, type=Run), place=head.place)
+    except (ValueError, RecursionError) as exc:
         raise Unfit(f"it makes no sense: {exc!r}") from exc
 
 

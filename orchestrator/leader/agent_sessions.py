@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import WSMessage, WSMsgType, web
 
-from orchestrator.contract.codec import decode, encode_tagged
+from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
     PULSE_S,
     Order,
@@ -17,7 +16,6 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
 )
-from orchestrator.contract.read_json import read_json
 from orchestrator.seams import Clock
 
 HEARD_S = 3 * PULSE_S
@@ -99,7 +97,7 @@ class Connections:
                 order: Order = Pulse(launch=self.launch, still_s=self.still_s)
                 with contextlib.suppress(TimeoutError):
                     order = await asyncio.wait_for(orders.get(), PULSE_S)
-                await ws.send_str(json.dumps(encode_tagged(order)))
+                await ws.send_str(wire.encode(order).decode())
 
     def knows(self, connection: Connection, ws: web.WebSocketResponse) -> bool:
         """Whether `ws` is still the line to that agent, and the agent not given up."""
@@ -150,5 +148,5 @@ def report_in(message: WSMessage) -> Report:
     """Raises ValueError when the message is none."""
     if message.type is not WSMsgType.TEXT:
         raise ValueError(f"{message.type.name} instead of a text")
-    report: Report = decode(Report, read_json(message.data))
+    report: Report = wire.decode(Report, message.data.encode())
     return report

@@ -5,14 +5,12 @@ Sending never fails training. A beat that cannot be sent at once is lost; what i
 socket.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.contract.read_json import read_json
 
 MAX_BYTES = 60_000
 """A larger text is cut before it is sent."""
@@ -146,10 +144,10 @@ Datagram = (
 
 
 def to_bytes(datagram: Datagram) -> bytes:
-    return json.dumps(encode_tagged(datagram), separators=(",", ":")).encode()
+    return wire.encode(datagram)
 
 
 def from_bytes(data: bytes) -> Datagram:
     """Raises ValueError when the bytes are not a datagram of this version."""
-    datagram: Datagram = decode(Datagram, read_json(data))
+    datagram: Datagram = wire.decode(Datagram, data)
     return datagram

@@ -1,0 +1,138 @@
+"""Two readers of what programs write, msgspec and the codec: they agree on every kind."""
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.contract import codec
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.messages import wire
+from orchestrator.contract.messages.actions import Action
+from orchestrator.contract.messages.agent_protocol import Order, Report, Told
+from orchestrator.contract.messages.events import CheckpointFailed, Event, JobSubmitted, StepReached
+from orchestrator.contract.messages.rank_messages import Datagram
+from orchestrator.contract.read_json import read_json
+from orchestrator.journal.journal import Entry, from_line, read, to_line
+from tests.job.supervise_stage import submitted
+
+UNIONS = (Event, Action, Report, Order, Datagram)
+KINDS = [(union, kind) for union in UNIONS for kind in typing.get_args(union)]
+OLD = Path(__file__).parents[2] / "captured" / "journals" / "quickstart-44a59389.jsonl"
+"""Written by an ndctl whose codec wrote journals as well."""
+SEEN = CheckpointFailed(at=1.5, attempt=2, step=30, why="disk full")
+
+
+SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    int: st.integers(-(2**63), 2**64 - 1),
+    str: st.text(max_size=8),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value of a type of ours that JSON can hold."""
+    if kind in SCALARS:
+        return SCALARS[kind]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return values(args[0]).filter(lambda value: all(one.admits(value) for one in args[1:]))
+    if dataclasses.is_dataclass(kind):
+        return made(typing.cast(type, kind))
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is tuple and args[-1] is not ...:
+        return st.tuples(*map(values, args))
+    if origin is tuple:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
+    if args:
+        return st.one_of([values(one) for one in args])
+    return st.from_type(kind)
+
+
+def made(kind: type) -> st.SearchStrategy[Any]:
+    if kind is JobSubmitted:  # a plan drawn field by field contradicts itself
+        return st.builds(submitted, st.integers(1, 64), st.integers(1, 8))
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {one.name: values(hints[one.name]) for one in dataclasses.fields(kind) if one.init}
+
+    def build(drawn: dict[str, Any]) -> Any:
+        try:
+            return kind(**drawn)
+        except Invalid:
+            return None
+
+    return st.fixed_dictionaries(fields).map(build).filter(lambda value: value is not None)
+
+
+@pytest.mark.parametrize(("union", "kind"), KINDS, ids=[kind.__name__ for _, kind in KINDS])
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_both_readers_agree_on_every_kind(union: Any, kind: type, data: st.DataObject) -> None:
+    value = data.draw(made(kind))
+    text = wire.encode(value)
+    assert text.startswith(b'{"kind":"%s"' % kind.__name__.encode())
+    assert wire.decode(union, text) == codec.decode(union, read_json(text)) == value
+    if kind is not Told:  # which holds a member of another union
+        assert wire.unproved(union, text) == value, "msgspec reads it"
+    if union in (Event, Action):
+        event = value if union is Event else SEEN
+        entry = Entry(seq=3, event=event, actions=() if union is Event else (value,))
+        if 0 < event.at < 1e9:
+            assert from_line(to_line(entry)) == entry
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"kind":"CheckpointFailed","at":1.5,"attempt":2,"step":30,"why":"x","more":1}',
+        b'{"kind":"CheckpointFailed","at":1.5,"attempt":2,"why":"x"}',
+        b'{"kind":"CheckpointFailed","at":NaN,"attempt":2,"step":30,"why":"x"}',
+        b'{"kind":"CheckpointFailed","at":1.5,"attempt":"2","step":30,"why":"x"}',
+        b'{"kind":"Fire","at":1.5}',
+        b'{"kind":"CheckpointFailed","at":1.5,"attempt":2,"step":30,"why":' + b"[" * 70_000,
+        b'{"kind":"CheckpointFailed',
+        b"\xff",
+        b"",
+    ],
+)
+def test_what_is_no_value_of_this_version_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        wire.decode(Event, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"kind": "CheckpointFailed", "at": 1.5, "attempt": 2, "step": 30, "why": "disk full"}',
+        b'{"at":1.5,"attempt":2,"kind":"CheckpointFailed","step":30,"why":"disk full"}',
+    ],
+)
+def test_the_same_value_written_otherwise_is_read_too(text: bytes) -> None:
+    assert wire.decode(Event, text) == SEEN
+
+
+def test_half_of_a_surrogate_pair_comes_back_as_it_was() -> None:
+    """A log that is not UTF-8, read with `surrogateescape`."""
+    value = dataclasses.replace(SEEN, why="\udc80")
+    assert wire.decode(Event, wire.encode(value)) == value
+
+
+def test_a_loss_that_is_no_number_is_no_loss() -> None:
+    value = StepReached(at=1.5, attempt=1, step=2, loss=float("nan"), tokens_per_second=None)
+    assert wire.decode(Event, wire.encode(value)) == dataclasses.replace(value, loss=None)
+
+
+def test_a_journal_that_an_older_ndctl_wrote_is_read() -> None:
+    entries = read(OLD)
+    assert [entry.seq for entry in entries] == list(range(1, 36))
+    assert entries[-1].actions[0].reason == "all ranks finished in attempt 2"
+    again = [from_line(to_line(entry)) for entry in entries]
+    assert again == list(entries)
