@@ -80,7 +80,7 @@ class Story:
             if is_told(event, before, self.run):
                 self.number += 1
                 size += file.write(to_line(Entry(seq=self.number, event=event, actions=actions)))
-            if self.number >= kept.place.lines + EVERY_LINES and self.run.stage in CALM:
+            if self.number >= kept.place.lines + EVERY_LINES and isinstance(self.run.stage, CALM):
                 kept = Folded(run=self.run, place=Place(lines=self.number, offset=size))
         return kept
 
@@ -93,10 +93,10 @@ class Story:
                 yield from self._leads(number)
             else:
                 yield from self._breaks(number)
-            while self.run.stage in IDLE:
+            while isinstance(self.run.stage, IDLE):
                 self.at += 10
                 yield Tick(at=self.at)
-            assert self.run.stage not in OUTSIDE, self.run.reason
+            assert not isinstance(self.run.stage, OUTSIDE), self.run.stage.reason
 
     def _leads(self, number: int) -> Iterator[Event]:
         switches = {name: ("spine", f"leaf-{n // SWITCH}") for n, name in enumerate(self.names)}
@@ -117,7 +117,7 @@ class Story:
         return self.at
 
     def _trains(self) -> Iterator[Event]:
-        attempt, first, begun = self.run.attempt, self.run.saved, self.at
+        attempt, first, begun = self.run.attempt.number, self.run.progress.saved, self.at
         yield TrainingResumed(at=self.at, attempt=attempt, step=first)
         step, saved_at = first, begun
         while self.at < begun + LASTS_S:
@@ -131,21 +131,23 @@ class Story:
 
     def _breaks(self, number: int) -> Iterator[Event]:
         run = self.run
-        culprit = run.placement[number * 7919 % len(run.placement)]
+        culprit = run.attempt.placement[number * 7919 % len(run.attempt.placement)]
         if lost := number % LOSES_EVERY == 0:
             yield AgentLost(at=self._soon(), host=culprit, why="it said nothing", silent_s=12.0)
         else:
-            rank = run.placement.index(culprit) * EACH
-            yield exited(rank, run.attempt, at=self._soon(), host=culprit, log_tail=LOG_TAIL)
+            rank = run.attempt.placement.index(culprit) * EACH
+            yield exited(rank, run.attempt.number, at=self._soon(), host=culprit, log_tail=LOG_TAIL)
         words = "NCCL error: remote process exited or there was a network error"
-        for place, name in enumerate(run.placement[: (RAISE + STOPPED) // EACH]):
+        for place, name in enumerate(run.attempt.placement[: (RAISE + STOPPED) // EACH]):
             for rank in range(place * EACH, (place + 1) * EACH):
                 more = {"host": name, "log_tail": LOG_TAIL, "stopped": rank >= RAISE}
                 if name != culprit:
-                    yield raised(rank, words, run.attempt, at=self._soon(), **more)
-        for name in run.placement:
+                    yield raised(rank, words, run.attempt.number, at=self._soon(), **more)
+        for name in run.attempt.placement:
             if name != culprit or not lost:
-                yield HostStopped(at=self._soon(), attempt=run.attempt, host=name, finished=False)
+                yield HostStopped(
+                    at=self._soon(), attempt=run.attempt.number, host=name, finished=False
+                )
         if lost:
             yield self._comes(culprit, number)
 

@@ -19,7 +19,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.agent_protocol import CANCEL_PATH, CHALLENGE, Claim
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, InUse, JobError, Unanswered
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
 from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.journal.journal import Journal, has_writer
@@ -206,7 +206,7 @@ def wait_until_ended(
             clear(run, environ, clock)
     except Unanswered as exc:
         raise _not_reached(run, run_dir, exc, environ, clock) from exc
-    return f"{run_dir.path.name}: {run.state}, {run.reason}"
+    return f"{run_dir.path.name}: {run.state}, {run.stage.reason}"
 
 
 def _leads(
@@ -247,7 +247,7 @@ def _record_cancel(run_dir: RunDir, clock: Clock) -> bool:
     with Journal(run_dir.journal, clock) as journal:
         supervisor = Supervisor(journal)
         assert supervisor.run.job is not None
-        waiting = supervisor.run.stage is Stage.SUBMITTED
+        waiting = isinstance(supervisor.run.stage, Submitted)
         host = supervisor.run.job.launch.leader
         supervisor.feed(LeaderStarted(at=clock.now(), host=host, pid=os.getpid()))
         supervisor.feed(CancelRequested(at=clock.now(), by=user()))

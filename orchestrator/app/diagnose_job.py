@@ -155,7 +155,7 @@ def in_order(snapshot: Snapshot) -> str:
 
 def decided(snapshot: Snapshot | None, attempt: int) -> str:
     """What was done about what broke in an attempt; empty where nothing was yet."""
-    incidents = snapshot.seen.run.incidents if snapshot else ()
+    incidents = snapshot.seen.run.history.incidents if snapshot else ()
     broke = [one for one in incidents if one.attempt == attempt]
     return did(broke[-1], "") if broke else ""
 

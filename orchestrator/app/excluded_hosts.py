@@ -79,12 +79,14 @@ def excluded_while_queued(
 
 def _why_by_the_job(run: Run, host: str) -> str:
     """By which incident, or what else the journal knows."""
-    last = run.incidents[-1] if run.incidents else None  # one before has had its own requeue
+    last = (
+        run.history.incidents[-1] if run.history.incidents else None
+    )  # one before has had its own requeue
     ours = last is not None and last.culprit.host == host
     incident = f"incident #{last.id} {last.kind}" if last is not None and ours else ""
-    if words := run.exclude.get(host):
+    if words := run.hosts.exclude.get(host):
         return f"{incident}: {words}" if incident else words
-    if host == run.leader and run.stage not in OUTSIDE:
+    if host == run.scheduler.leader and not isinstance(run.stage, OUTSIDE):
         # No leader has begun since that could have written it down.
         return "the leader there is gone, and its agents asked for a run without it"
     return incident or "nothing is held against it any more"

@@ -194,10 +194,10 @@ def lines_before(found: Found, handed_at: float) -> int:
     """
     entries = read(found.run_dir.journal)
     run = fold(entry.event for entry in entries)
-    if run.job is not None and run.ending is not None and run.last_at < handed_at - SKEW_S:
+    if run.job is not None and run.ending is not None and run.history.last_at < handed_at - SKEW_S:
         raise JobError(
             f"nothing was run: launch {run.job.launch.launch} of job {run.job.launch.job} had ended"
-            f" before, in {run.job.launch.run_dir}: {run.state}, {run.reason}",
+            f" before, in {run.job.launch.run_dir}: {run.state}, {run.stage.reason}",
             fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )

@@ -58,7 +58,7 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
     run, shown = snapshot.seen.run, snapshot.view
     more = snapshot.commands.of("status", "--json")
     for host in shown.hosts[:MOST_HOSTS]:
-        known = run.hosts.get(host.name)
+        known = run.hosts.by_name.get(host.name)
         agent = f"agent pid {known.pid} at {known.address}" if known else "has not registered"
         last = host.first_rank + len(host.ranks) - 1
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
@@ -71,10 +71,10 @@ def _hosts(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _left_out(run: Run) -> Iterator[str]:
-    for host, why in sorted(run.exclude.items()):
+    for host, why in sorted(run.hosts.exclude.items()):
         yield row(host, f"not used: {format.one_line(why)}")
     asked = run.job.launch.kubernetes if run.job else None
-    kept_off = sorted({*run.exclude} - {*run.shut})
+    kept_off = sorted({*run.hosts.exclude} - {*run.hosts.shut})
     if kept_off and asked is not None and asked.kind != "pytorchjob":
         kept = f"`ndctl controller` keeps pods of a running {asked.kind} off them; without one:"
         yield row("next", f"{kept} `kubectl cordon {' '.join(kept_off)}`")
@@ -138,7 +138,7 @@ def _drills(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    for incident in reversed(snapshot.seen.run.incidents):
+    for incident in reversed(snapshot.seen.run.history.incidents):
         yield from _incident(incident, snapshot, zone)
 
 
@@ -222,8 +222,8 @@ def _files(snapshot: Snapshot) -> Iterator[str]:
     run, run_dir = snapshot.seen.run, snapshot.run_dir
     yield row("journal", str(run_dir.journal))
     yield row("metrics", str(run_dir.metrics))
-    yield row("logs", str(run_dir.logs / f"attempt-{run.attempt}"))
-    if snapshot.standing.fix and run.leader:
-        yield row("its leader", str(run_dir.agent_log(run.leader)))
-    if any(incident.evidence.stacks for incident in run.incidents):
+    yield row("logs", str(run_dir.logs / f"attempt-{run.attempt.number}"))
+    if snapshot.standing.fix and run.scheduler.leader:
+        yield row("its leader", str(run_dir.agent_log(run.scheduler.leader)))
+    if any(incident.evidence.stacks for incident in run.history.incidents):
         yield row("traces", str(run_dir.path / "traces"))

@@ -61,9 +61,12 @@ def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
     if snapshot.standing.state == "SUBMITTED":
         return f"wait for the leader; if it does not come: {commands.of('logs')}"
     if snapshot.held:
-        since = f" for hosts since {format.moment(run.short_since, zone)}{_given_back(run)}"
-        return f"wait{since if run.given_back else ''}; to give it up: {commands.of('cancel')}"
-    here = sum(host.alive for host in run.hosts.values())
+        since = (
+            f" for hosts since {format.moment(run.scheduler.short_since, zone)}{_given_back(run)}"
+        )
+        since = since if run.scheduler.given_back else ""
+        return f"wait{since}; to give it up: {commands.of('cancel')}"
+    here = sum(host.alive for host in run.hosts.by_name.values())
     return f"wait: {here} of {format.count(len(run.plan.hosts), 'host')} registered"
 
 
@@ -83,7 +86,9 @@ def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str
 
 def _go_on(run: Run, commands: Commands) -> str:
     """Of a job that failed: with what does not lead there again, where that is known."""
-    ours = run.incidents[run.forgiven :]  # why it failed is no host that was found wanting besides
+    ours = run.history.incidents[
+        run.history.forgiven :
+    ]  # why it failed is no host that was found wanting besides
     last = next((one for one in reversed(ours) if one.kind != PREFLIGHT), None)
     if last is None:
         return commands.submit()
@@ -100,7 +105,7 @@ def _go_on(run: Run, commands: Commands) -> str:
 def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:
     """Of a job that waits for hosts which a scheduler may yet replace."""
     assert run.job is not None
-    since = run.short_since if run.given_back else run.since
+    since = run.scheduler.short_since if run.scheduler.given_back else run.stage.since
     there, want = len(usable(run)), format.count(len(run.plan.hosts), "host")
     due_at = gives_back_at(run)
     assert due_at is not None
@@ -115,7 +120,11 @@ def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str
 
 
 def _given_back(run: Run) -> str:
-    return f", all given back {format.count(run.given_back, 'time')}" if run.given_back else ""
+    return (
+        f", all given back {format.count(run.scheduler.given_back, 'time')}"
+        if run.scheduler.given_back
+        else ""
+    )
 
 
 def look_at(snapshot: Snapshot) -> str | None:
@@ -123,7 +132,9 @@ def look_at(snapshot: Snapshot) -> str | None:
     run = snapshot.seen.run
     if snapshot.standing.fix:
         return snapshot.commands.of("logs", "--agents", "--tail", 20)
-    return log_of(run.incidents[-1], run, snapshot.commands) if run.incidents else None
+    return (
+        log_of(run.history.incidents[-1], run, snapshot.commands) if run.history.incidents else None
+    )
 
 
 def log_of(incident: Incident, run: Run, commands: Commands) -> str | None:
@@ -131,6 +142,6 @@ def log_of(incident: Incident, run: Run, commands: Commands) -> str | None:
     shows another attempt."""
     rank = incident.culprit.rank
     assert run.job is not None
-    if rank is None or incident.attempt <= run.attempt - run.job.keep_attempts:
+    if rank is None or incident.attempt <= run.attempt.number - run.job.keep_attempts:
         return None
     return commands.of("logs", "--rank", rank, "--attempt", incident.attempt)

@@ -13,7 +13,7 @@ from orchestrator.job.reports.job_report import JobReport, is_news
 
 def with_report(seen: Seen, progress: Progress, report: JobReport | None) -> tuple[Seen, Progress]:
     """Both, with what the report knows besides; as they are where it knows no more."""
-    known_at = max(seen.run.last_at, (progress.last.time if progress.last else None) or 0.0)
+    known_at = max(seen.run.history.last_at, (progress.last.time if progress.last else None) or 0.0)
     if report is None or seen.run.ending is not None or not is_news(report, seen.run, known_at):
         return seen, progress
     checkpoint = seen.checkpoint

@@ -36,18 +36,18 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "scheduler": snapshot.scheduler,
         "excluded": dict(snapshot.excluded),
         "attempt": snapshot.seen.attempt,
-        "restarts": run.restarts,
+        "restarts": run.history.restarts,
         "max_restarts": job.max_restarts,
         "step": last_step(run, snapshot.progress),
         "steps": job.steps,
         "loss": last.loss if last else None,
         "tokens_per_second": last.tokens_per_second if last else None,
         "eta_s": shown.eta_s,
-        "hosts": list(run.placement or run.plan.hosts),
+        "hosts": list(run.attempt.placement or run.plan.hosts),
         "world_size": run.plan.world_size,
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
         "stragglers": [encode(found) for found in shown.stragglers],
-        "incidents": [incident_json(incident) for incident in run.incidents],
+        "incidents": [incident_json(incident) for incident in run.history.incidents],
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
         "leader_alive": None if standing.as_of is not None else snapshot.leader_alive,
@@ -124,7 +124,7 @@ def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
     """Unless that is the reason of the state, which stands above."""
     if snapshot.scheduler is None or snapshot.scheduler == snapshot.standing.reason:
         return
-    granted = snapshot.seen.run.allocation
+    granted = snapshot.seen.run.scheduler.allocation
     ends_at = granted.ends_at if granted is not None and snapshot.leader_alive else None
     limit = ""
     if ends_at is not None and ends_at > snapshot.now:
@@ -151,7 +151,7 @@ def _progress(shown: View) -> str:
 def where(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
-    names = run.placement or run.plan.hosts
+    names = run.attempt.placement or run.plan.hosts
     shown = ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
     ranks, hosts = format.count(run.plan.world_size, "rank"), format.count(len(names), "host")
     return f"{ranks} on {hosts} ({shown}), {run.plan.mesh}, backend {job.backend}"
@@ -160,8 +160,9 @@ def where(snapshot: Snapshot) -> str:
 def restarts(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
-    budget = f"{run.fruitless} of {job.max_restarts} without a new checkpoint"
-    return f"attempt {snapshot.seen.attempt}, {format.count(run.restarts, 'restart')} ({budget})"
+    budget = f"{run.history.fruitless} of {job.max_restarts} without a new checkpoint"
+    restarts = format.count(run.history.restarts, "restart")
+    return f"attempt {snapshot.seen.attempt}, {restarts} ({budget})"
 
 
 def checkpoint_words(found: CheckpointView, shown: View) -> str:

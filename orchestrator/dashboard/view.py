@@ -28,7 +28,7 @@ from orchestrator.dashboard.metrics import NOTHING, Progress
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
-from orchestrator.job.stage import ENDED, IDLE, Stage, State
+from orchestrator.job.stage import ENDED, IDLE, Ended, Holding, Queued, State, Submitted, Waiting
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
@@ -107,7 +107,7 @@ class Seen:
     @property
     def attempt(self) -> int:
         """The newest that is known of."""
-        return max(self.run.attempt, self.report.attempt if self.report is not None else 0)
+        return max(self.run.attempt.number, self.report.attempt if self.report is not None else 0)
 
 
 def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
@@ -123,7 +123,9 @@ def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
     """What the views keep at a place of the journal, of the state there and the lines up to it that
     came after the order to start the present attempt."""
     health: dict[int, Health] = {}
-    seen = Seen(run=run, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
+    seen = Seen(
+        run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
+    )
     for entry in entries:
         seen = _after(seen, entry, health)
     return _gone_back(replace(seen, health=health))
@@ -131,21 +133,25 @@ def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
 
 def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     event = entry.event
-    if getattr(event, "attempt", seen.run.attempt) == seen.run.attempt:
+    if getattr(event, "attempt", seen.run.attempt.number) == seen.run.attempt.number:
         seen = _noted(seen, entry, health)
     run = seen.run
     if any(isinstance(action, StartAttempt) for action in entry.actions):
         health.clear()
-        seen = Seen(run=run, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
+        seen = Seen(
+            run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
+        )
     return seen
 
 
 def _gone_back(seen: Seen) -> Seen:
     """With the older checkpoint to which the job goes back, where it went astray since."""
     run = seen.run
-    if seen.checkpoint.step <= run.saved:
+    if seen.checkpoint.step <= run.progress.saved:
         return seen
-    return replace(seen, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
+    return replace(
+        seen, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
+    )
 
 
 def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
@@ -216,7 +222,7 @@ class Standing:
 def heard_at(run: Run, progress: Progress) -> float:
     """When the job gave its last sign of life: a line of its journal, or a step."""
     last = progress.last
-    return max(run.last_at, (last.time if last else None) or 0.0)
+    return max(run.history.last_at, (last.time if last else None) or 0.0)
 
 
 def effective_state(
@@ -239,24 +245,24 @@ def effective_state(
         return Standing(
             state="SUSPENDED",
             reason=sighting.words or "",
-            since=max(run.last_at, sighting.at or 0.0),
+            since=max(run.history.last_at, sighting.at or 0.0),
             fix=sighting.resume,
         )
     if run.state in ENDED or leader_alive:
-        return Standing(state=run.state, reason=run.reason, since=run.since)
+        return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if report is not None and report.state in ENDED:
         return Standing(state=report.state, reason=report.message, since=report.updated)
     seen = None if sighting is None else _seen_from_outside(run, sighting, report, now)
     if seen is not None:
         return replace(seen, fix=fix) if seen.state == "FAILED" else seen
-    if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
-        return Standing(state=run.state, reason=run.reason, since=run.since)
-    if run.stage is Stage.SUBMITTED:
+    if isinstance(run.stage, Submitted) and now - run.stage.since < LEADER_START_S:
+        return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
+    if isinstance(run.stage, Submitted):
         reason = "no leader ever started: the backend did not bring up the first host's agent"
     else:
-        reason = f"the leader went away without a word while {run.stage.value}"
-        reason += f"; it was the agent of {run.leader}" if run.leader else ""
-    return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
+        reason = f"the leader went away without a word while {run.stage.title}"
+        reason += f"; it was the agent of {run.scheduler.leader}" if run.scheduler.leader else ""
+    return Standing(state="FAILED", reason=reason, since=run.history.last_at, fix=fix)
 
 
 def _seen_from_outside(
@@ -266,17 +272,17 @@ def _seen_from_outside(
     words = sighting.words or ""
     if sighting.unknown:
         # The job may well train on: what was known stays, with its age.
-        why, as_of = sighting.unknown, max(run.last_at, sighting.at or 0.0)
+        why, as_of = sighting.unknown, max(run.history.last_at, sighting.at or 0.0)
         if report is not None and report.updated > as_of:
             return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
-        return Standing(state=run.state, reason=why, since=run.since, as_of=as_of)
+        return Standing(state=run.state, reason=why, since=run.stage.since, as_of=as_of)
     if sighting.over is not None:
         return Standing(state=sighting.over, reason=words, since=sighting.at or now)
     if sighting.held:
-        return Standing(state="PENDING", reason=words, since=run.last_at)
-    if words and run.stage is Stage.SUBMITTED:
+        return Standing(state="PENDING", reason=words, since=run.history.last_at)
+    if words and isinstance(run.stage, Submitted):
         reason = f"no leader ever started: {words}"
-        return Standing(state="FAILED", reason=reason, since=run.last_at)
+        return Standing(state="FAILED", reason=reason, since=run.history.last_at)
     return None
 
 
@@ -360,7 +366,7 @@ def view(
         stage=_doing(run),
         backend=_backend(run, run.job.backend),
         attempt=seen.attempt,
-        restarts=run.restarts,
+        restarts=run.history.restarts,
         step=done,
         steps=run.job.steps,
         loss=last.loss if last else None,
@@ -374,44 +380,47 @@ def view(
         spares=_spares(run),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
-        incidents=run.incidents,
+        incidents=run.history.incidents,
         losses=progress.points,
         checkpoint=seen.checkpoint,
-        drills=tuple((str(drill), drill.id in run.fired) for drill in run.job.drills),
+        drills=tuple((str(drill), drill.id in run.progress.drills) for drill in run.job.drills),
         commands=commands,
         now=now,
     )
 
 
 def _stragglers(run: Run) -> tuple[StragglerFound, ...]:
-    return tuple(sorted(run.stragglers.values(), key=lambda found: found.peers_s - found.own_s))
+    return tuple(
+        sorted(run.attempt.stragglers.values(), key=lambda found: found.peers_s - found.own_s)
+    )
 
 
 def _backend(run: Run, name: str) -> str:
     """With what a scheduler calls the job."""
-    return f"{name} job {run.allocation.id}" if run.allocation else name
+    return f"{name} job {run.scheduler.allocation.id}" if run.scheduler.allocation else name
 
 
 def _doing(run: Run) -> str:
-    if run.stage is Stage.HOLDING and run.deadline is not None:
-        return f"waits {run.deadline - run.since:.0f} s before attempt {run.attempt + 1}"
-    if run.stage is not Stage.WAITING or run.job is None:
-        return run.stage.value
-    here = sum(host.alive for host in run.hosts.values())
-    return f"{run.stage.value}, {here} of {len(run.job.launch.hosts)} here"
+    if isinstance(run.stage, Holding):
+        wait_s = run.stage.deadline - run.stage.since
+        return f"waits {wait_s:.0f} s before attempt {run.attempt.number + 1}"
+    if not isinstance(run.stage, Waiting) or run.job is None:
+        return run.stage.title
+    here = sum(host.alive for host in run.hosts.by_name.values())
+    return f"{run.stage.title}, {here} of {len(run.job.launch.hosts)} here"
 
 
 def last_step(run: Run, progress: Progress) -> int:
     """The last step that was done; the metrics know it sooner than the journal."""
-    return run.step if progress.last is None else progress.last.step
+    return run.attempt.step if progress.last is None else progress.last.step
 
 
 def _ended_at(run: Run, progress: Progress) -> float:
     """For a job whose leader is gone, its last sign of life."""
-    if run.stage is Stage.ENDED:
-        return run.since
+    if isinstance(run.stage, Ended):
+        return run.stage.since
     written = progress.last.time if progress.last else None
-    return max(run.last_at, written or 0.0)
+    return max(run.history.last_at, written or 0.0)
 
 
 def _eta(state: State, left: int, progress: Progress, now: float) -> float | None:
@@ -424,9 +433,9 @@ def _eta(state: State, left: int, progress: Progress, now: float) -> float | Non
 
 def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
     run, each = seen.run, seen.run.plan.ranks_per_host
-    slow = set() if state in ENDED else {found.rank for found in run.stragglers.values()}
+    slow = set() if state in ENDED else {found.rank for found in run.attempt.stragglers.values()}
     blamed = set() if state == "SUCCEEDED" else set(_blamed(run))
-    for node, host in enumerate(run.placement or run.plan.hosts):
+    for node, host in enumerate(run.attempt.placement or run.plan.hosts):
         rest = _rest(seen, state, host)
         told: Mapping[int, Health] = seen.health
         if state == "SUCCEEDED" or host in seen.lost:
@@ -442,16 +451,16 @@ def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
 
 def _blamed(run: Run) -> Iterable[int]:
     """Ranks of the present attempt that the verdict on it names; of a host, all that it has."""
-    if run.findings is not None and run.findings.judged is not None:
-        return run.findings.judged.ranks
-    last = run.incidents[-1] if run.incidents else None
-    if last is None or last.attempt != run.attempt or last.recovered_after_s is not None:
+    if run.interruption.findings is not None and run.interruption.findings.judged is not None:
+        return run.interruption.findings.judged.ranks
+    last = run.history.incidents[-1] if run.history.incidents else None
+    if last is None or last.attempt != run.attempt.number or last.recovered_after_s is not None:
         return ()
     if last.culprit.rank is not None:
         return (last.culprit.rank,)
-    if last.culprit.host not in run.placement:
+    if last.culprit.host not in run.attempt.placement:
         return ()
-    first = run.placement.index(last.culprit.host) * run.plan.ranks_per_host
+    first = run.attempt.placement.index(last.culprit.host) * run.plan.ranks_per_host
     return range(first, first + run.plan.ranks_per_host)
 
 
@@ -476,18 +485,20 @@ def _rest(seen: Seen, state: State, host: str) -> Health:
         return "dead"
     if state in ENDED:
         return "stopped"
-    if run.stage in (Stage.SUBMITTED, *IDLE, Stage.QUEUED):
-        queued = state == "PENDING" and run.stage is Stage.SUBMITTED
-        return "stopped" if run.attempt or queued else "starting"
-    if host in run.done:
-        return "done" if run.done[host] else "stopped"
+    if isinstance(run.stage, (Submitted, *IDLE, Queued)):
+        queued = state == "PENDING" and isinstance(run.stage, Submitted)
+        return "stopped" if run.attempt.number or queued else "starting"
+    if host in run.attempt.done:
+        return "done" if run.attempt.done[host] else "stopped"
     return "ok" if seen.started else "starting"
 
 
 def _spares(run: Run) -> tuple[str, ...]:
     """Before the first attempt nobody is spare: all are waited for."""
-    if not run.placement or run.state in ENDED:
+    if not run.attempt.placement or run.state in ENDED:
         return ()
     return tuple(
-        host.name for host in run.hosts.values() if host.alive and host.name not in run.placement
+        host.name
+        for host in run.hosts.by_name.values()
+        if host.alive and host.name not in run.attempt.placement
     )

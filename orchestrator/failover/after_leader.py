@@ -12,7 +12,7 @@ from orchestrator.contract.files.leader_file import Term
 from orchestrator.failover.journal_watch import runs_without_leader
 from orchestrator.job.hosts.host_pool import usable
 from orchestrator.job.hosts.preemption import ASK_S
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run
 from orchestrator.seams import OwnRun
 
@@ -63,7 +63,7 @@ def remedy(
 ) -> Leave | QueueAgain | ClearHost | TakeOver:
     """What the agent of `host` does, by the journal and by what the scheduler says of its run."""
     if own.phase == "broken":
-        out = run.left_out if was_given_back(run, term) else ()
+        out = run.scheduler.left_out if was_given_back(run, term) else ()
         return QueueAgain(out, f"its leader is gone, and the scheduler is ending it: {own.words}")
     if own.phase != "running":
         # Whoever has queued it again has said which hosts the next run does without.
@@ -71,18 +71,20 @@ def remedy(
     if runs_without_leader(run, term) > 0:
         return QueueAgain(_first(own.hosts, but=host), "no leader has begun in this allocation")
     if was_given_back(run, term):
-        return QueueAgain(run.left_out, "its leader had decided so, and is gone")
-    gone = own.given_up.get(run.leader)
+        return QueueAgain(run.scheduler.left_out, "its leader had decided so, and is gone")
+    gone = own.given_up.get(run.scheduler.leader)
     if _ends_soon(run, own, now):
-        out = (run.leader,) if gone else ()
+        out = (run.scheduler.leader,) if gone else ()
         return QueueAgain(out, "its leader is gone, and the scheduler is about to take the hosts")
     if gone and not _goes_on_without_leaders_host(run, own):
-        return QueueAgain((run.leader,), f"its leader is gone with {run.leader}: {gone}")
+        return QueueAgain(
+            (run.scheduler.leader,), f"its leader is gone with {run.scheduler.leader}: {gone}"
+        )
     if gone:
         return TakeOver(f"its host is lost: {gone}")
-    if run.leader == host:
+    if run.scheduler.leader == host:
         return TakeOver("its process on this very host had ended")
-    return ClearHost(run.leader)
+    return ClearHost(run.scheduler.leader)
 
 
 def after_failed_clearing(
@@ -93,7 +95,9 @@ def after_failed_clearing(
     if has_spare(run, own):
         return TakeOver(f"its host does not answer: {why}")
     if tried_s >= VERDICT_S:
-        return QueueAgain((run.leader,), f"its leader is gone, and so seems its host: {why}")
+        return QueueAgain(
+            (run.scheduler.leader,), f"its leader is gone, and so seems its host: {why}"
+        )
     return AskAgain(why)
 
 
@@ -109,7 +113,7 @@ def no_more_of_it(own: OwnRun, host: str) -> str:
 def was_given_back(run: Run, term: Term) -> bool:
     """Whether the leader of this run has decided to queue the job again. That settles it for all
     agents: also which hosts the next run does without."""
-    return run.stage is Stage.QUEUED and runs_without_leader(run, term) == 0
+    return isinstance(run.stage, Queued) and runs_without_leader(run, term) == 0
 
 
 def over_for(run: Run, term: Term) -> str:
@@ -135,15 +139,17 @@ def _goes_on_without_leaders_host(run: Run, own: OwnRun) -> bool:
 
 
 def _others(run: Run, own: OwnRun) -> list[str]:
-    return [name for name in usable(run) if name != run.leader and name not in own.given_up]
+    return [
+        name for name in usable(run) if name != run.scheduler.leader and name not in own.given_up
+    ]
 
 
 def _ends_soon(run: Run, own: OwnRun, now: float) -> bool:
     """The allocation: then who takes over has heard nothing of it, and would train to its end."""
-    leaving = run.leaving
+    leaving = run.interruption.leaving
     if leaving is not None and leaving.requeue and not leaving.by_choice:
         return True
-    notice_s = (run.allocation.notice_s if run.allocation else None) or 0.0
+    notice_s = (run.scheduler.allocation.notice_s if run.scheduler.allocation else None) or 0.0
     return own.ends_at is not None and own.ends_at - now <= notice_s + NOTICE_SLACK_S + ASK_S
 
 

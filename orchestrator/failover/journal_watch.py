@@ -89,9 +89,11 @@ def _is_led(run_dir: RunDir) -> bool:
 
 
 def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -> Seen:
-    known = run.hosts.get(host)
+    known = run.hosts.by_name.get(host)
     given_up = known is not None and not (known.alive or known.back)
-    others = any(h.alive for h in run.hosts.values() if h.name not in (host, run.leader))
+    others = any(
+        h.alive for h in run.hosts.by_name.values() if h.name not in (host, run.scheduler.leader)
+    )
     more = not (isinstance(last, AgentLost) and last.host == host)
     return Seen(run, lines, led, given_up, others or more)
 
@@ -129,10 +131,12 @@ def is_stranger(seen: Seen, term: Term, host: str) -> bool:
     """Whether the leader of this run lives and never heard `host`: it may well train without it,
     of which it writes nothing. To have the job queued again would end what the others do, and so in
     each run that has this host."""
-    return seen.led and runs_without_leader(seen.run, term) == 0 and host not in seen.run.hosts
+    return (
+        seen.led and runs_without_leader(seen.run, term) == 0 and host not in seen.run.hosts.by_name
+    )
 
 
 def runs_without_leader(run: Run, term: Term) -> int:
     """How many runs of the scheduler there were, this one included, since a leader began in one."""
-    led = -1 if run.allocation is None else run.allocation.restarts
+    led = -1 if run.scheduler.allocation is None else run.scheduler.allocation.restarts
     return term.restarts - led

@@ -190,7 +190,7 @@ class Leaderless:
             log.info("leaving: %s was cut off from a leader that lives", self.host)
             return "leave"
         if is_stranger(seen, self.term, self.host) and waited_s >= STRANGER_S:
-            log.error(NEVER_HEARD, self.host, run.leader)
+            log.error(NEVER_HEARD, self.host, run.scheduler.leader)
             return "leave"
         if (unled := runs_without_leader(run, self.term)) >= UNLED:
             log.error(
@@ -224,7 +224,7 @@ class Leaderless:
                 turn.settle()
                 return "leave"
             case AskAgain(why):
-                log.error("the leader on %s is gone, trying again: %s", run.leader, why)
+                log.error("the leader on %s is gone, trying again: %s", run.scheduler.leader, why)
                 return None
             case QueueAgain(without, why):
                 return "leave" if self.asking.settles(run, without, why) else None
@@ -241,7 +241,9 @@ class Leaderless:
     def _claim(self, run: Run, turn: Turn, how: str) -> Outcome | None:
         """The fence first, which ends a former leader that may still live; then the journal, which
         the kernel, or a file server, has let go of by then."""
-        log.warning("the leader on %s is gone (%s): this agent takes over", run.leader, how)
+        log.warning(
+            "the leader on %s is gone (%s): this agent takes over", run.scheduler.leader, how
+        )
         name = secrets.token_hex(8)
         taking = partial(take_over, self.run_dir.fence, name)
         once_it_serves(taking, "the fence cannot be taken", self.clock)
@@ -251,7 +253,7 @@ class Leaderless:
             journal = Journal(self.run_dir.journal, self.clock, TAKE_OVER_S, guard)
         except InUse as exc:
             why = f"a process of the former leader keeps the journal: {exc.message}"
-            return "leave" if self.asking.settles(run, (run.leader,), why) else None
+            return "leave" if self.asking.settles(run, (run.scheduler.leader,), why) else None
         return Claim(name=name, journal=journal, turn=turn, how=how)
 
 

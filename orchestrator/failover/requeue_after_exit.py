@@ -39,7 +39,7 @@ def see_to_the_job(
     run = once_it_serves(partial(known, run_dir), UNREADABLE, clock)
     if run.ending is not None:
         return exit_codes.FAILED if run.ending == "FAILED" else exit_codes.OK
-    if run.job is None or run.cancelled_by is not None:
+    if run.job is None or run.interruption.cancelled_by is not None:
         return code
     most = run.job.max_allocations or UNLED
     if (vain := restarts_in_vain(run, term.restarts)) >= most:
@@ -53,7 +53,7 @@ def see_to_the_job(
     why = f"no agent is left, and what started them ended with code {code}"
     # A leader that had decided on it has said which hosts are left out; else nothing is known
     # against any of them.
-    without = run.left_out if was_given_back(run, term) else ()
+    without = run.scheduler.left_out if was_given_back(run, term) else ()
     asking = Asking(backend_named, clock)
     while not asking.settles(run, without, why):
         clock.sleep(RETRY_S)
@@ -62,5 +62,5 @@ def see_to_the_job(
 
 def restarts_in_vain(run: Run, restarts: int) -> int:
     """Allocations up to this one, the scheduler's `restarts`th again, without a new checkpoint."""
-    known = -1 if run.allocation is None else run.allocation.restarts
-    return run.allocations + restarts - known
+    known = -1 if run.scheduler.allocation is None else run.scheduler.allocation.restarts
+    return run.history.allocations + restarts - known

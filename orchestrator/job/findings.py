@@ -11,7 +11,6 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     RankExited,
 )
-from orchestrator.job.stage import Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +24,8 @@ class Findings:
     returned: tuple[str, ...] = ()
     """Hosts among these whose agent was there all the time, and is heard again."""
     hang: HangDetected | None = None
-    within: Stage = Stage.RUNNING
-    """Where the attempt was when evidence was asked for; or the job, as hosts went between two."""
+    idle: bool = False
+    """No rank ran when the first sign was seen: a host was lost between two attempts."""
     evidence: tuple[EvidenceGathered, ...] = ()
     judged: HangJudged | None = None
     """What the evidence amounts to."""

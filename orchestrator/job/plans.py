@@ -45,3 +45,29 @@ class Shortage:
     """Go on with a plan that fits into so much; or else end with the ways out."""
     words: str
     """What the job ends with, unless it goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plans:
+    """Plans that take the place of the submitted one, and what the planner was asked."""
+
+    refitted: JobPlan | None = None
+    """In place of the job's own plan, which did not fit into memory."""
+    replanned: JobPlan | None = None
+    """For fewer hosts than were asked for."""
+    larger: tuple[JobPlan, ...] = ()
+    """The plans for more hosts that were given up for `replanned`, the largest first."""
+    grown_at: float | None = None
+    """When the job was last stopped to go back to one of them."""
+    asked_at: float = 0.0
+    """When agents were last asked for on hosts that are missing for them."""
+    shortage: Shortage | None = None
+    """A plan for less memory is being looked for."""
+    device_bytes: int | None = None
+    """What is believed of a device since a plan did not fit."""
+    refits: int = 0
+    """How often a plan for less memory was taken."""
+    replanning: int | None = None
+    """For how many hosts a plan is being looked for."""
+    refused: int | None = None
+    """The fewest hosts for which there is none, since the number of hosts last changed."""

@@ -83,16 +83,22 @@ def decide(run: Run, verdict: Verdict) -> Decision:
     trouble = trouble_of(verdict)
     rule, times = _first(run, trouble)
     action = trouble.remedy if rule.action == "class" else rule.action
-    counts = run.leaving is None  # what befalls a job that a scheduler takes down is not its fault
+    counts = (
+        run.interruption.leaving is None
+    )  # what befalls a job that a scheduler takes down is not its fault
     if action == "stop":
         reason = _why_stop(rule, verdict, times)
         return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
-    if counts and run.fruitless >= job.max_restarts:
-        budget = f"{run.fruitless} of max_restarts {job.max_restarts}"
+    if counts and run.history.fruitless >= job.max_restarts:
+        budget = f"{run.history.fruitless} of max_restarts {job.max_restarts}"
         reason = f"no new checkpoint in {budget} restarts; last cause: {verdict.cause}"
         return Decision(action="stop", rule=BUDGET, reason=reason)
     found = _possible(run, action, verdict)
-    wait_s = 0.0 if run.leaving else backoff_s(rule, times, job.launch.job, run.attempt)
+    wait_s = (
+        0.0
+        if run.interruption.leaving
+        else backoff_s(rule, times, job.launch.job, run.attempt.number)
+    )
     return Decision(
         action=found.action,
         rule=rule.name,
@@ -166,7 +172,7 @@ def count(rule: PolicyRule, run: Run, trouble: Trouble) -> int:
     """How often there was what the rule covers, this time among them."""
     before = [
         incident
-        for incident in run.incidents[run.forgiven :]
+        for incident in run.history.incidents[run.history.forgiven :]
         if rule.covers(incident.failure, incident.scope, incident.phase)
         and (rule.window is None or trouble.verdict.at - incident.at <= rule.window)
     ]
@@ -181,7 +187,7 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
         case "class":
             return incident.failure == trouble.name
         case "checkpoint":
-            advanced = incident.id <= run.advanced
+            advanced = incident.id <= run.history.advanced
             return incident.failure == trouble.name and not advanced
         case "error":
             return bool(verdict.signature) and incident.signature == verdict.signature
@@ -199,7 +205,7 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
 
 def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
     """Whether the host was the culprit, and no person has cleared it since."""
-    return incident.culprit.host == host and incident.at > run.cleared.get(host or "", 0.0)
+    return incident.culprit.host == host and incident.at > run.hosts.cleared.get(host or "", 0.0)
 
 
 def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
@@ -226,12 +232,20 @@ class _Found:
 
 def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     """What comes of the wish where hosts and scheduler allow it, in words."""
-    origin = f"checkpoint step-{run.saved}" if run.saved else "the beginning: no checkpoint yet"
-    again = f"restart as attempt {run.attempt + 1} from {origin}"
-    if run.leaving is not None and run.leaving.requeue and action != "requeue":
+    origin = (
+        f"checkpoint step-{run.progress.saved}"
+        if run.progress.saved
+        else "the beginning: no checkpoint yet"
+    )
+    again = f"restart as attempt {run.attempt.number + 1} from {origin}"
+    if (
+        run.interruption.leaving is not None
+        and run.interruption.leaving.requeue
+        and action != "requeue"
+    ):
         again = f"back to the queue, as the job was leaving; then {again}"
     if action == "requeue":
-        if run.allocation is None:
+        if run.scheduler.allocation is None:
             return _Found(action="restart", words=f"{again}; there is no queue to go back to")
         return _Found(action="requeue", words=f"back to the queue; then {again}")
     if action != "replace":
@@ -239,7 +253,7 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
     host = verdict.culprit.host
     if host is None:
         return _Found(action="restart", words=f"{again}; which host is to blame is not known")
-    if host in run.always:
+    if host in run.hosts.always:
         return _Found(
             action="restart", words=f"{again}; {host} stays, as it is pinned: always used"
         )
@@ -261,7 +275,7 @@ def _without(run: Run, host: str, at: float) -> str | None:
         return "another host comes in its place"
     if job.shrink and len(there) >= job.min_hosts:
         return "the job goes on with fewer hosts"
-    return None if run.allocation is None else "the job is queued again for another host"
+    return None if run.scheduler.allocation is None else "the job is queued again for another host"
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:

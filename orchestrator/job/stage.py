@@ -1,7 +1,13 @@
-"""Where the state machine of a job stands."""
+"""The stages of a job. Each is a value that holds what that stage alone needs.
 
-from enum import Enum
-from typing import Literal
+Every stage has `since`, the time at which it began, and `reason`, why it was entered, ready to
+print. A stage with a `deadline` has lasted too long at that time.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from orchestrator.contract.messages.actions import Ending
 
 State = Literal[
     "SUBMITTED",
@@ -14,34 +20,130 @@ State = Literal[
     "FAILED",
     "CANCELLED",
 ]
+"""A job in the user's words, which `Job.state` gives."""
 
 
 ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-class Stage(Enum):
-    """Where the state machine stands; `Run.state` says it in the user's words."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """No leader has begun in this launch yet."""
 
-    SUBMITTED = "submitted"
-    WAITING = "waiting for agents"
-    HOLDING = "waiting before a restart"
-    """For what may heal by itself; agents may come and go meanwhile."""
-    CHECKING = "checking hosts"
-    STARTING = "starting ranks"
-    RUNNING = "training"
-    DIAGNOSING = "gathering evidence"
-    STOPPING = "stopping ranks"
-    QUEUED = "back in the scheduler's queue"
-    ENDED = "ended"
+    title: ClassVar = "submitted"
+    since: float = 0.0
+    reason: str = ""
 
 
-LIVE = (Stage.STARTING, Stage.RUNNING, Stage.DIAGNOSING)
-"""An attempt is under way and has not been told to stop."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Agents register; the next attempt starts once there are enough usable hosts."""
+
+    title: ClassVar = "waiting for agents"
+    since: float
+    reason: str
+    deadline: float
 
 
-IDLE = (Stage.WAITING, Stage.HOLDING, Stage.CHECKING)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A pause before a restart, because what broke may recover. Agents may come and go."""
+
+    title: ClassVar = "waiting before a restart"
+    since: float
+    reason: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checking:
+    """All hosts run the check before the start together."""
+
+    title: ClassVar = "checking hosts"
+    since: float
+    reason: str
+    deadline: float
+    hosts: tuple[str, ...]
+    """Hosts that run the check, without those whose agent was lost since it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """Ranks start; none has finished a step of this attempt."""
+
+    title: ClassVar = "starting ranks"
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    title: ClassVar = "training"
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosing:
+    """Ranks hang; agents collect evidence while the ranks still run."""
+
+    title: ClassVar = "gathering evidence"
+    since: float
+    reason: str
+    deadline: float
+    trained: bool
+    """The attempt was in `Running` before. It returns there if the ranks make progress again, and
+    else to `Starting`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """Agents stop the ranks. The attempt is concluded when no process is left."""
+
+    title: ClassVar = "stopping ranks"
+    since: float
+    reason: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queued:
+    """The allocation was given back, and the job is in the scheduler's queue again."""
+
+    title: ClassVar = "back in the scheduler's queue"
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    title: ClassVar = "ended"
+    since: float
+    reason: str
+    ending: Ending
+
+
+Stage = (
+    Submitted
+    | Waiting
+    | Holding
+    | Checking
+    | Starting
+    | Running
+    | Diagnosing
+    | Stopping
+    | Queued
+    | Ended
+)
+
+LIVE = (Starting, Running, Diagnosing)
+"""An attempt is under way, and its ranks were not told to stop."""
+
+ATTEMPT = (*LIVE, Stopping)
+"""Ranks of an attempt may still run."""
+
+IDLE = (Waiting, Holding, Checking)
 """Between two attempts: no rank runs."""
 
-
-OUTSIDE = (Stage.SUBMITTED, Stage.QUEUED, Stage.ENDED)
-"""No agent belongs to the job then."""
+OUTSIDE = (Submitted, Queued, Ended)
+"""The job has no agents."""

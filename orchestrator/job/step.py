@@ -52,8 +52,8 @@ from orchestrator.contract.messages.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.job.cancellation import cancelled, did_not_hang
 from orchestrator.job.failures import no_progress
+from orchestrator.job.failures.cancellation import cancelled, did_not_hang
 from orchestrator.job.failures.diagnose import Weight, weigh
 from orchestrator.job.failures.exit_classification import breaks_its_host, failure_of
 from orchestrator.job.failures.hangs import (
@@ -93,7 +93,18 @@ from orchestrator.job.hosts.straggler_replacement import (
 )
 from orchestrator.job.incident import Incident
 from orchestrator.job.leader_change import leader_started, submitted
-from orchestrator.job.stage import LIVE, Stage
+from orchestrator.job.stage import (
+    ATTEMPT,
+    LIVE,
+    Checking,
+    Diagnosing,
+    Ended,
+    Holding,
+    Running,
+    Starting,
+    Stopping,
+    Waiting,
+)
 from orchestrator.job.stage_transitions import (
     FAILED_GRACE_S,
     Result,
@@ -107,7 +118,7 @@ from orchestrator.job.stage_transitions import (
     stop_or_conclude,
     wait,
 )
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, is_overdue, with_findings, with_host, with_leaving
 
 MOST_SAVES = 16
 """Checkpoints that are remembered; more than a job keeps."""
@@ -119,12 +130,14 @@ def step(run: Run, event: Event) -> Result:
     """Decide what follows `event`; `run` itself comes back when nothing does."""
     if run.job is None and not isinstance(event, JobSubmitted):
         return run, ()
-    if getattr(event, "attempt", run.attempt) != run.attempt and not _frees_host(run, event):
+    if getattr(event, "attempt", run.attempt.number) != run.attempt.number and not _frees_host(
+        run, event
+    ):
         return run, ()  # late news of an attempt that is over
     after, actions = _apply(run, event)
     if after is run and not actions:
         return run, ()
-    return replace(after, last_at=_seen_at(event)), actions
+    return replace(after, history=replace(after.history, last_at=_seen_at(event))), actions
 
 
 def _seen_at(event: Event) -> float:
@@ -134,7 +147,7 @@ def _seen_at(event: Event) -> float:
 
 def _frees_host(run: Run, event: Event) -> bool:
     """Whether no rank is left where an agent came back with some of an attempt that is over."""
-    known = run.hosts.get(event.host) if isinstance(event, HostStopped) else None
+    known = run.hosts.by_name.get(event.host) if isinstance(event, HostStopped) else None
     return known is not None and known.back and getattr(event, "attempt", 0) == known.runs
 
 
@@ -163,8 +176,12 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
         case CheckpointSaved():
             return _checkpoint_saved(run, event)
         case DrillHappened():
-            fired, now = (*run.fired, event.drill), (*run.fired_now, event.drill)
-            return replace(run, fired=fired, fired_now=now), ()
+            fired, now = (*run.progress.drills, event.drill), (*run.attempt.drills, event.drill)
+            return replace(
+                run,
+                progress=replace(run.progress, drills=fired),
+                attempt=replace(run.attempt, drills=now),
+            ), ()
         case RankExited():
             return _rank_exited(run, event)
         case HangDetected():
@@ -199,13 +216,13 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return requeue_refused(run, event)
         case RunDirLost(at=at, why=why):
             # Agents leave with the end of the job, and with them their ranks.
-            return (run, ()) if run.stage is Stage.ENDED else end(run, at, "FAILED", why)
+            return (run, ()) if isinstance(run.stage, Ended) else end(run, at, "FAILED", why)
         case StragglerFound():
             return straggler_found(run, event), ()
         case StragglerGone():
             return straggler_gone(run, event), ()
         case CheckpointIntervalChanged(new=new):
-            return replace(run, save_every=new), ()
+            return replace(run, progress=replace(run.progress, save_every=new)), ()
         case CheckpointFailed() | HealthChanged():
             return run, ()
         case Tick():
@@ -216,20 +233,30 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
 
 def _resumed(run: Run, event: TrainingResumed) -> Run:
     """What was loaded had been saved, even where the news of it died with a leader."""
-    run = replace(run, step=event.step, incidents=tuple(_going_on(run, event)))
-    if event.step <= run.saved:
+    run = replace(
+        run,
+        attempt=replace(run.attempt, step=event.step),
+        history=replace(run.history, incidents=tuple(_going_on(run, event))),
+    )
+    if event.step <= run.progress.saved:
         return run
-    saves = (*run.saves, event.step)[-MOST_SAVES:]
+    saves = (*run.progress.saves, event.step)[-MOST_SAVES:]
     # It was saved before the attempt in which that happened had ended.
-    advanced = max(run.advanced, len(run.incidents) - 1)
-    run = replace(run, saves=saves, fruitless=min(run.fruitless, 1), advanced=advanced)
-    return no_progress.was_saved(replace(run, saved=event.step, saved_at=None), event.at)
+    advanced = max(run.history.advanced, len(run.history.incidents) - 1)
+    run = replace(
+        run,
+        progress=replace(run.progress, saves=saves),
+        history=replace(run.history, fruitless=min(run.history.fruitless, 1), advanced=advanced),
+    )
+    return no_progress.was_saved(
+        replace(run, progress=replace(run.progress, saved=event.step, saved_at=None)), event.at
+    )
 
 
 def _going_on(run: Run, event: TrainingResumed) -> Iterator[Incident]:
     """The incidents that the job recovers from just now, with the checkpoint that it goes on from:
     the leader may have died before it heard of the newest one, or that could not be read."""
-    for incident in run.incidents:
+    for incident in run.history.incidents:
         open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
         if open_still and incident.saved is not None:
             yield replace(incident, saved=event.step)
@@ -238,26 +265,40 @@ def _going_on(run: Run, event: TrainingResumed) -> Iterator[Incident]:
 
 
 def _step_reached(run: Run, event: StepReached) -> Result:
-    since = run.stepped_at if run.stage is Stage.RUNNING else event.at
-    trained_s = run.trained_s + max(0.0, event.at - since)
-    run = replace(run, step=event.step, stepped_at=event.at, trained_s=trained_s)
-    if run.stage is not Stage.STARTING:
+    since = run.progress.stepped_at if isinstance(run.stage, Running) else event.at
+    trained_s = run.progress.trained_s + max(0.0, event.at - since)
+    run = replace(
+        run,
+        attempt=replace(run.attempt, step=event.step),
+        progress=replace(run.progress, stepped_at=event.at, trained_s=trained_s),
+    )
+    if not isinstance(run.stage, Starting):
         return run, ()
     incidents = tuple(
         replace(incident, recovered_after_s=max(0.0, event.at - incident.at))
         if incident.recovered_after_s is None
         else incident
-        for incident in run.incidents
+        for incident in run.history.incidents
     )
-    reason = f"attempt {run.attempt} trains"
-    return replace(run, stage=Stage.RUNNING, since=event.at, reason=reason, incidents=incidents), ()
+    reason = f"attempt {run.attempt.number} trains"
+    stage, history = (
+        Running(since=event.at, reason=reason),
+        replace(run.history, incidents=incidents),
+    )
+    return replace(run, stage=stage, history=history), ()
 
 
 def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
-    if event.step > run.saved:
-        saves = (*run.saves, event.step)[-MOST_SAVES:]
-        run = replace(run, saved=event.step, saved_at=event.at, saves=saves, fruitless=0)
-        run = no_progress.advanced(replace(run, advanced=len(run.incidents)))
+    if event.step > run.progress.saved:
+        saves = (*run.progress.saves, event.step)[-MOST_SAVES:]
+        run = replace(
+            run,
+            progress=replace(run.progress, saved=event.step, saved_at=event.at, saves=saves),
+            history=replace(run.history, fruitless=0),
+        )
+        run = no_progress.advanced(
+            replace(run, history=replace(run.history, advanced=len(run.history.incidents)))
+        )
     left, actions = leave_drained(run, event.at)
     if actions:
         return left, actions
@@ -266,29 +307,38 @@ def _checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
         return replace_straggler(run, event.at)
     job = run.job
     assert job is not None
-    return stop(replace(run, leaving=wish, grown_at=event.at), event.at, wish.words, job.stop_grace)
+    return stop(
+        replace(
+            run,
+            interruption=replace(run.interruption, leaving=wish),
+            plans=replace(run.plans, grown_at=event.at),
+        ),
+        event.at,
+        wish.words,
+        job.stop_grace,
+    )
 
 
 def _rank_exited(run: Run, event: RankExited) -> Result:
-    if run.stage not in (*LIVE, Stage.STOPPING):
+    if not isinstance(run.stage, ATTEMPT):
         return run, ()
-    if run.leaving is not None:
+    if run.interruption.leaving is not None:
         if not _fails_on_its_way_out(run, event):
             return run, ()
         # A cause, though its agent was stopping it; and why the ranks leave is that from now on.
-        run, event = replace(run, leaving=None), replace(event, stopped=False)
+        run, event = with_leaving(run, None), replace(event, stopped=False)
     if did_not_hang(run, event):
-        return replace(run, findings=None), ()
+        return with_findings(run, None), ()
     seen_at = _seen_at(event)
-    found = run.findings or Findings(opened_at=seen_at)
+    found = run.interruption.findings or Findings(opened_at=seen_at)
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # said again after a reconnection
-    watchdog = watchdog_spoke(run, event) and not run.cancelled_by
-    if not (run.cancelled_by and (event.stopped or _was_told_to(event))):
+    watchdog = watchdog_spoke(run, event) and not run.interruption.cancelled_by
+    if not (run.interruption.cancelled_by and (event.stopped or _was_told_to(event))):
         kept = _keep(found.exits, event)
         if kept is not found.exits:  # at 16,384 ranks nearly all that are stopped change nothing
-            run = replace(run, findings=replace(found, exits=kept))
-    if run.stage is Stage.STOPPING or goes_on_diagnosing(run, event):
+            run = with_findings(run, replace(found, exits=kept))
+    if isinstance(run.stage, Stopping) or goes_on_diagnosing(run, event):
         return run, ()
     if watchdog:
         return diagnose_watchdog(run, event, seen_at)
@@ -301,7 +351,7 @@ def _fails_on_its_way_out(run: Run, event: RankExited) -> bool:
     All agree to leave, so some are gone before their own agent hears of it. What a rank says that
     was told to can be of the stop itself, but for what only hardware causes.
     """
-    if run.leaving is None or not run.leaving.by_choice:
+    if run.interruption.leaving is None or not run.interruption.leaving.by_choice:
         return False
     if event.stopped:
         return breaks_its_host(event)
@@ -329,82 +379,100 @@ def _is_consequence(exited: RankExited) -> bool:
 
 
 def _host_stopped(run: Run, event: HostStopped) -> Result:
-    known = run.hosts.get(event.host)
+    known = run.hosts.by_name.get(event.host)
     if known is not None and known.back and event.attempt == known.runs:
         clean = replace(known, alive=True, back=False)
-        run = replace(run, hosts={**run.hosts, event.host: clean})
-        if run.stage is Stage.WAITING:
+        run = with_host(run, clean)
+        if isinstance(run.stage, Waiting):
             return start_if_ready(run, event.at)
-    if event.attempt != run.attempt:
+    if event.attempt != run.attempt.number:
         return run, ()
-    if run.stage not in (*LIVE, Stage.STOPPING) or event.host not in run.placement:
+    if not isinstance(run.stage, ATTEMPT) or event.host not in run.attempt.placement:
         return run, ()
-    failed = not event.finished and run.cancelled_by is None and run.leaving is None
-    found = run.findings
+    failed = (
+        not event.finished
+        and run.interruption.cancelled_by is None
+        and run.interruption.leaving is None
+    )
+    found = run.interruption.findings
     if failed:
         found = found or Findings(opened_at=event.at)
         found = replace(found, stopped=(*found.stopped, event))
-    run = replace(run, done={**run.done, event.host: event.finished}, findings=found)
-    if run.stage is Stage.STOPPING or failed or all_done(run):
+    run = replace(
+        run,
+        attempt=replace(run.attempt, done={**run.attempt.done, event.host: event.finished}),
+        interruption=replace(run.interruption, findings=found),
+    )
+    if isinstance(run.stage, Stopping) or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
     return run, ()
 
 
 def _cancel_requested(run: Run, event: CancelRequested) -> Result:
-    if run.stage is Stage.ENDED or run.cancelled_by is not None:
+    if isinstance(run.stage, Ended) or run.interruption.cancelled_by is not None:
         return run, ()
     run = cancelled(run, event.by)
     assert run.job is not None
     reason = f"cancelled by {event.by}"
-    if run.stage is Stage.STOPPING:
+    if isinstance(run.stage, Stopping):
         return conclude(run, event.at) if all_done(run) else (run, ())
-    if run.stage in LIVE:
+    if isinstance(run.stage, LIVE):
         return stop(run, event.at, reason, run.job.stop_grace)
     return end(run, event.at, "CANCELLED", reason)
 
 
 def _tick(run: Run, event: Tick) -> Result:
-    if run.stage is Stage.WAITING and (run.findings or event.at >= run.settle_until):
+    if isinstance(run.stage, Waiting) and (
+        run.interruption.findings or event.at >= run.hosts.settle_until
+    ):
         run, actions = _after_outage(run, event.at)
         if actions:
             return run, actions
-    if run.stage is Stage.RUNNING:
+    if isinstance(run.stage, Running):
         return scale_up.ask(run, event.at)
-    if run.deadline is None or event.at < run.deadline:
+    if not is_overdue(run, event.at):
         return run, ()
-    if run.stage is Stage.WAITING:
+    if isinstance(run.stage, Waiting):
         return run, ()  # `start_if_ready` has looked at the deadline
-    if run.stage is Stage.HOLDING:
-        return _after_outage(wait(run, event.at, run.reason), event.at)
-    if run.stage is Stage.CHECKING:
+    if isinstance(run.stage, Holding):
+        return _after_outage(wait(run, event.at, run.stage.reason), event.at)
+    if isinstance(run.stage, Checking):
         return checked(run, event.at, {})
-    if run.stage is Stage.DIAGNOSING:
-        return stop(run, event.at, run.reason, FAILED_GRACE_S)
+    if isinstance(run.stage, Diagnosing):
+        return stop(run, event.at, run.stage.reason, FAILED_GRACE_S)
     return _stop_overdue(run, event.at)
 
 
 def _after_outage(run: Run, at: float) -> Result:
     """Start if hosts are there; but what took some of them while no rank ran is judged first."""
-    if run.findings is not None and outage_is_over(run, at):
-        return recover(run, run.findings, at)
+    if run.interruption.findings is not None and outage_is_over(run, at):
+        return recover(run, run.interruption.findings, at)
     return start_if_ready(run, at)
 
 
 def _stop_overdue(run: Run, at: float) -> Result:
     """Hosts that cannot end their ranks are given up, and their agents replaced."""
-    stuck = [host for host in run.placement if host not in run.done]
-    why = f"its ranks did not end within {at - run.since:.0f} s"
-    found = run.findings or Findings(opened_at=at)
+    stuck = [host for host in run.attempt.placement if host not in run.attempt.done]
+    why = f"its ranks did not end within {at - run.stage.since:.0f} s"
+    found = run.interruption.findings or Findings(opened_at=at)
     lost = tuple(AgentLost(at=at, host=host, why=why, silent_s=0.0) for host in stuck)
     hosts: Mapping[str, HostState] = {
         name: replace(host, alive=False, back=False, lost_at=at) if name in stuck else host
-        for name, host in run.hosts.items()
+        for name, host in run.hosts.by_name.items()
     }
-    run = replace(run, hosts=hosts, done={**run.done, **dict.fromkeys(stuck, False)})
-    if run.leaving is None or run.leaving.by_choice:
+    run = replace(
+        run,
+        hosts=replace(run.hosts, by_name=hosts),
+        attempt=replace(run.attempt, done={**run.attempt.done, **dict.fromkeys(stuck, False)}),
+    )
+    if run.interruption.leaving is None or run.interruption.leaving.by_choice:
         found = replace(found, stuck=lost)
-        return conclude(replace(run, leaving=None, findings=found), at)
-    why_known = run.leaving.cause or "unknown"  # it had long enough to be told
+        return conclude(
+            replace(run, interruption=replace(run.interruption, leaving=None, findings=found)), at
+        )
+    why_known = run.interruption.leaving.cause or "unknown"  # it had long enough to be told
     again = asked_again(run, stuck, why)
-    run, actions = conclude(replace(run, leaving=replace(run.leaving, cause=why_known)), at)
+    run, actions = conclude(
+        with_leaving(run, replace(run.interruption.leaving, cause=why_known)), at
+    )
     return run, (*again, *actions)

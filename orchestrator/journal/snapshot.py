@@ -14,9 +14,10 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, make_dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -24,6 +25,7 @@ from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import written_beside
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
+from orchestrator.job.stage import Stage
 from orchestrator.job.state import Run
 from orchestrator.job.step import fold
 from orchestrator.journal.journal import Place, Tail
@@ -55,6 +57,8 @@ class Head:
     """A digest of the journal's last bytes up to there."""
     run: str
     """One of the second line."""
+    stage: str
+    """Class of its stage: msgspec does not write which member of a union a dataclass is."""
 
 
 class Unfit(ValueError):
@@ -87,6 +91,7 @@ def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
         place=place,
         before=_before(place, read_before),
         run=sha256(run).hexdigest(),
+        stage=type(folded.run.stage).__name__,
     )
     return json.dumps(encode(head)).encode() + b"\n" + run + b"\n"
 
@@ -98,9 +103,27 @@ def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
         raise Unfit("it is not whole")
     try:
-        return Folded(run=msgspec.json.decode(run, type=Run), place=head.place)
-    except (ValueError, RecursionError) as exc:
+        return Folded(run=_decoded(run, head.stage), place=head.place)
+    except (KeyError, ValueError, RecursionError) as exc:
         raise Unfit(f"it makes no sense: {exc!r}") from exc
+
+
+def _decoded(data: bytes, stage: str) -> Run:
+    """msgspec reads no union of dataclasses, so it is told which stage this is."""
+    saved = msgspec.json.decode(data, type=_saved_as()[stage])
+    return Run(**{each.name: getattr(saved, each.name) for each in fields(Run)})
+
+
+@functools.cache
+def _saved_as() -> dict[str, Any]:
+    """Name of a stage -> a dataclass like `Run` whose `stage` is of that class."""
+    hints = get_type_hints(Run)
+    return {
+        kind.__name__: make_dataclass(
+            f"Saved{kind.__name__}", list({**hints, "stage": kind}.items()), kw_only=True
+        )
+        for kind in get_args(Stage)
+    }
 
 
 def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:

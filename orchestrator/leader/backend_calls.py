@@ -132,7 +132,7 @@ class Errands:
     async def taken_before(self, host: str, silent_s: float) -> str:
         """Why the scheduler took the agent in whose place there is another already, before its
         silence was noticed."""
-        known = self.run().hosts.get(host)
+        known = self.run().hosts.by_name.get(host)
         if known is None or not known.alive or not has_successors(self.run()):
             return ""
         return (await self._taken({host: silent_s})).get(host, "")
@@ -310,7 +310,7 @@ class Errands:
         # The leader's own comes first, as it is the leader that finds a free port.
         hosts = tuple(sorted(action.hosts, key=lambda host: host != self.host))
         port = free_port(self.address)
-        first = self.run().hosts[hosts[0]].address
+        first = self.run().hosts.by_name[hosts[0]].address
         for rank, host in enumerate(hosts):
             order = CheckFabric(
                 check=action.check,

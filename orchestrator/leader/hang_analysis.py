@@ -64,7 +64,7 @@ class Judge:
         self, attempt: int, happened: Callable[[Event], None], now: Callable[[], float]
     ) -> None:
         parts = list(self.heard.values()) if self.attempt == attempt else []
-        hosts = self.run().placement
+        hosts = self.run().attempt.placement
         said = asyncio.create_task(self._scheduler(attempt, hosts))
         judged = await asyncio.to_thread(self._analyse, attempt, parts)
         happened(replace(judged, at=now(), signs=(*judged.signs, *await said)))
@@ -77,7 +77,7 @@ class Judge:
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
-        if self.run().allocation is None:
+        if self.run().scheduler.allocation is None:
             return ()
         asking = asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
         try:
@@ -102,7 +102,7 @@ def gather_order(action: GatherEvidence) -> Gather:
 
 def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     """What the `parts` of the evidence come to. Pure."""
-    hosts, plan = run.placement, run.plan
+    hosts, plan = run.attempt.placement, run.plan
     scene, lost = scene_of(parts)
     facts = {
         rank: replace(
@@ -113,8 +113,8 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
     silent = [host for host in hosts if host not in {part.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
-    if run.findings is not None and run.findings.asked_after:
-        found = differing(scene, ended_over_it(run.findings))
+    if run.interruption.findings is not None and run.interruption.findings.asked_after:
+        found = differing(scene, ended_over_it(run.interruption.findings))
         return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
     return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 

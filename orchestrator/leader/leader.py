@@ -199,7 +199,9 @@ class Leader:
         self.errands.host, self.errands.address = host, address
         if takes_over(run := self.supervisor.run, self.granted.allocation):
             followers = expected_back(run, host)
-            self.connections.await_agents({name: run.hosts[name].incarnation for name in followers})
+            self.connections.await_agents(
+                {name: run.hosts.by_name[name].incarnation for name in followers}
+            )
         self._happened(  # before any agent can come
             LeaderStarted(
                 at=self.steady.now(),
@@ -372,7 +374,7 @@ class Leader:
     def _look(self, at: float) -> None:
         run = self.supervisor.run
         self.connections.still_s = self.lookout.still_s
-        hears_all = partial(self.connections.hears, run.placement)
+        hears_all = partial(self.connections.hears, run.attempt.placement)
         self._all_happened(self.lookout.look(run, hears_all, self.clock.monotonic(), at))
 
     # Decide and act
@@ -432,11 +434,11 @@ class Leader:
                     self.pending = None
                 run = self.supervisor.run
                 stop = Stop(attempt=action.attempt, grace_s=action.grace_s)
-                for host in action.hosts or run.placement:
+                for host in action.hosts or run.attempt.placement:
                     self.connections.order(host, stop)
             case GatherEvidence():
                 self.judge.forget()
-                for host in self.supervisor.run.placement:
+                for host in self.supervisor.run.attempt.placement:
                     self.connections.order(host, gather_order(action))
             case JudgeHang():
                 judging = self.judge.judge(action.attempt, self._happened, self.steady.now)
@@ -475,7 +477,7 @@ class Leader:
             return
         self.pending = None
         current = self.supervisor.run.current
-        first = self.supervisor.run.hosts[action.hosts[0]]
+        first = self.supervisor.run.hosts.by_name[action.hosts[0]]
         for node_rank, host in enumerate(action.hosts):
             self.connections.order(
                 host,
@@ -489,7 +491,7 @@ class Leader:
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
                     # What the journal of a first attempt does not know is of another run.
-                    resume=action.attempt > 1 or self.supervisor.run.saved > 0,
+                    resume=action.attempt > 1 or self.supervisor.run.progress.saved > 0,
                     steps=self.job.steps,
                     skip=action.skip,
                     pace=pace_of(self.supervisor.run),

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event
 
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running
 from orchestrator.job.state import Run
 
 log = logging.getLogger(__name__)
@@ -28,10 +28,10 @@ class Tidying:
 
     def is_due(self) -> bool:
         run = self.run()
-        return run.stage is Stage.RUNNING and run.attempt > self.tidied
+        return isinstance(run.stage, Running) and run.attempt.number > self.tidied
 
     async def tidy(self) -> None:
-        self.tidied = self.run().attempt
+        self.tidied = self.run().attempt.number
         over = Event()
         try:
             await asyncio.to_thread(

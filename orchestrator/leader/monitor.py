@@ -84,7 +84,7 @@ class Lookout:
         for change in self.watch.health_changes(now):
             yield health_changed(change, self.attempt, at)
         for slow in self.stragglers.changes(now):
-            host = run.placement[slow.rank // run.plan.ranks_per_host]
+            host = run.attempt.placement[slow.rank // run.plan.ranks_per_host]
             yield straggler(slow, host, self.attempt, at)
         hang = self.watch.hang(now)
         if hang is None or self.hang is not None or now < self.gathered_by:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Holding, Running, Waiting
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded, Supervisor
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 EVERY_LINES = 5_000
 """A second's fold, and with thousands of hosts two attempts."""
-CALM = (Stage.RUNNING, Stage.WAITING, Stage.HOLDING)
+CALM = (Running, Waiting, Holding)
 """Nothing is urgent then: of thousands of hosts it takes this process some tenths of a second."""
 
 
@@ -35,7 +35,7 @@ class Remembering:
         """Asked between two decisions."""
         lines = self.supervisor.journal.place.lines
         enough = lines >= self.known + self.every and not self.writes
-        return enough and self.supervisor.run.stage in CALM
+        return enough and isinstance(self.supervisor.run.stage, CALM)
 
     async def remember(self, folded: Folded) -> None:
         """One that cannot be written nobody misses until there is a new leader, which then has more

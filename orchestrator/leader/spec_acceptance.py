@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running
 from orchestrator.job.state import Run
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Accepting:
 
     def is_due(self) -> bool:
         """Asked between two decisions."""
-        return not self.accepted and self.run().stage is Stage.RUNNING
+        return not self.accepted and isinstance(self.run().stage, Running)
 
     async def accept(self) -> None:
         self.accepted = True

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 def new_strikes(before: Run, after: Run) -> list[host_strikes.Strike]:
     """Against whom the last decision speaks."""
     assert after.job is not None
-    fresh = after.incidents[len(before.incidents) :]
+    fresh = after.history.incidents[len(before.history.incidents) :]
     found = [_strike(incident, after.job) for incident in fresh if _counts(incident)]
     slow = strike_of(before, after)
     return found if slow is None else [*found, slow]

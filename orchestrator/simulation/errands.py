@@ -92,7 +92,7 @@ class Errands:
         return scheduler.own_run(host, self.leader.agent)
 
     def taken_before(self, host: str, silent_s: float) -> str:
-        known, scheduler = self.leader.supervisor.run.hosts.get(host), self.world.scheduler
+        known, scheduler = self.leader.supervisor.run.hosts.by_name.get(host), self.world.scheduler
         if known is None or not known.alive or not isinstance(scheduler, Operators):
             return ""
         with contextlib.suppress(Unanswered):

@@ -162,7 +162,7 @@ class Leaderless:
         if leads or not self.agent.alive:
             self._over()
             return
-        self._do(self.world.run, QueueAgain((self.world.run.leader,), ""))
+        self._do(self.world.run, QueueAgain((self.world.run.scheduler.leader,), ""))
 
     def _answered(self, taken: bool) -> None:
         if taken:

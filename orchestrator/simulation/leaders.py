@@ -197,7 +197,7 @@ class Leader:
         at = self.now()
         self._lose(self.connections.forget_silent(), at)
         run = self.supervisor.run
-        hears_all = partial(self.connections.hears, run.placement)
+        hears_all = partial(self.connections.hears, run.attempt.placement)
         for event in self.lookout.look(run, hears_all, self.world.timeline.now, at):
             self.happened(event)
         self.looking = False
@@ -242,7 +242,7 @@ class Leader:
         lost = [AgentLost(at=at, host=s.host, why=s.why, silent_s=s.silent_s) for s in silences]
         others = set(self.connections.by_host) - {self.host.name}
         run = self.supervisor.run
-        alone = run.allocation is not None and not others
+        alone = run.scheduler.allocation is not None and not others
         if lost and (alone or has_successors(run)):
             self.errands.lose(lost, alone=alone)
             return
@@ -314,7 +314,7 @@ class Leader:
         self._remember()
         self.todo.extend(actions)
         self._act()
-        for incident in self.supervisor.run.incidents[len(before.incidents) :]:
+        for incident in self.supervisor.run.history.incidents[len(before.history.incidents) :]:
             self.world.strike(incident)
 
     def _remember(self) -> None:

@@ -44,15 +44,15 @@ class Orders:
                 leader.order(action.hosts[0], OfferPort(attempt=action.attempt))
             case StopAttempt():
                 if not action.hosts:
-                    if run.leaving is not None:
+                    if run.interruption.leaving is not None:
                         leader.world.parts()
                     leader.lookout.end()
                     self.pending = None
-                for host in action.hosts or run.placement:
+                for host in action.hosts or run.attempt.placement:
                     leader.order(host, Stop(attempt=action.attempt, grace_s=action.grace_s))
             case GatherEvidence():
                 gather = gather_order(action)
-                for host in run.placement:
+                for host in run.attempt.placement:
                     leader.order(host, gather)
             case JudgeHang():
                 self._judge(action)

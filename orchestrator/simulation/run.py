@@ -80,7 +80,7 @@ class Simulation:
             if world.timeline.now > self.whole_at + BOUND_S:
                 raise Violated(
                     f"the job has not ended {BOUND_S / 3600:.0f} h after the last fault:"
-                    f" {world.run.stage.value}, {world.run.reason}"
+                    f" {world.run.stage.title}, {world.run.stage.reason}"
                 )
             return False
         if self.ended_at is None:
@@ -127,8 +127,8 @@ def simulate(
         broken=broken,
         events=world.timeline.happened,
         lines=world.storage.journal.count(b"\n"),
-        attempts=run.attempt,
-        incidents=len(run.incidents),
+        attempts=run.attempt.number,
+        incidents=len(run.history.incidents),
         resumed=max(0, simulation.launch - 1),
         virtual_s=world.timeline.now,
         faults=dict(world.faults),

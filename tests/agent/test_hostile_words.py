@@ -108,14 +108,14 @@ def test_a_fold_of_the_journal_looks_for_no_pattern(tmp_path: Path, looking: lis
         return job.leader.supervisor.run
 
     run = play(tmp_path, script)
-    assert len(run.incidents) == 1
+    assert len(run.history.incidents) == 1
     looking.clear()
     folded = Run()
     found = 0
     for entry in read(next(tmp_path.rglob("journal.jsonl"))):
         folded, _ = step(folded, entry.event)
         found += isinstance(entry.event, RankExited) and entry.event.reading is not None
-    assert (folded.incidents, looking) == (run.incidents, [])
+    assert (folded.history.incidents, looking) == (run.history.incidents, [])
     assert found
 
 

@@ -88,7 +88,7 @@ def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
     fault: str, axis: str, tmp_path: Path
 ) -> None:
     leader = watched(tmp_path, AXES[axis], drill(fault), steps=50)
-    (incident,) = leader.run.incidents
+    (incident,) = leader.run.history.incidents
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user"), incident
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
@@ -104,7 +104,7 @@ def test_a_rank_that_a_peer_sent_too_much_is_ended_and_not_blamed(tmp_path: Path
     aborted = [e.rank for e in leader.all_of(RankExited) if e.signal == signal.SIGABRT]
     assert aborted, leader.events
     assert VICTIM not in aborted
-    (incident,) = leader.run.incidents
+    (incident,) = leader.run.history.incidents
     assert (incident.failure, incident.culprit) == ("collective-mismatch", Culprit(rank=VICTIM))
 
 
@@ -117,7 +117,7 @@ def test_a_slow_rank_is_named_with_its_host_and_nobody_else(
     assert (found.rank, found.host) == (VICTIM, HOST)
     assert found.lost_tokens_per_second > 0
     assert leader.all_of(HangDetected) == []
-    assert (leader.run.state, leader.run.incidents) == ("SUCCEEDED", ())
+    assert (leader.run.state, leader.run.history.incidents) == ("SUCCEEDED", ())
 
 
 @pytest.mark.slow
@@ -135,5 +135,5 @@ def test_of_a_rank_that_is_slow_inside_its_passes_no_other_is_named(
 def test_where_ranks_pass_alone_one_that_is_slow_at_it_is_named(tmp_path: Path) -> None:
     slow, ddp = {VICTIM: {"forward": 0.25}}, {"data": "ddp"}
     leader = watched(tmp_path, Mesh(dp_replicate=4), None, slow, steps=40, parallel=ddp)
-    assert leader.run.state == "SUCCEEDED", leader.run.reason
+    assert leader.run.state == "SUCCEEDED", leader.run.stage.reason
     assert {(one.rank, one.host) for one in leader.all_of(StragglerFound)} == {(VICTIM, HOST)}

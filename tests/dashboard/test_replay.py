@@ -72,7 +72,7 @@ def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
 def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     entries = astray_and_on()
     check_everywhere(tmp_path / "run", entries)
-    assert fold_seen(Seen(), entries).run.rollbacks
+    assert fold_seen(Seen(), entries).run.progress.rollbacks
 
 
 @settings(deadline=None, max_examples=30)

@@ -12,7 +12,7 @@ from orchestrator.dashboard.follow.follow_loop import EndWatch, follow_job
 from orchestrator.dashboard.scheduler_status import ASK_AGAIN_S, QUIET_S, Holding
 from orchestrator.dashboard.view import effective_state, view
 from orchestrator.job.reports.job_report import report_of
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.seams import Sighting
@@ -38,7 +38,7 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     clock, run = TurnedClock(), on_slurm()
     holding = Holding(ask, clock)
     assert holding(run, True) is None
-    assert holding(replace(run, ending="FAILED"), False) is None
+    assert holding(replace(run, stage=Ended(since=0.0, reason="", ending="FAILED")), False) is None
     assert holding(seen_of(recovered()).run, False) is None, "there is no scheduler"
     assert asked == []
     assert [holding(run, False), holding(run, False)] == [WAITS, WAITS]
@@ -77,7 +77,7 @@ def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
         found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
         assert (found.state, found.since) == ("SUSPENDED", START + 5000)
         assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
-    over = replace(run, stage=Stage.ENDED, ending="SUCCEEDED")
+    over = replace(run, stage=Ended(since=0.0, reason="", ending="SUCCEEDED"))
     assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
 
 
@@ -98,7 +98,7 @@ def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_a
     run = on_slurm()
     found = effective_state(run, False, START + 9999, sighting=AWAY)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
-    assert (found.since, found.as_of) == (run.since, run.last_at)
+    assert (found.since, found.as_of) == (run.stage.since, run.history.last_at)
     heard = replace(AWAY, at=START + 5000)
     assert effective_state(run, False, START + 9999, sighting=heard).as_of == START + 5000
     assert effective_state(run, True, START + 9999, sighting=AWAY).as_of is None

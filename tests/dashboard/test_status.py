@@ -80,7 +80,7 @@ from orchestrator.dashboard.status import (
     status_text,
 )
 from orchestrator.diagnosis.classes import default_rules
-from orchestrator.job.incident_records import left_out
+from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
 from orchestrator.seams import Sighting
 from tests.dashboard.dashboard_story import (
@@ -352,7 +352,7 @@ def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> N
             for host in ("host-0", "host-1")
         ),
     ]
-    asked = seen_of(events).run.shortage
+    asked = seen_of(events).run.plans.shortage
     assert asked is not None
     edits = ("--set train.micro_batch_size=1", "--set 'model.lora={quantize: nf4}'")
     refused = ReplanRefused(
@@ -404,7 +404,7 @@ def test_no_command_asks_for_a_log_that_was_removed() -> None:
     events = [replace(submitted(), keep_attempts=2), *recovered()[1:]]
     shot = snapshot(events)
     for newest, shown in ((2, True), (3, False)):
-        run = replace(shot.seen.run, attempt=newest)
+        run = replace(shot.seen.run, attempt=replace(shot.seen.run.attempt, number=newest))
         text = describe_text(replace(shot, seen=replace(shot.seen, run=run)), UTC)
         assert ("ndctl logs quickstart --rank 1 --attempt 1" in text) is shown
 

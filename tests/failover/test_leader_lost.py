@@ -36,7 +36,7 @@ from orchestrator.failover.ask_scheduler import REFUSED_S, RETRY_S
 from orchestrator.failover.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
 from orchestrator.failover.turns import TURN_S
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Queued
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, has_writer
 from orchestrator.journal.supervisor import Supervisor
@@ -695,8 +695,8 @@ def given_back(run_dir: RunDir) -> None:
     )
     with Journal(run_dir.journal, SystemClock()) as journal:
         run = Supervisor(journal).run
-    assert run.stage is Stage.QUEUED
-    assert run.left_out == ("host-1",)
+    assert isinstance(run.stage, Queued)
+    assert run.scheduler.left_out == ("host-1",)
 
 
 @pytest.mark.parametrize("phase", ["queued again", "ending", "over"])

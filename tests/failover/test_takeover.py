@@ -262,11 +262,11 @@ def test_it_has_an_agent_started_on_the_host_of_the_former_leader_and_is_its_own
     assert backend.replaced == ["host-0"]
     run_dir = a_place(tmp_path).run_dir
     run = fold(entry.event for entry in read(run_dir.journal))
-    (incident,) = run.incidents
+    (incident,) = run.history.incidents
     assert (incident.kind, incident.culprit.host) == ("leader-lost", "host-0")
     assert incident.cause.endswith(HOW)
     assert (incident.step, incident.saved) == (6, 0), "as metrics say, not the journal's last step"
-    assert (run.leader, run.left_out) == ("host-1", ())
+    assert (run.scheduler.leader, run.scheduler.left_out) == ("host-1", ())
     assert backend.requeued == [()], "no host is excluded"
     assert not has_writer(run_dir.journal)
 

@@ -44,14 +44,14 @@ def describe(run: Run) -> Body:
     """What a user can see of a state, in values that do not depend on how the state is stored."""
     return {
         "state": run.state,
-        "stage": run.stage.value,
-        "attempt": run.attempt,
-        "restarts": run.restarts,
-        "step": run.step,
-        "saved": run.saved,
-        "incidents": len(run.incidents),
-        "hosts": list(run.placement),
-        "reason": run.reason,
+        "stage": run.stage.title,
+        "attempt": run.attempt.number,
+        "restarts": run.history.restarts,
+        "step": run.attempt.step,
+        "saved": run.progress.saved,
+        "incidents": len(run.history.incidents),
+        "hosts": list(run.attempt.placement),
+        "reason": run.stage.reason,
     }
 
 
@@ -61,7 +61,7 @@ def simulated(seed: int) -> bytes:
     try:
         simulation.run()
     except Violated as broken:
-        print(f"seed {seed} broke a law: {broken}", file=sys.stderr)
+        sys.stderr.write(f"seed {seed} broke a law: {broken}\n")
     return bytes(simulation.world.storage.journal)
 
 
@@ -218,11 +218,9 @@ def main() -> int:
         record(args.folder, range(1, args.seeds + 1))
         return 0
     found = check(args.folder, prose=not args.no_prose)
-    print("\n".join(found.differences[:20]))
-    print(
-        f"{found.recordings} recordings, {found.lines} comparisons,"
-        f" {len(found.differences)} differences"
-    )
+    counts = f"{found.recordings} recordings, {found.lines} comparisons"
+    differences = [*found.differences[:20], f"{counts}, {len(found.differences)} differences"]
+    sys.stdout.write("\n".join(differences) + "\n")
     return 1 if found.differences else 0
 
 

@@ -40,7 +40,7 @@ from orchestrator.contract.messages.events import (
     Tick,
     TrainingResumed,
 )
-from orchestrator.job.stage import LIVE, OUTSIDE, Stage, State
+from orchestrator.job.stage import ATTEMPT, OUTSIDE, Ended, Running, Starting, State, Stopping
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry, from_line, to_line
@@ -86,56 +86,60 @@ class Witness:
             case HostStopped(host=name, attempt=attempt) if self.left.get(name) == attempt:
                 self.left.pop(name)
                 self.open.discard(name)
-            case HostStopped(host=name, attempt=attempt) if attempt == before.attempt:
+            case HostStopped(host=name, attempt=attempt) if attempt == before.attempt.number:
                 self.open.discard(name)
             case AgentRegistered():
                 self._comes(event, before)
             case Tick() if self.run is not before:
-                self.open -= {n for n, known in self.run.hosts.items() if not known.alive}
+                self.open -= {n for n, known in self.run.hosts.by_name.items() if not known.alive}
             case _:
                 pass
 
     def _comes(self, event: AgentRegistered, before: Run) -> None:
-        name, known = event.host, before.hosts.get(event.host)
-        if event.running and before.stage not in OUTSIDE and not (known and known.alive):
+        name, known = event.host, before.hosts.by_name.get(event.host)
+        if event.running and not isinstance(before.stage, OUTSIDE) and not (known and known.alive):
             self.left[name] = event.running
         if known is not None and known.pid != event.pid:
             self.open.discard(name)
             if not event.running:  # it has the host's lock, so no rank holds it
                 self.left.pop(name, None)
-        elif before.stage is Stage.STOPPING and known and not known.alive:
-            self.open |= {name} & set(before.placement)  # given up, but it lives
+        elif isinstance(before.stage, Stopping) and known and not known.alive:
+            self.open |= {name} & set(before.attempt.placement)  # given up, but it lives
 
     def _counts(self, event: Event, before: Run) -> None:
-        if self.run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):
+        if (
+            self.run.interruption.leaving
+            and not before.interruption.leaving
+            and isinstance(before.stage, ATTEMPT)
+        ):
             self.starts -= 1  # to leave when a scheduler asks is no failure
         match event:
             case JobSubmitted():
                 self.starts = 0
-            case CheckpointSaved() if self.run.saved > before.saved:
+            case CheckpointSaved() if self.run.progress.saved > before.progress.saved:
                 self.starts = 0
-            case TrainingResumed() if self.run.saved > before.saved:
+            case TrainingResumed() if self.run.progress.saved > before.progress.saved:
                 self.starts = min(self.starts, 1)
             case _:
                 pass
 
     def _lawful(self, action: Action, before: Run, event: Event) -> None:
-        if before.stage is Stage.ENDED:
+        if isinstance(before.stage, Ended):
             assert isinstance(action, EndJob), f"{action} after the end"
         if isinstance(action, StartAttempt):
             assert not self.open, f"ranks may be left on {self.open}"
             assert not set(action.hosts) & set(self.left), f"{self.left} have not ended"
             assert action.attempt == self.started + 1
-            assert all(self.run.hosts[name].alive for name in action.hosts)
+            assert all(self.run.hosts.by_name[name].alive for name in action.hosts)
             assert len(set(action.hosts)) == len(action.hosts)
-            assert not set(action.hosts) & set(self.run.exclude), "a host that is left out"
-            assert not any(self.run.hosts[name].unfit for name in action.hosts)
+            assert not set(action.hosts) & set(self.run.hosts.exclude), "a host that is left out"
+            assert not any(self.run.hosts.by_name[name].unfit for name in action.hosts)
             assert len(action.hosts) == len(self.run.plan.hosts)
             self.started, self.open = action.attempt, set(action.hosts)
             self.starts += 1
         if isinstance(action, Requeue):
             assert not self.open, f"given back while ranks may be left on {self.open}"
-            assert self.run.allocation is not None
+            assert self.run.scheduler.allocation is not None
         if isinstance(action, ReplaceAgent) and isinstance(event, AgentLost):
             replaced = [a.host for a in self.entries[-1].actions if isinstance(a, ReplaceAgent)]
             assert replaced.count(action.host) == 1
@@ -145,12 +149,14 @@ class Witness:
         assert run.state in get_args(State)
         assert run.job is not None
         assert self.starts <= run.job.max_restarts + 1
-        assert run.fruitless <= run.job.max_restarts
-        assert [i.id for i in run.incidents] == list(range(1, len(run.incidents) + 1))
-        for incident in run.incidents:
+        assert run.history.fruitless <= run.job.max_restarts
+        assert [i.id for i in run.history.incidents] == list(
+            range(1, len(run.history.incidents) + 1)
+        )
+        for incident in run.history.incidents:
             assert incident.detected_after_s >= 0
             assert (incident.recovered_after_s or 0.0) >= 0
-        assert (run.ending is None) == (run.stage is not Stage.ENDED)
+        assert (run.ending is None) == (not isinstance(run.stage, Ended))
 
 
 class Cluster:
@@ -186,7 +192,7 @@ class Cluster:
 
     @property
     def over(self) -> bool:
-        return self.run.stage is Stage.ENDED
+        return isinstance(self.run.stage, Ended)
 
     def chance(self, percent: int) -> bool:
         return not self.calm and self.random.randrange(100) < percent
@@ -213,8 +219,8 @@ class Cluster:
     def runs_again(self) -> None:
         """The scheduler found hosts for a job in its queue: others than those it was without."""
         self.restarts += 1
-        unwanted = set(self.run.exclude)
-        unwanted |= {name for name, known in self.run.hosts.items() if known.unfit}
+        unwanted = set(self.run.hosts.exclude)
+        unwanted |= {name for name, known in self.run.hosts.by_name.items() if known.unfit}
         fresh = (host(n) for n in range(100 * self.restarts, 100 * self.restarts + 100))
         self.names = tuple(next(fresh) if name in unwanted else name for name in self.names)
         self.pids = {name: self.pids.get(name, 1) for name in self.names}
@@ -247,7 +253,7 @@ class Cluster:
             case StartAttempt(attempt=attempt, hosts=hosts):
                 self.ranks |= dict.fromkeys(hosts, attempt)
             case StopAttempt(attempt=attempt, hosts=hosts):
-                for name in hosts or self.run.placement:
+                for name in hosts or self.run.attempt.placement:
                     if name not in self.stuck:
                         self.stops(name, attempt, finished=False)
             case GatherEvidence(attempt=attempt):
@@ -308,7 +314,7 @@ class Cluster:
         self.mail.append(HostStopped(at=self.at, attempt=attempt, host=name, finished=finished))
 
     def shows(self, attempt: int) -> None:
-        for name in sorted(set(self.run.placement) - self.stuck):
+        for name in sorted(set(self.run.attempt.placement) - self.stuck):
             ranks = () if self.chance(30) else (found(0), found(1, stack=()))
             self.mail.append(EvidenceGathered(at=self.at, attempt=attempt, host=name, ranks=ranks))
 
@@ -325,7 +331,7 @@ class Cluster:
     # What breaks
 
     def break_something(self) -> None:  # noqa: C901 - one line or two for each fault
-        attempt, name = self.run.attempt, self.random.choice(self.names)
+        attempt, name = self.run.attempt.number, self.random.choice(self.names)
         if self.scheduled and self.chance(25):
             self.interfere(name)
             return
@@ -377,7 +383,7 @@ class Cluster:
                 self.mail.append(flagged)
             case _:
                 unfit = {name: "slow"} if self.chance(50) else {}
-                self.mail.append(HostsChecked(at=self.at, check=self.run.checks, unfit=unfit))
+                self.mail.append(HostsChecked(at=self.at, check=self.run.hosts.checks, unfit=unfit))
 
     def _lost(self, name: str) -> AgentLost:
         return AgentLost(at=self.at, host=name, why="it said nothing", silent_s=2.0)
@@ -402,18 +408,18 @@ class Cluster:
             cause="others wait for it" if blamed else "nobody stands out",
             scope="rank" if blamed else None,
             ranks=(0,) if blamed else (),
-            hosts=(self.run.placement[0],) if blamed else (),
+            hosts=(self.run.attempt.placement[0],) if blamed else (),
             confidence=0.95 if blamed else 0.0,
         )
 
     # What goes well
 
     def trains(self) -> None:
-        attempt, saved = self.run.attempt, self.run.saved
-        if self.run.stage is Stage.STARTING:
+        attempt, saved = self.run.attempt.number, self.run.progress.saved
+        if isinstance(self.run.stage, Starting):
             resumed = saved + self.random.randrange(2) if self.chance(10) else saved
             self.tell(TrainingResumed(at=self.at, attempt=attempt, step=resumed))
-        number = max(self.run.step, self.run.saved) + 1
+        number = max(self.run.attempt.step, self.run.progress.saved) + 1
         self.tell(
             StepReached(at=self.at, attempt=attempt, step=number, loss=1.0, tokens_per_second=None)
         )
@@ -422,16 +428,16 @@ class Cluster:
 
     def finishes(self) -> None:
         """No trouble any more: what still runs comes to its end, one way or another."""
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         if self.queued:
             self.runs_again()
         elif self.mail:
             self.deliver()
-        elif self.run.stage in (Stage.STARTING, Stage.RUNNING):
-            if self.stuck & set(self.run.placement):
+        elif isinstance(self.run.stage, Starting | Running):
+            if self.stuck & set(self.run.attempt.placement):
                 self.tell(self._hang(attempt))
             else:
-                for name in self.run.placement:
+                for name in self.run.attempt.placement:
                     self.stops(name, attempt, finished=True)
         else:
             self.passes(100.0)
@@ -446,7 +452,7 @@ class Cluster:
                 self.runs_again()
             elif self.mail and self.random.randrange(3):
                 self.deliver()
-            elif self.run.stage in (Stage.STARTING, Stage.RUNNING) and self.random.randrange(2):
+            elif isinstance(self.run.stage, Starting | Running) and self.random.randrange(2):
                 self.trains()
             else:
                 self.break_something()
@@ -455,4 +461,4 @@ class Cluster:
             if self.over:
                 return
             self.finishes()
-        raise AssertionError(f"the job does not end: {self.run.stage}, {self.run.reason}")
+        raise AssertionError(f"the job does not end: {self.run.stage}, {self.run.stage.reason}")

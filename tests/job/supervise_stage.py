@@ -204,12 +204,12 @@ class Job:
 
     def trains(self, first: int = 0) -> tuple[Action, ...]:
         """The present attempt resumes from `first` and does a step."""
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         self.tell(TrainingResumed(at=self.now(), attempt=attempt, step=first))
         return self.steps(first + 1)
 
     def steps(self, number: int) -> tuple[Action, ...]:
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         event = StepReached(
             at=self.now(), attempt=attempt, step=number, loss=1.0, tokens_per_second=9.0
         )
@@ -220,24 +220,26 @@ class Job:
         return self
 
     def saves(self, number: int) -> tuple[Action, ...]:
-        return self.tell(CheckpointSaved(at=self.now(), attempt=self.run.attempt, step=number))
+        return self.tell(
+            CheckpointSaved(at=self.now(), attempt=self.run.attempt.number, step=number)
+        )
 
     def drill(self, number: int) -> tuple[Action, ...]:
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         event = DrillHappened(at=self.now(), attempt=attempt, drill=number, rank=1, step=5)
         return self.tell(event)
 
     def exits(self, rank: int, **more: Any) -> tuple[Action, ...]:
-        return self.tell(exited(rank, self.run.attempt, at=self.now(), **more))
+        return self.tell(exited(rank, self.run.attempt.number, at=self.now(), **more))
 
     def raises(self, rank: int, message: str, **more: Any) -> tuple[Action, ...]:
-        return self.tell(raised(rank, message, self.run.attempt, at=self.now(), **more))
+        return self.tell(raised(rank, message, self.run.attempt.number, at=self.now(), **more))
 
     def stops(self, *names: str, finished: bool = False, why: str = "") -> tuple[Action, ...]:
         """No process is left on `names`; on every host of the attempt, where none is named."""
         actions: tuple[Action, ...] = ()
-        for name in names or self.run.placement:
-            attempt = self.run.attempt
+        for name in names or self.run.attempt.placement:
+            attempt = self.run.attempt.number
             event = HostStopped(
                 at=self.now(), attempt=attempt, host=name, finished=finished, why=why
             )
@@ -253,7 +255,7 @@ class Job:
     def hangs(self, behind: tuple[int, ...] = ()) -> tuple[Action, ...]:
         event = HangDetected(
             at=self.now(),
-            attempt=self.run.attempt,
+            attempt=self.run.attempt.number,
             phase="train",
             step=10,
             stalled_s=0.5,
@@ -263,7 +265,7 @@ class Job:
         return self.tell(event)
 
     def moves_again(self, rank: int = 2) -> tuple[Action, ...]:
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         return self.tell(
             HangOver(at=self.now(), attempt=attempt, rank=rank, step=11, phase="train")
         )
@@ -279,10 +281,12 @@ class Job:
             "hosts": host,
             "confidence": 0.0 if rank is None else 0.95,
         }
-        return self.tell(HangJudged(at=self.now(), attempt=self.run.attempt, **values | more))
+        return self.tell(
+            HangJudged(at=self.now(), attempt=self.run.attempt.number, **values | more)
+        )
 
     def shows(self, name: str, *ranks: RankEvidence) -> tuple[Action, ...]:
-        attempt = self.run.attempt
+        attempt = self.run.attempt.number
         return self.tell(EvidenceGathered(at=self.now(), attempt=attempt, host=name, ranks=ranks))
 
     def cancelled(self, by: str = "ann") -> tuple[Action, ...]:

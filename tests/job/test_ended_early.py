@@ -20,7 +20,7 @@ def test_a_rank_that_returns_0_early_is_the_cause_and_ends_the_job() -> None:
     assert isinstance(stop, StopAttempt)
     job.raises(0, GLOO_CLOSED)
     (end,) = job.stops()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     steps = job.run.job.steps if job.run.job else 0
     cause = f"rank 2 ended with exit code 0 after step 3 of {steps}"
     assert (incident.failure, incident.cause) == ("ended-early", cause)
@@ -37,7 +37,7 @@ def test_where_all_return_0_early_no_rank_is_blamed() -> None:
     for rank in range(4):
         returns(job, rank, step=5)
     (end,) = job.stops()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.culprit, incident.failure) == (NOBODY, "ended-early")
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
@@ -49,4 +49,4 @@ def test_what_breaks_first_is_blamed_and_not_who_returned_after_it() -> None:
     job.exits(1)
     returns(job, 2, step=3, stopped=True)
     job.stops()
-    assert job.run.incidents[0].culprit.rank == 1
+    assert job.run.history.incidents[0].culprit.rank == 1

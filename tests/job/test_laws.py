@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.messages.actions import EndJob
 from orchestrator.contract.messages.events import CheckpointSaved, StepReached
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running, Starting
 from orchestrator.job.step import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import exited
@@ -69,8 +69,10 @@ def test_an_ended_job_may_be_resumed_and_ends_again(
         cluster.play(turns)
         last = cluster.run
         cluster.submits(resume=True)
-        assert cluster.run.attempt == last.attempt
-        assert cluster.run.incidents[: len(last.incidents)] == last.incidents
+        assert cluster.run.attempt.number == last.attempt.number
+        assert (
+            cluster.run.history.incidents[: len(last.history.incidents)] == last.history.incidents
+        )
 
 
 def broken(budget: int, failures: int, *, saves: bool = False) -> Cluster:
@@ -80,12 +82,12 @@ def broken(budget: int, failures: int, *, saves: bool = False) -> Cluster:
     for _ in range(60 * (failures + 1)):
         if cluster.over:
             return cluster
-        attempt = cluster.run.attempt
-        if cluster.run.stage is Stage.STARTING:
+        attempt = cluster.run.attempt.number
+        if isinstance(cluster.run.stage, Starting):
             cluster.tell(
                 StepReached(at=0.0, attempt=attempt, step=attempt, loss=1.0, tokens_per_second=None)
             )
-        elif cluster.run.stage is Stage.RUNNING and attempt <= failures:
+        elif isinstance(cluster.run.stage, Running) and attempt <= failures:
             if saves:
                 cluster.tell(CheckpointSaved(at=0.0, attempt=attempt, step=attempt))
             cluster.tell(exited(attempt % 4, attempt))
@@ -101,12 +103,12 @@ def test_a_job_succeeds_if_and_only_if_its_failures_are_within_the_budget(
 ) -> None:
     run = broken(budget, failures).run
     assert run.state == ("SUCCEEDED" if failures <= budget else "FAILED")
-    assert run.restarts == min(failures, budget)
-    assert len(run.incidents) == min(failures, budget + 1)
+    assert run.history.restarts == min(failures, budget)
+    assert len(run.history.incidents) == min(failures, budget + 1)
 
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(1, 4), st.integers(0, 12))
 def test_a_job_that_advances_is_not_punished_for_its_age(budget: int, failures: int) -> None:
     run = broken(budget, failures, saves=True).run
-    assert (run.state, run.restarts) == ("SUCCEEDED", failures)
+    assert (run.state, run.history.restarts) == ("SUCCEEDED", failures)

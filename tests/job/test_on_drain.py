@@ -9,7 +9,7 @@ from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running
 from orchestrator.seams import HostNotice
 from tests.job.supervise_stage import Job, submitted
 
@@ -37,11 +37,11 @@ def test_by_default_a_drained_host_is_kept_to_the_end() -> None:
     assert SlurmSpec().on_drain == "finish"
     job = a_job("finish").running()
     assert flag(job) == ()
-    assert (job.run.stage, job.run.exclude) == (Stage.RUNNING, {})
-    assert job.run.draining == {"host-1": "host-1 is ALLOCATED+DRAIN: a fan"}
+    assert (type(job.run.stage), job.run.hosts.exclude) == (Running, {})
+    assert job.run.hosts.draining == {"host-1": "host-1 is ALLOCATED+DRAIN: a fan"}
     assert news(job.run, asked_about(job.run), heard((DRAINED,)), (DRAINED,), 9.0) == ()
     job.saves(5)
-    assert job.run.stage is Stage.RUNNING
+    assert isinstance(job.run.stage, Running)
     (start,) = job.fails_once()
     assert isinstance(start, StartAttempt)
     assert start.hosts == job.hosts, "an incident changes nothing: the allocation has it still"
@@ -50,7 +50,7 @@ def test_by_default_a_drained_host_is_kept_to_the_end() -> None:
 def test_a_drained_spare_is_not_used_any_more_and_one_that_is_needed_is() -> None:
     job = a_job("finish", spares=1).running()
     flag(job, replace(DRAINED, host="host-2"))
-    assert list(job.run.exclude) == ["host-2"]
+    assert list(job.run.hosts.exclude) == ["host-2"]
     job = a_job("finish")
     job.leads()
     job.registers("host-0")
@@ -65,12 +65,12 @@ def test_when_maintenance_begins_no_more_is_waited_for(policy: Policy) -> None:
     assert flag(job) == ()
     (stop,) = flag(job, AT_IT)
     assert isinstance(stop, StopAttempt)
-    assert job.run.draining == {}
+    assert job.run.hosts.draining == {}
     job.saves(7)
     (requeue,) = job.stops()
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-1",)
-    assert (job.run.incidents, job.run.restarts) == ((), 0)
+    assert (job.run.history.incidents, job.run.history.restarts) == ((), 0)
 
 
 @pytest.mark.parametrize("spares", [0, 1])
@@ -86,7 +86,7 @@ def test_a_checkpoint_at_once_where_that_was_asked_for(spares: int) -> None:
 def test_at_the_next_checkpoint_where_that_was_asked_for() -> None:
     job = a_job("at_next_checkpoint").running()
     assert flag(job) == ()
-    assert job.run.stage is Stage.RUNNING
+    assert isinstance(job.run.stage, Running)
     assert flag(job) == (), "it is known"
     (stop,) = job.saves(10)
     assert isinstance(stop, StopAttempt)
@@ -103,7 +103,7 @@ def test_one_that_is_resumed_meanwhile_stays() -> None:
         (opened,) = news(job.run, asked_about(job.run), (), (), job.now())
         assert isinstance(opened, HostOpened)
         assert job.tell(opened) == ()
-        assert (job.run.draining, job.run.exclude, job.run.shut) == ({}, {}, ())
+        assert (job.run.hosts.draining, job.run.hosts.exclude, job.run.hosts.shut) == ({}, {}, ())
         assert job.saves(10) == ()
 
 

@@ -24,7 +24,7 @@ from orchestrator.contract.spec.policy import PolicyRule, Same
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job import policy
 from orchestrator.job.incident import Incident
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Holding, Queued, Waiting
 from orchestrator.job.step import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import Job, drills, plan
@@ -39,7 +39,7 @@ def fails(job: Job, rank: int, message: str, **more: object) -> tuple[Action, ..
 
 
 def last(job: Job) -> Incident:
-    return job.run.incidents[-1]
+    return job.run.history.incidents[-1]
 
 
 def decided(job: Job) -> tuple[str, str | None, str]:
@@ -109,7 +109,7 @@ def test_a_host_that_is_pinned_stays_whatever_breaks_on_it() -> None:
     job.running()
     (start,) = fails(job, 3, LOST_GPU)
     assert isinstance(start, StartAttempt)
-    assert (start.hosts, job.run.exclude) == (("host-0", "host-1"), {})
+    assert (start.hosts, job.run.hosts.exclude) == (("host-0", "host-1"), {})
     assert last(job).remedy == "restart"
     assert last(job).action.endswith("; host-1 stays, as it is pinned: always used")
 
@@ -117,12 +117,12 @@ def test_a_host_that_is_pinned_stays_whatever_breaks_on_it() -> None:
 def test_a_host_that_was_replaced_is_not_used_by_the_next_leader_either() -> None:
     job = Job(spares=1).granted().running()
     fails(job, 3, LOST_GPU)
-    assert list(job.run.exclude) == ["host-1"]
+    assert list(job.run.hosts.exclude) == ["host-1"]
     job.leads()
-    assert list(job.run.exclude) == ["host-1"]
+    assert list(job.run.hosts.exclude) == ["host-1"]
     job.always = ("host-1",)
     job.leads()
-    assert job.run.exclude == {}, "a person has overruled that"
+    assert job.run.hosts.exclude == {}, "a person has overruled that"
 
 
 def test_with_no_spare_the_job_goes_on_with_fewer_if_that_is_allowed() -> None:
@@ -138,7 +138,7 @@ def test_with_no_spare_and_no_shrinking_the_job_is_queued_again_without_the_host
     (requeue,) = fails(job, 3, LOST_GPU)
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-1",)
-    assert job.run.fruitless == 1
+    assert job.run.history.fruitless == 1
 
 
 def test_where_hosts_have_successors_another_one_comes_in_its_place() -> None:
@@ -165,7 +165,7 @@ def test_a_host_that_is_suspected_is_better_than_none() -> None:
     job.trains()
     job.loses("host-2")
     job.stops("host-0")
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     (start,) = job.waits(40.0)
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-1")
@@ -177,7 +177,7 @@ def test_what_strikes_one_host_twice_a_day_is_the_host() -> None:
         fails(job, 3, message)
         job.trains()
     assert decided(job) == ("illegal-memory-access", "replace", "twice-on-one-host")
-    assert job.run.placement == ("host-0", "host-2")
+    assert job.run.attempt.placement == ("host-0", "host-2")
 
 
 @pytest.mark.parametrize("second", [{"rank": 0}, {"later": 86_401.0}], ids=["elsewhere", "later"])
@@ -188,7 +188,7 @@ def test_twice_on_two_hosts_or_two_days_is_not(second: dict[str, float]) -> None
     job.at += second.get("later", 0.0)
     fails(job, int(second.get("rank", 3)), "device-side assert triggered")
     assert decided(job)[2] == "as-the-class-says"
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def strikes_twice(job: Job) -> Sequence[Action]:
@@ -211,7 +211,7 @@ def test_a_second_strike_of_whatever_class_moves_the_job_and_the_incident_says_s
         "; host-1 is left out: the job is queued again for another host"
     )
     job.granted(restarts=1).leads()
-    assert list(job.run.exclude) == ["host-1"]
+    assert list(job.run.hosts.exclude) == ["host-1"]
 
 
 def test_a_rule_of_the_user_goes_before_a_second_strike_also_with_the_next_leader() -> None:
@@ -222,7 +222,7 @@ def test_a_rule_of_the_user_goes_before_a_second_strike_also_with_the_next_leade
     assert start.hosts == ("host-0", "host-1")
     assert decided(job) == ("hang", "restart", "ours")
     job.leads()
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def test_a_kill_that_nothing_explains_is_not_half_of_what_a_host_may_do() -> None:
@@ -239,7 +239,7 @@ def test_a_kill_that_nothing_explains_is_not_half_of_what_a_host_may_do() -> Non
     job.exits(3, signal=9)
     job.stops()
     assert decided(job) == ("sigkill-from-outside", "restart", "as-the-class-says")
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def test_many_kills_that_nothing_explains_are_the_hosts_all_the_same() -> None:
@@ -251,7 +251,7 @@ def test_many_kills_that_nothing_explains_are_the_hosts_all_the_same() -> None:
         rules.append(last(job).rule)
         job.trains()
     assert rules == ["as-the-class-says"] * 3 + ["repeated-kills-on-host"]
-    assert job.run.placement == ("host-0", "host-2")
+    assert job.run.attempt.placement == ("host-0", "host-2")
 
 
 @pytest.mark.parametrize("no_strike", ["rehearsed", "of-the-user"])
@@ -279,7 +279,7 @@ def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew
     strikes_twice(job)
     job.cleared = {"host-1": job.now()}
     job.granted(restarts=1).running()
-    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    assert (job.run.hosts.exclude, job.run.attempt.placement) == ({}, ("host-0", "host-1"))
     job.hangs()
     job.judged(3)
     job.stops()
@@ -291,7 +291,7 @@ def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-1",)
     job.granted(restarts=2).leads()
-    assert list(job.run.exclude) == ["host-1"], "it was cleared before that"
+    assert list(job.run.hosts.exclude) == ["host-1"], "it was cleared before that"
 
 
 def test_one_that_is_not_given_back_yet_may_be_from_the_next_run_on() -> None:
@@ -318,7 +318,7 @@ def test_a_requeue_gives_the_hosts_back_and_keeps_them_all() -> None:
     job = Job(policy=(rule,)).granted().running()
     (requeue,) = fails(job, 2, "shapes differ")
     assert isinstance(requeue, Requeue)
-    assert (requeue.exclude, job.run.stage) == ((), Stage.QUEUED)
+    assert (requeue.exclude, type(job.run.stage)) == ((), Queued)
     assert "(rule ours)" in requeue.reason
 
 
@@ -434,7 +434,7 @@ def test_the_class_of_ranks_that_lost_each_other_is_what_they_said() -> None:
 
 
 def broken_fabric(job: Job) -> tuple[Action, ...]:
-    return fails(job, 2, IB, at_step=job.run.attempt)
+    return fails(job, 2, IB, at_step=job.run.attempt.number)
 
 
 def test_what_may_heal_waits_longer_each_time_and_says_so() -> None:
@@ -444,11 +444,12 @@ def test_what_may_heal_waits_longer_each_time_and_says_so() -> None:
     for host in (0, 1, 0):
         job.raises(host * 2, "Temporary failure in name resolution", at_step=host)
         assert job.stops() == ()
-        assert job.run.stage is Stage.HOLDING
-        assert job.run.deadline is not None
-        wait_s = job.run.deadline - job.run.since
-        assert job.run.reason.startswith(
-            f"waits {wait_s:.0f} s before attempt {job.run.attempt + 1}, rule heals-by-itself: "
+        assert isinstance(job.run.stage, Holding)
+        assert job.run.stage.deadline is not None
+        wait_s = job.run.stage.deadline - job.run.stage.since
+        assert job.run.stage.reason.startswith(
+            f"waits {wait_s:.0f} s before attempt {job.run.attempt.number + 1},"
+            " rule heals-by-itself: "
         )
         assert job.run.state == "RECOVERING"
         waits.append(wait_s)
@@ -472,7 +473,7 @@ def held() -> Job:
     broken_fabric(job)
     job.raises(0, "Temporary failure in name resolution")
     job.stops()
-    assert job.run.stage is Stage.HOLDING
+    assert isinstance(job.run.stage, Holding)
     return job
 
 
@@ -484,11 +485,13 @@ def test_a_job_that_waits_can_be_cancelled() -> None:
 
 def test_a_new_leader_goes_on_waiting() -> None:
     job = held()
-    until = job.run.deadline
+    assert isinstance(job.run.stage, Holding)
+    until = job.run.stage.deadline
     job.leads()
     for name in job.everywhere:
         assert job.registers(name) == ()
-    assert (job.run.stage, job.run.deadline) == (Stage.HOLDING, until)
+    assert isinstance(job.run.stage, Holding)
+    assert job.run.stage.deadline == until
     (start,) = job.waits(20.0)
     assert isinstance(start, StartAttempt)
 
@@ -497,7 +500,7 @@ def test_an_agent_that_is_lost_meanwhile_is_replaced_and_a_spare_starts() -> Non
     job = held()
     (order,) = job.loses("host-1")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.stage is Stage.HOLDING
+    assert isinstance(job.run.stage, Holding)
     (start,) = job.waits(20.0)
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-2")
@@ -508,7 +511,7 @@ def test_a_scheduler_may_take_a_job_that_waits() -> None:
     broken_fabric(job)
     job.raises(0, "Temporary failure in name resolution")
     job.stops()
-    assert job.run.stage is Stage.HOLDING
+    assert isinstance(job.run.stage, Holding)
     asked = LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM")
     (requeue,) = job.tell(asked)
     assert isinstance(requeue, Requeue)
@@ -583,7 +586,7 @@ def test_a_rank_that_was_told_to_leave_before_the_scheduler_was_heard_spends_not
     job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
     (requeue,) = job.stops()
     assert isinstance(requeue, Requeue)
-    assert (job.run.fruitless, job.run.ending) == (0, None)
+    assert (job.run.history.fruitless, job.run.ending) == (0, None)
 
 
 def test_a_rank_that_nobody_says_was_told_to_leave_counts_until_the_next_checkpoint() -> None:
@@ -594,7 +597,7 @@ def test_a_rank_that_nobody_says_was_told_to_leave_counts_until_the_next_checkpo
         job.exits(2, exit_code=210)
         job.stops()
         assert decided(job) == ("scheduler-sigterm", "restart", "asked-to-leave")
-        assert job.run.fruitless == 1
+        assert job.run.history.fruitless == 1
         job.trains(number)
     job.exits(2, exit_code=210)
     (end,) = job.stops()
@@ -652,8 +655,8 @@ def test_whatever_the_rules_say_no_budget_is_exceeded_and_every_law_holds(
     cluster = Cluster(random, 2, 1, scheduled=scheduled, successor_s=successor, **more)
     cluster.play(40)
     run = cluster.run
-    assert run.fruitless <= budget
-    assert all(i.rule for i in run.incidents if i.remedy), "a decision without its rule"
+    assert run.history.fruitless <= budget
+    assert all(i.rule for i in run.history.incidents if i.remedy), "a decision without its rule"
     events: list[Event] = [entry.event for entry in cluster.witness.entries]
     assert fold(events) == run
 
@@ -666,9 +669,9 @@ def test_preemption_never_counts(causes: list[str]) -> None:
         job.exits(1, exit_code=210)
         job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGTERM"))  # type: ignore[arg-type]
         job.stops()
-        assert job.run.stage is Stage.QUEUED
+        assert isinstance(job.run.stage, Queued)
         job.granted(restarts=number).running()
-    assert (job.run.fruitless, job.run.ending) == (0, None)
+    assert (job.run.history.fruitless, job.run.ending) == (0, None)
 
 
 # What single keys of the spec say
@@ -726,7 +729,7 @@ def test_hosts_that_cannot_reach_a_peer_are_never_replaced() -> None:
         assert (last(job).failure, last(job).culprit.host) == ("peer-unreachable", None)
         job.waits(400)
         job.trains()
-    assert not job.run.replaced
+    assert not job.run.hosts.replaced
 
 
 def test_an_incident_names_the_host_that_could_not_be_reached() -> None:

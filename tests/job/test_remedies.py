@@ -32,7 +32,7 @@ def believed(peak: float, hosts: int = 2) -> Plan:
 
 def short(job: Job, capacity: str = "79.10") -> tuple[Action, ...]:
     """Rank 1 runs out of memory, and all stop."""
-    step = job.run.step + 1
+    step = job.run.attempt.step + 1
     job.raises(1, OOM.format(capacity), kind="OutOfMemoryError", at_step=step)
     return job.stops()
 
@@ -45,21 +45,21 @@ def asked(actions: tuple[Action, ...]) -> Replan:
 
 
 def answered(job: Job, peak: float, number: int) -> tuple[Action, ...]:
-    assert job.run.shortage is not None
+    assert job.run.plans.shortage is not None
     return job.tell(
         Replanned(
             at=job.now(),
             plan=believed(peak, len(job.run.plan.hosts)),
             plan_number=number,
-            device_bytes=job.run.shortage.device_bytes,
+            device_bytes=job.run.plans.shortage.device_bytes,
             why="micro batch 1",
         )
     )
 
 
 def refused(job: Job, *ways: str, why: str = "nothing fits") -> tuple[Action, ...]:
-    assert job.run.shortage is not None
-    size = job.run.shortage.device_bytes
+    assert job.run.plans.shortage is not None
+    size = job.run.plans.shortage.device_bytes
     edits = tuple(way.partition("  (")[0] for way in ways)
     return job.tell(
         ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=ways, edits=edits)
@@ -84,7 +84,7 @@ def test_a_job_that_stops_says_the_cheapest_ways_out() -> None:
     assert end.state == "FAILED"
     assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
     assert end.reason.endswith(f"; 2 ways out are known, the cheapest {ways[0]}")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert incident.failure == "cuda-out-of-memory"
     assert incident.advice == f"resume with one of: {ways[0]}; {ways[1]}"
     assert incident.edits == ("--set train.micro_batch_size=1", "--set cluster.hosts=4")
@@ -99,7 +99,7 @@ def test_with_replan_it_goes_on_with_a_plan_that_takes_less() -> None:
     assert isinstance(start, StartAttempt)
     assert (job.run.current.number, job.run.full.number) == (2, 2)
     job.trains()
-    assert job.run.incidents[0].recovered_after_s is not None
+    assert job.run.history.incidents[0].recovered_after_s is not None
 
 
 def test_no_plan_comes_twice_and_their_number_is_bounded() -> None:
@@ -147,7 +147,7 @@ def test_a_rule_that_asks_for_a_plan_where_none_can_help_ends_the_job_with_the_a
     job.raises(1, "[Errno 12] Cannot allocate memory", kind="OSError")
     (end,) = job.stops()
     assert isinstance(end, EndJob)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     words = "the job was stopped: no plan for the devices helps host-out-of-memory"
     assert incident.action == f"{words}; {incident.advice}"
     assert end.reason == f"{incident.action} (rule mine)"
@@ -183,7 +183,7 @@ def test_the_ways_out_are_those_of_the_memory_whatever_is_found_of_hosts_meanwhi
     way = "--set train.micro_batch_size=1"
     (end,) = refused(job, way)
     assert isinstance(end, EndJob)
-    memory, unfit = job.run.incidents
+    memory, unfit = job.run.history.incidents
     assert (memory.edits, unfit.kind, unfit.edits) == ((way,), "preflight", ())
     assert end.reason.startswith("the job was stopped: cuda-out-of-memory; ")
 
@@ -251,13 +251,13 @@ def test_it_goes_back_to_before_the_first_bad_step(
     (start,) = astray(job, since, failed)
     assert isinstance(start, StartAttempt)
     assert start.skip == (Window(first=left_out[0], last=left_out[1]),)
-    assert (job.run.saved, job.run.skipped) == (to, start.skip)
-    (incident,) = job.run.incidents
+    assert (job.run.progress.saved, job.run.progress.skipped) == (to, start.skip)
+    (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit) == ("nan-loss", NOBODY)
     assert f"and on without batches {left_out[0]} to {left_out[1]} of the data" in incident.action
     job.trains(to)
     job.saves(to + 10)
-    assert (job.run.saved, job.run.fruitless) == (to + 10, 0)
+    assert (job.run.progress.saved, job.run.history.fruitless) == (to + 10, 0)
 
 
 def test_without_a_checkpoint_from_before_it_went_astray_no_data_is_thrown_away() -> None:
@@ -266,14 +266,14 @@ def test_without_a_checkpoint_from_before_it_went_astray_no_data_is_thrown_away(
     (end,) = astray(job, since=5, failed=22)
     assert isinstance(end, EndJob)
     assert "no rollback, no checkpoint from before step 5 is known" in end.reason
-    assert (job.run.skipped, job.run.saved) == ((), 20)
+    assert (job.run.progress.skipped, job.run.progress.saved) == ((), 20)
 
 
 def test_a_checkpoint_of_the_first_bad_step_is_spoilt() -> None:
     job = trained(10, 20, on_nan="rollback")
     (start,) = astray(job, since=20, failed=22)
     assert isinstance(start, StartAttempt)
-    assert (job.run.saved, start.skip) == (10, (Window(first=11, last=22),))
+    assert (job.run.progress.saved, start.skip) == (10, (Window(first=11, last=22),))
 
 
 def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
@@ -290,7 +290,7 @@ def test_what_failed_before_its_first_step_is_not_rolled_back() -> None:
 def test_a_spike_is_treated_alike_and_a_second_window_counts_the_first() -> None:
     job = trained(40, on_nan="rollback")
     astray(job, 50, 52, "LossSpike")
-    assert job.run.incidents[0].failure == "loss-spike"
+    assert job.run.history.incidents[0].failure == "loss-spike"
     job.trains(40)
     job.saves(60)  # which has read batches 1-40 and 53-72
     (start,) = astray(job, 65, 67)
@@ -328,9 +328,9 @@ def test_without_it_the_job_stops_at_once_and_says_what_helps() -> None:
         job = trained(40)
         (end,) = astray(job, 50, 52, kind)
         assert isinstance(end, EndJob)
-        assert (end.state, job.run.incidents[0].failure) == ("FAILED", name)
+        assert (end.state, job.run.history.incidents[0].failure) == ("FAILED", name)
         assert "go back" in end.reason
-        assert job.run.incidents[0].edits == ("--set resilience.on_nan=rollback",)
+        assert job.run.history.incidents[0].edits == ("--set resilience.on_nan=rollback",)
 
 
 def test_what_is_advised_after_a_stop_lets_the_job_go_on() -> None:
@@ -349,11 +349,11 @@ def test_no_key_is_advised_that_a_rule_of_the_spec_would_overrule() -> None:
     mine = PolicyRule(name="mine", classes=("nan-loss",), action="stop")
     job = trained(40, policy=(mine,))
     astray(job, 50, 52)
-    assert job.run.incidents[0].edits == ()
+    assert job.run.history.incidents[0].edits == ()
 
 
 def test_a_person_and_a_new_leader_find_the_windows_again() -> None:
     job = trained(40, on_nan="rollback")
     astray(job, 50, 52)
     job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
-    assert job.run.skipped == (Window(first=41, last=52),)
+    assert job.run.progress.skipped == (Window(first=41, last=52),)

@@ -21,8 +21,8 @@ from orchestrator.contract.messages.events import (
     StepReached,
     Tick,
 )
-from orchestrator.job.incident_records import left_out
-from orchestrator.job.stage import Stage
+from orchestrator.job.failures.incident_records import left_out
+from orchestrator.job.stage import Starting, Stopping, Submitted, Waiting
 from orchestrator.job.state import Run, pace_of
 from orchestrator.job.step import fold, step
 from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
@@ -41,9 +41,9 @@ def test_nothing_happens_before_a_job_is_submitted() -> None:
 
 def test_a_job_goes_from_submission_to_success() -> None:
     job = Job()
-    assert (job.run.stage, job.run.state) == (Stage.SUBMITTED, "SUBMITTED")
+    assert (type(job.run.stage), job.run.state) == (Submitted, "SUBMITTED")
     job.leads()
-    assert (job.run.stage, job.run.state) == (Stage.WAITING, "PENDING")
+    assert (type(job.run.stage), job.run.state) == (Waiting, "PENDING")
     assert job.registers("host-1") == ()
     assert job.registers("host-0") == (
         StartAttempt(
@@ -56,21 +56,25 @@ def test_a_job_goes_from_submission_to_success() -> None:
     )
     assert job.run.state == "STARTING"
     assert job.trains() == ()
-    assert (job.run.state, job.run.step) == ("RUNNING", 1)
+    assert (job.run.state, job.run.attempt.step) == ("RUNNING", 1)
     assert job.stops("host-0", finished=True) == ()
     assert job.stops("host-1", finished=True) == (
         EndJob(state="SUCCEEDED", reason="all ranks finished in attempt 1"),
     )
-    assert (job.run.state, job.run.incidents, job.run.restarts) == ("SUCCEEDED", (), 0)
+    assert (job.run.state, job.run.history.incidents, job.run.history.restarts) == (
+        "SUCCEEDED",
+        (),
+        0,
+    )
 
 
 def test_agents_that_come_before_the_leader_or_after_the_end_are_not_counted() -> None:
     job = Job()
     assert job.registers("host-0") == ()
-    assert job.run.hosts == {}
+    assert job.run.hosts.by_name == {}
     job.cancelled()
     assert job.registers("host-0") == ()
-    assert job.run.hosts == {}
+    assert job.run.hosts.by_name == {}
 
 
 def test_a_host_with_too_few_devices_is_not_used() -> None:
@@ -159,7 +163,7 @@ def test_a_failed_save_decides_nothing_and_brings_no_new_restarts() -> None:
 def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
     job = Job().running()
     assert pace_of(job.run) == SavePace()
-    begun = job.run.stepped_at
+    begun = job.run.progress.stepped_at
     for done, after_s in ((5, 40.0), (9, 100.0)):
         at = begun + after_s
         word = StepReached(at=at, attempt=1, step=done, loss=1.0, tokens_per_second=1.0)
@@ -174,7 +178,7 @@ def test_the_next_attempt_is_told_how_often_the_job_broke_and_saved() -> None:
     exposure = Exposure(failures=1, observed_s=100.0)
     assert pace_of(job.run) == SavePace(exposure=exposure, every_steps=7)
     unfit = left_out(job.run, job.now(), "host-9", "no GPU")
-    assert len(unfit.incidents) == 2
+    assert len(unfit.history.incidents) == 2
     assert pace_of(unfit) == pace_of(job.run), "it never trained"
 
 
@@ -183,7 +187,7 @@ def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint
     job.saves(20)
     (stop,) = job.exits(1)
     assert stop == StopAttempt(attempt=1, grace_s=3.0, reason="rank 1 on host-0 ended")
-    assert (job.run.stage, job.run.state) == (Stage.STOPPING, "RECOVERING")
+    assert (type(job.run.stage), job.run.state) == (Stopping, "RECOVERING")
     assert job.stops("host-0") == ()
     assert job.stops("host-1") == (
         StartAttempt(
@@ -194,8 +198,8 @@ def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint
             reason="attempt 2 on 2 hosts from checkpoint step-20",
         ),
     )
-    assert (job.run.stage, job.run.state) == (Stage.STARTING, "RECOVERING")
-    (incident,) = job.run.incidents
+    assert (type(job.run.stage), job.run.state) == (Starting, "RECOVERING")
+    (incident,) = job.run.history.incidents
     assert (incident.id, incident.attempt, incident.kind) == (1, 1, "rank-killed")
     assert (incident.culprit.host, incident.culprit.rank) == ("host-0", 1)
     assert incident.action == "restart as attempt 2 from checkpoint step-20"
@@ -208,24 +212,24 @@ def test_the_first_new_step_closes_the_incident() -> None:
     broke = job.at
     job.stops()
     job.trains(first=0)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert incident.recovered_after_s == job.at - broke
     assert job.run.state == "RUNNING"
     recovered = incident.recovered_after_s
     job.steps(2)
-    assert job.run.incidents[0].recovered_after_s == recovered
+    assert job.run.history.incidents[0].recovered_after_s == recovered
 
 
 def test_what_an_incident_cost_is_not_told_anew_by_the_next_recovery() -> None:
     job = Job().running()
     job.fails_once()
     job.trains()
-    cost = job.run.incidents[0].recovered_after_s
+    cost = job.run.history.incidents[0].recovered_after_s
     job.saves(10)
     job.waits(100)
     job.fails_once()
     job.trains(10)
-    first, second = job.run.incidents
+    first, second = job.run.history.incidents
     assert first.recovered_after_s == cost
     assert second.recovered_after_s is not None
 
@@ -235,7 +239,7 @@ def test_one_recovery_closes_all_that_broke_on_the_way() -> None:
     job.fails_once()
     job.fails_once()
     job.trains()
-    first, second = job.run.incidents
+    first, second = job.run.history.incidents
     assert first.recovered_after_s is not None
     assert second.recovered_after_s is not None
     assert first.recovered_after_s > second.recovered_after_s
@@ -246,7 +250,7 @@ def test_a_recovery_never_takes_less_than_no_time() -> None:
     job = Job().running()
     job.at -= 3600
     job.starts().trains()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.recovered_after_s, incident.detected_after_s) == (0.0, 0.0)
 
 
@@ -256,12 +260,12 @@ def test_an_exit_said_late_does_not_cut_the_time_to_stop() -> None:
     job.at += 300
     late = exited(1, at=job.at - 290, detected_after_s=290.0)
     job.tell(late)
-    assert job.run.since == job.run.last_at == job.at
+    assert job.run.stage.since == job.run.history.last_at == job.at
     assert job.waits(17) == ()
-    (incident,) = job.run.incidents or [None]
+    (incident,) = job.run.history.incidents or [None]
     assert incident is None
     job.stops()
-    assert job.run.incidents[0].at == late.at
+    assert job.run.history.incidents[0].at == late.at
 
 
 @pytest.mark.parametrize("stage", ["starting", "running"])
@@ -282,10 +286,10 @@ def test_an_exit_is_counted_once() -> None:
 def test_the_step_of_an_incident_is_the_last_that_any_rank_reported() -> None:
     job = Job().running()
     job.fails_once(step=24)
-    assert job.run.incidents[0].step == 24
+    assert job.run.history.incidents[0].step == 24
     job.trains(first=20)
     job.fails_once(step=0)
-    assert job.run.incidents[1].step == 21
+    assert job.run.history.incidents[1].step == 21
 
 
 def test_late_news_of_former_attempts_changes_nothing() -> None:
@@ -306,7 +310,7 @@ def test_news_of_an_attempt_that_has_stopped_changes_no_decision() -> None:
     job = Job().running()
     job.loses("host-1")
     job.stops("host-0")
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     late: list[Callable[[], object]] = [
         lambda: job.exits(0),
         job.hangs,
@@ -328,4 +332,4 @@ def test_the_state_is_the_fold_of_all_events() -> None:
         RankExited(**{f: getattr(raised(0, "x"), f) for f in RankExited.__slots__}),
         AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1, incarnation="1"),
     ]
-    assert fold(ignored).stage is Stage.SUBMITTED
+    assert isinstance(fold(ignored).stage, Submitted)

@@ -20,7 +20,7 @@ def test_restarts_without_a_checkpoint_spend_the_budget() -> None:
         reason="no new checkpoint in 2 of max_restarts 2 restarts; last cause: rank 1 was killed"
         " by SIGKILL (rule max-restarts)",
     )
-    assert (job.run.restarts, len(job.run.incidents)) == (2, 3)
+    assert (job.run.history.restarts, len(job.run.history.incidents)) == (2, 3)
 
 
 def test_a_new_checkpoint_gives_the_budget_back() -> None:
@@ -40,10 +40,10 @@ def test_a_resume_beyond_the_known_checkpoint_is_progress_too() -> None:
     job.fails_once()
     job.fails_once()
     job.trains(first=47)
-    assert (job.run.saved, job.run.fruitless) == (47, 1)
+    assert (job.run.progress.saved, job.run.history.fruitless) == (47, 1)
     job.fails_once()
     job.trains(first=40)
-    assert (job.run.saved, job.run.fruitless) == (47, 2)
+    assert (job.run.progress.saved, job.run.history.fruitless) == (47, 2)
 
 
 def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback() -> None:
@@ -58,7 +58,7 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
         reason="the job was stopped: the same error twice, so it is the program's own"
         " (rule same-error-twice)",
     )
-    assert "RuntimeError: shapes differ" in job.run.incidents[-1].evidence.traceback
+    assert "RuntimeError: shapes differ" in job.run.history.incidents[-1].evidence.traceback
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_refused_configuration_ends_the_job_at_once() -> None:
     assert isinstance(end, EndJob)
     cause = "the trainer refused its configuration: tp=3 does not divide"
     assert end.reason == f"{cause} (rule refused); fix: set tp to 2"
-    incident = job.run.incidents[-1]
+    incident = job.run.history.incidents[-1]
     assert (incident.cause, incident.action, incident.advice) == (cause, cause, "set tp to 2")
     assert incident.culprit == NOBODY, "every rank would have said so"
     evidence = incident.evidence

@@ -10,7 +10,7 @@ from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttem
 from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
 from orchestrator.job.incident import NOBODY
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Starting, Waiting
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from tests.job.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
@@ -58,7 +58,7 @@ def test_cancelling_a_live_attempt_gives_its_ranks_time_to_save(played: Played) 
     job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_cancelling_while_stopping_keeps_the_next_attempt_from_coming() -> None:
@@ -81,10 +81,14 @@ def test_what_broke_before_a_job_was_cancelled_is_an_incident_with_its_strike(by
         job.cancelled()
     (end,) = job.leads() if "leader" in by else job.stops()
     assert end == EndJob(state="CANCELLED", reason=words)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.failure, str(incident.culprit)) == ("uncorrectable-ecc", "rank 2 on host-1")
     assert (incident.action, incident.remedy, incident.rule) == (words, None, "")
-    assert (incident.attempt, job.run.restarts, job.run.findings) == (1, 0, None)
+    assert (incident.attempt, job.run.history.restarts, job.run.interruption.findings) == (
+        1,
+        0,
+        None,
+    )
     assert strike_weight(incident) == 1.0
 
 
@@ -95,7 +99,7 @@ def test_a_job_that_is_cancelled_because_it_hangs_says_who_hung() -> None:
     job.judged(2)
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
 
 
@@ -104,7 +108,7 @@ def test_the_verdict_on_a_hang_is_not_waited_for_where_the_job_is_cancelled() ->
     job.cancelled()
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit) == ("hang", NOBODY)
 
 
@@ -114,7 +118,7 @@ def test_ranks_that_were_taken_for_stuck_and_make_their_checkpoint_did_not_hang(
     job.exits(0, exit_code=exit_codes.CHECKPOINTED, stopped=True)
     (end,) = job.stops()
     assert end == EndJob(state="CANCELLED", reason="cancelled by ann")
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 @pytest.mark.parametrize("before", [False, True])
@@ -129,7 +133,7 @@ def test_what_ends_after_a_job_was_cancelled_ended_of_that(before: bool) -> None
     job.loses("host-1", silent_s=0.0)
     job.stops("host-0")
     assert job.run.ending == "CANCELLED"
-    told = [(one.kind, one.culprit.rank) for one in job.run.incidents]
+    told = [(one.kind, one.culprit.rank) for one in job.run.history.incidents]
     assert told == ([("exception", 2)] if before else [])
 
 
@@ -139,7 +143,7 @@ def test_a_host_that_was_taken_before_the_job_was_cancelled_is_nobodys_fault() -
     job.loses("host-1", taken="Evicted: the node was low on memory")
     job.cancelled()
     job.stops("host-0")
-    assert (job.run.ending, job.run.incidents) == ("CANCELLED", ())
+    assert (job.run.ending, job.run.history.incidents) == ("CANCELLED", ())
 
 
 def test_a_cancelled_job_whose_ranks_finish_all_the_same_succeeded() -> None:
@@ -196,9 +200,9 @@ def test_a_job_that_a_person_resumes_has_its_budget_again() -> None:
     job = Job(max_restarts=1).running()
     job.fails_once()
     job.fails_once()
-    assert (job.run.ending, job.run.fruitless) == ("FAILED", 1)
+    assert (job.run.ending, job.run.history.fruitless) == ("FAILED", 1)
     resumed(job, max_restarts=1).starts()
-    assert job.run.fruitless == 0
+    assert job.run.history.fruitless == 0
     (start,) = job.fails_once()
     assert isinstance(start, StartAttempt)
     assert start.attempt == 4
@@ -216,23 +220,23 @@ def test_a_dead_leader_costs_an_incident_and_a_restart(by_a_person: bool) -> Non
         resumed(job)
         assert job.run.state == "SUBMITTED"
     assert job.leads() == ()
-    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    assert (type(job.run.stage), job.run.state) == (Waiting, "RECOVERING")
     job.registers("host-0")
     (start,) = job.registers("host-1")
     assert isinstance(start, StartAttempt)
     assert start.attempt == 2
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.at) == ("leader-lost", last)
     assert incident.detected_after_s >= 100
     assert incident.culprit.host is None
-    assert (job.run.restarts, job.run.fruitless) == (1, 0 if by_a_person else 1)
+    assert (job.run.history.restarts, job.run.history.fruitless) == (1, 0 if by_a_person else 1)
     job.trains(first=20)
-    assert job.run.incidents[0].recovered_after_s is not None
+    assert job.run.history.incidents[0].recovered_after_s is not None
 
 
 def test_a_leader_that_dies_under_every_attempt_spends_the_budget() -> None:
     job = Job(max_restarts=1).running()
-    assert job.starts().run.attempt == 2
+    assert job.starts().run.attempt.number == 2
     (end,) = job.leads()
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
@@ -240,21 +244,25 @@ def test_a_leader_that_dies_under_every_attempt_spends_the_budget() -> None:
 
 def test_a_person_may_resume_a_job_without_any_budget() -> None:
     job = resumed(Job(max_restarts=0).running(), max_restarts=0)
-    assert job.starts().run.stage is Stage.STARTING
+    assert isinstance(job.starts().run.stage, Starting)
 
 
 def test_a_leader_that_dies_while_waiting_leaves_nothing_behind() -> None:
     job = _led()
     job.registers("host-0")
     job.leads()
-    assert (job.run.stage, job.run.hosts, job.run.incidents) == (Stage.WAITING, {}, ())
+    assert (type(job.run.stage), job.run.hosts.by_name, job.run.history.incidents) == (
+        Waiting,
+        {},
+        (),
+    )
 
 
 def test_a_leader_that_cannot_lead_ends_the_job_with_its_reason() -> None:
     job = Job(hosts=2)
     unable = LeaderStarted(at=job.now(), host="host-0", pid=9, unable="no scontrol in the image")
     assert job.tell(unable) == (EndJob(state="FAILED", reason="no scontrol in the image"),)
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:
@@ -267,14 +275,14 @@ def test_a_cancelled_job_is_not_brought_back_by_a_requeue() -> None:
 def test_a_person_may_resume_what_was_cancelled() -> None:
     job = Job().running()
     job.cancelled()
-    assert resumed(job).starts().run.stage is Stage.STARTING
+    assert isinstance(resumed(job).starts().run.stage, Starting)
 
 
 def test_the_trouble_before_the_leaders_death_stays_the_cause() -> None:
     job = Job().running()
     job.raises(2, "shapes differ")
     job.starts()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit.rank) == ("exception", 2)
     job.raises(2, "shapes differ")
     (end,) = job.stops()
@@ -286,7 +294,7 @@ def test_errors_from_before_a_submission_by_a_person_are_forgiven() -> None:
     job.raises(2, "shapes differ")
     job.exits(0, exit_code=exit_codes.REFUSED, error=error("no", "TrainingError"))
     resumed(job).starts().trains()
-    assert job.run.incidents[0].action == "the job was submitted again"
+    assert job.run.history.incidents[0].action == "the job was submitted again"
     job.raises(2, "shapes differ")
     assert isinstance(job.stops()[-1], StartAttempt)
     job.raises(2, "shapes differ")
@@ -298,7 +306,7 @@ def test_a_resumed_job_counts_its_drills_from_one_again() -> None:
     job = Job(drills=first).running()
     job.drill(1)
     resumed(job, drills=second)
-    assert job.run.incidents[0].drill == "kill:rank=1@step=5"
+    assert job.run.history.incidents[0].drill == "kill:rank=1@step=5"
     job.starts()
     (start,) = job.all[-1][1]
     assert isinstance(start, StartAttempt)
@@ -311,8 +319,8 @@ def test_a_resumed_job_goes_on_counting_attempts_and_incidents() -> None:
     job.fails_once()
     assert job.run.state == "FAILED"
     resumed(job).starts().trains(first=20)
-    assert (job.run.attempt, job.run.saved, job.run.restarts) == (2, 20, 0)
-    (incident,) = job.run.incidents
+    assert (job.run.attempt.number, job.run.progress.saved, job.run.history.restarts) == (2, 20, 0)
+    (incident,) = job.run.history.incidents
     assert incident.recovered_after_s is not None
 
 

@@ -13,7 +13,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
 )
 from orchestrator.job.incident import NOBODY
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Checking, Holding, Running, Starting, Stopping, Waiting
 from orchestrator.job.state import pace_of
 from tests.job.supervise_stage import Job, host
 
@@ -28,18 +28,18 @@ def test_an_agent_lost_in_training_is_replaced_and_its_host_kept_in_place() -> N
     assert order == ReplaceAgent(host="host-0", reason=reason)
     assert job.loses("host-0") == (), "lost once"
     assert job.stops("host-1") == (), "the replacement is on its way"
-    assert (job.run.stage, job.run.state) == (Stage.WAITING, "RECOVERING")
+    assert (type(job.run.stage), job.run.state) == (Waiting, "RECOVERING")
     (start,) = job.registers("host-0", pid=2)
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-1")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("host-lost", "host-0")
     assert incident.detected_after_s == 2.5
 
 
 def test_a_spare_takes_the_place_of_a_lost_host() -> None:
     job = Job(spares=1).running()
-    assert job.run.placement == ("host-0", "host-1")
+    assert job.run.attempt.placement == ("host-0", "host-1")
     job.loses("host-0")
     (start,) = job.stops("host-1")
     assert isinstance(start, StartAttempt)
@@ -71,7 +71,7 @@ def test_a_lost_spare_is_replaced_and_training_goes_on() -> None:
     job = Job(spares=1).running()
     (order,) = job.loses("host-2")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.stage is Stage.RUNNING
+    assert isinstance(job.run.stage, Running)
 
 
 def test_a_spare_whose_replacement_never_came_is_asked_for_again() -> None:
@@ -98,7 +98,7 @@ def test_the_last_host_lost_while_stopping_lets_the_next_attempt_come() -> None:
     job.stops("host-0")
     (order,) = job.loses("host-1")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     assert isinstance(job.registers("host-1", pid=2)[-1], StartAttempt)
 
 
@@ -108,7 +108,7 @@ def test_a_host_lost_after_its_ranks_stopped_is_replaced_too() -> None:
     job.stops("host-0")
     (order,) = job.loses("host-0")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
     assert job.stops("host-1")[0].reason.startswith("restart")
 
 
@@ -127,9 +127,13 @@ def test_agents_that_die_before_every_start_spend_the_budget() -> None:
         "no new checkpoint in 2 of max_restarts 2 restarts; last cause: the agent of host-0 is"
         " gone: it said nothing (rule max-restarts)"
     )
-    last = job.run.incidents[-1]
+    last = job.run.history.incidents[-1]
     assert (last.kind, last.failure, last.rule) == ("host-lost", "host-lost", "max-restarts")
-    assert (job.run.restarts, job.run.fruitless, len(job.run.incidents)) == (2, 2, 3)
+    assert (
+        job.run.history.restarts,
+        job.run.history.fruitless,
+        len(job.run.history.incidents),
+    ) == (2, 2, 3)
 
 
 def goes_at_once(job: Job, numbers: Iterable[int]) -> None:
@@ -148,9 +152,13 @@ def test_a_switch_that_blips_before_the_first_start_costs_nothing() -> None:
     goes_at_once(job, range(8))
     for number in range(8):
         job.registers(host(number))
-    assert job.run.findings is None
+    assert job.run.interruption.findings is None
     job.waits(9)
-    assert (job.run.stage, job.run.fruitless, job.run.incidents) == (Stage.WAITING, 0, ())
+    assert (type(job.run.stage), job.run.history.fruitless, job.run.history.incidents) == (
+        Waiting,
+        0,
+        (),
+    )
 
 
 def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() -> None:
@@ -162,14 +170,18 @@ def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() 
     job.registers("host-1")
     assert job.waits(1) == (), "more may go"
     job.waits(2)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.rule) == ("hosts-lost", "heals-by-itself")
     assert incident.culprit == NOBODY
     assert incident.cause.startswith("8 hosts went away at once")
-    assert (job.run.fruitless, job.run.restarts, job.run.findings) == (1, 1, None)
+    assert (job.run.history.fruitless, job.run.history.restarts, job.run.interruption.findings) == (
+        1,
+        1,
+        None,
+    )
     for number in range(32):
         job.registers(host(number))
-    assert job.run.stage is Stage.STARTING
+    assert isinstance(job.run.stage, Starting)
 
 
 def test_a_switch_that_flaps_while_hosts_come_back_is_waited_for_longer_each_time() -> None:
@@ -182,14 +194,14 @@ def test_a_switch_that_flaps_while_hosts_come_back_is_waited_for_longer_each_tim
             job.registers(host(number), pid=pid)
         goes_at_once(job, range(16, 28))
         job.waits(4)
-        assert job.run.stage is Stage.HOLDING
-        assert job.run.deadline is not None
-        waited.append(job.run.deadline - job.at)
+        assert isinstance(job.run.stage, Holding)
+        assert job.run.stage.deadline is not None
+        waited.append(job.run.stage.deadline - job.at)
         job.waits(waited[-1])
     assert waited == sorted(waited)
     assert waited[0] >= 7.5
-    assert [i.kind for i in job.run.incidents] == ["hosts-lost"] * 4
-    assert (job.run.fruitless, job.run.restarts, job.run.ending) == (4, 4, None)
+    assert [i.kind for i in job.run.history.incidents] == ["hosts-lost"] * 4
+    assert (job.run.history.fruitless, job.run.history.restarts, job.run.ending) == (4, 4, None)
 
 
 def test_nothing_starts_before_it_is_known_what_went() -> None:
@@ -202,19 +214,23 @@ def test_nothing_starts_before_it_is_known_what_went() -> None:
     assert job.waits(1) == ()
     (start,) = job.waits(3)
     assert isinstance(start, StartAttempt)
-    assert [i.kind for i in job.run.incidents] == ["host-lost"]
+    assert [i.kind for i in job.run.history.incidents] == ["host-lost"]
 
 
 def test_an_agent_that_goes_in_the_check_says_nothing_of_its_host() -> None:
     job = Job(hosts=3, spares=1, preflight=True).starts()
-    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+    assert isinstance(job.run.stage, Checking)
+    assert job.run.stage.hosts == job.everywhere
     job.loses("host-3")
     unfit = {"host-3": "it did not report from the check of all hosts"}
-    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit=unfit))
     job.waits(3)
-    assert [i.kind for i in job.run.incidents] == ["host-lost"]
-    assert (job.run.hosts["host-3"].unfit, job.run.hosts["host-3"].checked) == ("", False)
-    assert job.run.stage is Stage.STARTING
+    assert [i.kind for i in job.run.history.incidents] == ["host-lost"]
+    assert (job.run.hosts.by_name["host-3"].unfit, job.run.hosts.by_name["host-3"].checked) == (
+        "",
+        False,
+    )
+    assert isinstance(job.run.stage, Starting)
 
 
 @pytest.mark.parametrize("pid", [1, 2])
@@ -224,10 +240,11 @@ def test_nor_does_one_that_is_back_before_the_check_is_over(pid: int) -> None:
     job.loses("host-3")
     job.registers("host-3", pid=pid)
     unfit = {"host-3": "it did not report from the check of all hosts"}
-    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit=unfit))
+    job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit=unfit))
     job.waits(3)
-    assert (job.run.hosts["host-3"].unfit, dict(job.run.exclude)) == ("", {})
-    assert (job.run.stage, job.run.checking) == (Stage.CHECKING, job.everywhere)
+    assert (job.run.hosts.by_name["host-3"].unfit, dict(job.run.hosts.exclude)) == ("", {})
+    assert isinstance(job.run.stage, Checking)
+    assert job.run.stage.hosts == job.everywhere
 
 
 def test_what_goes_while_no_rank_runs_costs_no_steps_and_saves_no_more_often() -> None:
@@ -238,7 +255,7 @@ def test_what_goes_while_no_rank_runs_costs_no_steps_and_saves_no_more_often() -
     job.stops("host-0")
     job.loses("host-0")
     job.waits(4)
-    assert [(i.kind, i.step, i.saved) for i in job.run.incidents] == [
+    assert [(i.kind, i.step, i.saved) for i in job.run.history.incidents] == [
         ("host-lost", 50, 1),
         ("host-lost", 50, None),
     ]
@@ -258,7 +275,7 @@ def test_an_agent_in_anothers_place_means_that_the_other_is_gone() -> None:
     (start,) = job.stops("host-0")
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-1")
-    assert job.run.incidents[0].kind == "host-lost"
+    assert job.run.history.incidents[0].kind == "host-lost"
 
 
 def test_a_new_agent_in_the_place_of_the_last_that_had_not_stopped_starts_the_next() -> None:
@@ -306,7 +323,7 @@ def test_an_agent_back_after_the_end_of_its_attempt_has_to_say_so_as_well() -> N
     job.loses("host-0")
     job.stops("host-1")
     assert isinstance(job.registers("host-0")[-1], StopAttempt)
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     assert isinstance(job.stops("host-0")[-1], StartAttempt)
 
 
@@ -316,9 +333,9 @@ def test_an_agent_back_and_lost_again_is_replaced_again() -> None:
     job.registers("host-0")
     (order,) = job.loses("host-0")
     assert isinstance(order, ReplaceAgent)
-    assert job.run.reason.startswith("the agent of host-0 is gone")
+    assert job.run.stage.reason.startswith("the agent of host-0 is gone")
     job.stops("host-1")
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     assert job.stops("host-0") == (), "it is gone"
     assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
 
@@ -329,9 +346,9 @@ def test_an_agent_back_that_cannot_stop_is_given_up_for_good() -> None:
     job.registers("host-0")
     job.stops("host-1")
     job.waits(30)
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     assert job.stops("host-0") == ()
-    assert not job.run.hosts["host-0"].alive
+    assert not job.run.hosts.by_name["host-0"].alive
 
 
 def test_the_replacement_of_an_agent_that_came_back_is_waited_for_no_longer() -> None:
@@ -339,10 +356,10 @@ def test_the_replacement_of_an_agent_that_came_back_is_waited_for_no_longer() ->
     job.loses("host-0")
     job.registers("host-0")
     job.stops("host-1")
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
     (start,) = job.registers("host-0", pid=2)
     assert isinstance(start, StartAttempt)
-    assert job.run.hosts["host-0"].alive
+    assert job.run.hosts.by_name["host-0"].alive
 
 
 def test_the_replacement_of_an_agent_that_came_back_too_late_costs_nothing_more() -> None:
@@ -351,7 +368,7 @@ def test_the_replacement_of_an_agent_that_came_back_too_late_costs_nothing_more(
     job.stops("host-1")
     job.registers("host-0")
     assert isinstance(job.registers("host-0", pid=2)[-1], StartAttempt)
-    assert job.run.fruitless == 1
+    assert job.run.history.fruitless == 1
 
 
 def given_up_and_back_an_attempt_later() -> Job:
@@ -359,12 +376,12 @@ def given_up_and_back_an_attempt_later() -> Job:
     job = Job(spares=1).running()
     job.loses("host-0")
     job.stops("host-1")
-    assert (job.run.attempt, job.run.placement) == (2, ("host-2", "host-1"))
+    assert (job.run.attempt.number, job.run.attempt.placement) == (2, ("host-2", "host-1"))
     job.trains()
     (stop,) = job.registers("host-0", running=1)
     assert isinstance(stop, StopAttempt)
     assert (stop.attempt, stop.hosts) == (1, ("host-0",))
-    assert job.run.stage is Stage.RUNNING
+    assert isinstance(job.run.stage, Running)
     return job
 
 
@@ -372,7 +389,7 @@ def test_an_agent_back_an_attempt_later_carries_no_rank_before_its_old_ones_have
     job = given_up_and_back_an_attempt_later()
     job.loses("host-2")
     job.stops("host-1")
-    assert job.run.stage is Stage.WAITING, "host-0 still runs what attempt 1 left there"
+    assert isinstance(job.run.stage, Waiting), "host-0 still runs what attempt 1 left there"
     (start,) = job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
     assert isinstance(start, StartAttempt)
     assert (start.attempt, start.hosts) == (3, ("host-0", "host-1"))
@@ -381,8 +398,8 @@ def test_an_agent_back_an_attempt_later_carries_no_rank_before_its_old_ones_have
 def test_ranks_that_an_attempt_left_and_that_end_in_the_next_one_make_a_spare() -> None:
     job = given_up_and_back_an_attempt_later()
     job.tell(HostStopped(at=job.now(), attempt=1, host="host-0", finished=False))
-    assert job.run.stage is Stage.RUNNING, "nobody's business but the host's"
-    assert job.run.hosts["host-0"].alive
+    assert isinstance(job.run.stage, Running), "nobody's business but the host's"
+    assert job.run.hosts.by_name["host-0"].alive
     job.loses("host-2")
     assert isinstance(job.stops("host-1")[-1], StartAttempt)
 
@@ -402,9 +419,9 @@ def test_a_host_that_broke_while_it_was_drained_does_not_come_back_when_it_is_op
     job = Job(spares=1).granted().running()
     job.raises(2, "CUDA error: uncorrectable ECC error encountered")
     job.tell(HostFlagged(at=job.now(), host="host-1", state="DRAINING", reason="a fan"))
-    assert job.run.shut == ("host-1",)
+    assert job.run.hosts.shut == ("host-1",)
     job.stops()
-    assert not job.run.shut
+    assert not job.run.hosts.shut
     job.tell(HostOpened(at=job.now(), host="host-1"))
-    assert "host-1" in job.run.exclude
-    assert job.run.placement == ("host-0", "host-2")
+    assert "host-1" in job.run.hosts.exclude
+    assert job.run.attempt.placement == ("host-0", "host-2")

@@ -32,7 +32,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Traffic
 from orchestrator.job.incident import NOBODY
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Checking, Queued, Waiting
 from orchestrator.job.step import step
 from tests.job.supervise_stage import START, Job, plan, submitted
 
@@ -89,7 +89,7 @@ def test_nothing_starts_on_hosts_that_are_being_taken() -> None:
     assert leave(job, None) == ()
     assert job.registers("host-1") == (), "why is still to be told"
     assert job.waits(60) == ()
-    assert (job.run.stage, job.run.attempt) == (Stage.WAITING, 0)
+    assert (type(job.run.stage), job.run.attempt.number) == (Waiting, 0)
     one(leave(job, "preempted"), Requeue)
 
 
@@ -103,8 +103,12 @@ def test_a_job_that_is_asked_to_leave_saves_and_goes_back_to_the_queue(cause: Ca
     job.saves(7)
     requeue = one(job.stops(), Requeue)
     assert requeue.exclude == ()
-    assert (job.run.stage, job.run.state) == (Stage.QUEUED, "PENDING")
-    assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+    assert (type(job.run.stage), job.run.state) == (Queued, "PENDING")
+    assert (job.run.history.incidents, job.run.history.restarts, job.run.history.fruitless) == (
+        (),
+        0,
+        0,
+    )
 
 
 def test_a_run_that_broke_is_an_incident_that_blames_no_host_and_the_job_is_queued_again() -> None:
@@ -118,14 +122,14 @@ def test_a_run_that_broke_is_an_incident_that_blames_no_host_and_the_job_is_queu
     job.saves(7)
     requeue = one(job.stops(), Requeue)
     assert requeue.exclude == ()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit) == ("allocation-broke", NOBODY)
     assert words in incident.cause
     assert (incident.rule, incident.remedy) == ("broken-allocation", "restart")
     assert (incident.step, incident.saved) == (1, 7), "no step is lost"
-    assert job.run.fruitless == 0
+    assert job.run.history.fruitless == 0
     job.granted(restarts=1).starts().trains(first=7)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert incident.recovered_after_s is not None
 
 
@@ -134,7 +138,7 @@ def test_a_run_that_broke_before_ranks_began_goes_back_to_the_queue_at_once() ->
     job.leads()
     job.registers("host-0")
     one(leave(job, "failed"), Requeue)
-    assert [incident.kind for incident in job.run.incidents] == ["allocation-broke"]
+    assert [incident.kind for incident in job.run.history.incidents] == ["allocation-broke"]
 
 
 def test_a_rank_that_broke_before_the_batch_script_did_is_the_cause() -> None:
@@ -142,7 +146,7 @@ def test_a_rank_that_broke_before_the_batch_script_did_is_the_cause() -> None:
     job.exits(1, signal=9)
     leave(job, "failed")
     one(job.stops(), Requeue)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit.rank) == ("rank-killed", 1)
 
 
@@ -153,11 +157,13 @@ def test_where_srun_was_killed_the_next_leader_does_not_blame_the_host_of_the_on
     job.granted(restarts=1)
     job.allocation = replace(job.allocation, restarts=1, broke_before=killed)
     job.starts().trains()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit) == ("allocation-broke", NOBODY)
     assert (incident.cause, incident.at) == (killed.what, killed.at)
     assert incident.recovered_after_s is not None
-    assert (job.run.restarts, job.run.fruitless) == (1, 1), "it is taken from the budget"
+    assert (job.run.history.restarts, job.run.history.fruitless) == (1, 1), (
+        "it is taken from the budget"
+    )
 
 
 @pytest.mark.parametrize(
@@ -200,9 +206,9 @@ def test_it_goes_on_in_the_next_allocation_from_where_it_was() -> None:
     job.stops()
     job.granted(restarts=1)
     job.starts()
-    assert job.run.attempt == 2
-    assert "from checkpoint step-7" in job.run.reason
-    assert job.run.incidents == ()
+    assert job.run.attempt.number == 2
+    assert "from checkpoint step-7" in job.run.stage.reason
+    assert job.run.history.incidents == ()
 
 
 def test_a_job_cancelled_in_the_scheduler_ends() -> None:
@@ -251,8 +257,8 @@ def test_a_failure_before_the_notice_is_an_incident_all_the_same() -> None:
     job.exits(1)
     leave(job, "preempted")
     one(job.stops(), Requeue)
-    (incident,) = job.run.incidents
-    assert (incident.kind, job.run.restarts) == ("rank-killed", 1)
+    (incident,) = job.run.history.incidents
+    assert (incident.kind, job.run.history.restarts) == ("rank-killed", 1)
 
 
 def test_agents_that_go_while_the_job_leaves_are_not_blamed() -> None:
@@ -260,7 +266,7 @@ def test_agents_that_go_while_the_job_leaves_are_not_blamed() -> None:
     leave(job, "requeued")
     assert job.loses("host-0") == ()
     assert one(job.stops("host-1"), Requeue).exclude == ()
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 # A leader that is lost with its host
@@ -270,7 +276,7 @@ def test_the_host_of_a_lost_leader_is_the_culprit() -> None:
     job = scheduled(spares=1).running()
     job.granted(restarts=1)
     job.leads()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("leader-lost", "host-0")
 
 
@@ -284,7 +290,7 @@ def test_a_drained_host_is_left_at_a_checkpoint_for_a_spare() -> None:
     job.exits(2, exit_code=210)
     start = one(job.stops(), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_a_drained_host_without_a_spare_sends_the_job_back_to_the_queue() -> None:
@@ -388,8 +394,8 @@ def test_a_bad_host_that_the_scheduler_gives_again_is_used_again(lost: bool) -> 
         flag(job.running(), "host-1")
         job.stops()
     job.granted(restarts=1).running()
-    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
-    assert job.run.attempt == 2
+    assert (job.run.hosts.exclude, job.run.attempt.placement) == ({}, ("host-0", "host-1"))
+    assert job.run.attempt.number == 2
 
 
 def test_a_struck_host_that_the_scheduler_gives_all_the_same_is_not_used() -> None:
@@ -400,7 +406,7 @@ def test_a_struck_host_that_the_scheduler_gives_all_the_same_is_not_used() -> No
     job.leads()
     requeue = one(job.registers("host-0", pid=2), Requeue)
     assert requeue.exclude == ("host-1",)
-    assert job.run.attempt == 1
+    assert job.run.attempt.number == 1
 
 
 def given(job: Job, restarts: int, *hosts: str) -> Job:
@@ -422,11 +428,11 @@ def test_a_host_that_was_drained_may_be_used_after_a_run_without_it() -> None:
     first = one(job.stops(), Requeue)
     assert (first.exclude, first.again) == (("host-1",), ())
     given(job, 1, "host-0", "host-2")
-    assert "host-1" in job.run.exclude, "of this run it stays out"
+    assert "host-1" in job.run.hosts.exclude, "of this run it stays out"
     second = limit_near(job)
     assert (second.exclude, second.again) == ((), ("host-1",))
     given(job, 2, "host-0", "host-1")
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
     third = limit_near(job)
     assert (third.exclude, third.again) == ((), ()), "it is said once"
 
@@ -461,7 +467,7 @@ def test_the_host_of_a_leader_that_died_may_be_used_after_a_run_without_it() -> 
     """Its followers had it left out."""
     job = scheduled().running()
     given(job, 1, "host-1", "host-2")
-    assert job.run.left_out == ("host-0",)
+    assert job.run.scheduler.left_out == ("host-0",)
     requeue = limit_near(job)
     assert (requeue.exclude, requeue.again) == ((), ("host-0",))
 
@@ -470,7 +476,7 @@ def test_a_person_who_submits_again_may_use_every_host() -> None:
     job = scheduled()
     lost_one(job)
     job.tell(submitted(resume=True))
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def test_a_host_that_may_come_back_is_waited_for_a_while() -> None:
@@ -546,7 +552,7 @@ def test_a_shrunk_job_is_its_full_size_again_in_a_new_allocation() -> None:
     job.stops()
     job.everywhere = ("host-0", "host-2")
     job.granted(restarts=1).starts()
-    assert (job.run.placement, job.run.current.number) == (("host-0", "host-2"), 1)
+    assert (job.run.attempt.placement, job.run.current.number) == (("host-0", "host-2"), 1)
 
 
 def test_a_host_that_came_back_while_a_smaller_plan_was_made_is_used() -> None:
@@ -564,7 +570,9 @@ def test_an_agent_that_dies_while_ranks_leave_for_a_drained_host_is_asked_for_ag
     assert job.stops("host-1") == (), "the agent of host-0 is waited for"
     start = one(job.registers("host-0", pid=2), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    assert (job.run.incidents, job.run.fruitless) == ((), 0), "whom the scheduler moves is no fault"
+    assert (job.run.history.incidents, job.run.history.fruitless) == ((), 0), (
+        "whom the scheduler moves is no fault"
+    )
 
 
 # Hosts that are no good
@@ -576,7 +584,9 @@ def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:
         job.saves(number)
         job.exits(3, signal=7)  # on host-1
         starts = job.stops()
-    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGBUS (rule twice-on-one-host)"}
+    assert job.run.hosts.exclude == {
+        "host-1": "rank 3 was killed by SIGBUS (rule twice-on-one-host)"
+    }
     assert one(starts, StartAttempt).hosts == ("host-0", "host-2")
 
 
@@ -586,20 +596,20 @@ def test_without_a_scheduler_no_host_is_given_up_but_for_a_spare() -> None:
         job.saves(number)
         job.exits(3, signal=7)
         job.stops()
-    assert (job.run.exclude, job.run.placement) == ({}, ("host-0", "host-1"))
+    assert (job.run.hosts.exclude, job.run.attempt.placement) == ({}, ("host-0", "host-1"))
     job = Job(spares=1).running()
     for number in (1, 2):
         job.saves(number)
         job.exits(3, signal=7)
         job.stops()
-    assert job.run.placement == ("host-0", "host-2")
+    assert job.run.attempt.placement == ("host-0", "host-2")
 
 
 def test_hosts_that_broke_other_jobs_are_not_used() -> None:
     job = scheduled(spares=1)
     job.exclude = {"host-0": "2 strikes"}
     job.starts()
-    assert job.run.placement == ("host-1", "host-2")
+    assert job.run.attempt.placement == ("host-1", "host-2")
 
 
 def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
@@ -610,8 +620,8 @@ def test_a_host_whose_own_look_at_it_found_a_defect_is_not_used() -> None:
     job.registers("host-1")
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-1", "host-2")
-    assert job.run.hosts["host-0"].unfit == "devices: 7 of 8 GPUs (drain it)"
-    (incident,) = job.run.incidents
+    assert job.run.hosts.by_name["host-0"].unfit == "devices: 7 of 8 GPUs (drain it)"
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-0")
     assert "7 of 8 GPUs" in incident.cause
     job.trains()
@@ -624,7 +634,7 @@ def test_a_spare_that_comes_with_a_defect_holds_nobody_up() -> None:
     job.trains()
     gpu = Finding(what="devices", verdict="stops", found="7 of 8 GPUs", fix="drain it")
     job.registers("host-2", pid=2, findings=(gpu,))
-    assert job.run.incidents[-1].culprit.host == "host-2"
+    assert job.run.history.incidents[-1].culprit.host == "host-2"
     assert not job.run.recovering
 
 
@@ -641,7 +651,7 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
     unfit = {"host-1": "both of its links are slow"}
     start = one(job.tell(HostsChecked(at=job.now(), check=check.check, unfit=unfit)), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("preflight", "host-1")
     job.trains()
     job.loses("host-2")
@@ -651,7 +661,7 @@ def test_hosts_are_tried_together_before_ranks_start() -> None:
 
 def test_a_check_that_does_not_end_keeps_nobody_from_training() -> None:
     job = scheduled(preflight=True).starts()
-    assert job.run.stage is Stage.CHECKING
+    assert isinstance(job.run.stage, Checking)
     one(job.waits(100), StartAttempt)
 
 
@@ -695,7 +705,7 @@ def test_a_host_on_which_the_hook_fails_is_not_used_and_struck_by_nobody() -> No
     job.registers("host-1", findings=hook_fails())
     start = one(job.registers("host-2"), StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.failure, str(incident.culprit)) == (
         *("preflight", "before-hook"),
         "host-1",

@@ -15,7 +15,7 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import EvidenceGathered, HostLeaving
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Diagnosing, Running, Stage, Starting, Stopping, Waiting
 from orchestrator.job.stage_transitions import JUDGE_S
 from orchestrator.job.state import pace_of
 from orchestrator.job.step import MOST_EXITS
@@ -32,8 +32,8 @@ def test_hosts_whose_ranks_do_not_end_are_given_up_and_replaced() -> None:
     (replace_it,) = job.waits(1)
     assert isinstance(replace_it, ReplaceAgent)
     assert replace_it.host == "host-1"
-    assert not job.run.hosts["host-1"].alive
-    assert job.run.incidents[0].kind == "rank-killed"
+    assert not job.run.hosts.by_name["host-1"].alive
+    assert job.run.history.incidents[0].kind == "rank-killed"
     (stop,) = job.registers("host-1")
     assert isinstance(stop, StopAttempt), "the same agent still has those ranks"
     assert isinstance(job.registers("host-1", pid=2)[-1], StartAttempt)
@@ -44,7 +44,7 @@ def test_torchrun_that_fails_alone_is_a_failed_launch() -> None:
     (stop,) = job.stops("host-1", why="torchrun ended with code 1\nno such module")
     assert isinstance(stop, StopAttempt)
     job.stops("host-0")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit.host) == ("launch-failed", "host-1")
     assert incident.evidence.log_tail[-1] == "no such module"
 
@@ -55,7 +55,7 @@ def test_a_hang_that_ends_well_was_none() -> None:
     job.waits(6)
     (end,) = job.stops(finished=True)
     assert isinstance(end, EndJob)
-    assert (end.state, job.run.incidents) == ("SUCCEEDED", ())
+    assert (end.state, job.run.history.incidents) == ("SUCCEEDED", ())
 
 
 def test_a_cause_said_after_many_symptoms_is_kept() -> None:
@@ -64,18 +64,18 @@ def test_a_cause_said_after_many_symptoms_is_kept() -> None:
         job.raises(rank, "Connection closed by peer")
     job.raises(MOST_EXITS, "Connection closed by peer")
     job.raises(150, "shapes differ")
-    assert job.run.findings is not None
-    assert len(job.run.findings.exits) == MOST_EXITS
+    assert job.run.interruption.findings is not None
+    assert len(job.run.interruption.findings.exits) == MOST_EXITS
     job.stops()
-    assert job.run.incidents[0].culprit.rank == 150
+    assert job.run.history.incidents[0].culprit.rank == 150
 
 
 def test_of_many_causes_the_first_are_kept() -> None:
     job = Job(hosts=100).running()
     for rank in range(MOST_EXITS + 1):
         job.exits(rank)
-    assert job.run.findings is not None
-    assert [e.rank for e in job.run.findings.exits] == list(range(MOST_EXITS))
+    assert job.run.interruption.findings is not None
+    assert [e.rank for e in job.run.interruption.findings.exits] == list(range(MOST_EXITS))
 
 
 # Hangs
@@ -86,7 +86,7 @@ def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
     assert job.hangs() == (
         GatherEvidence(attempt=1, timeout_s=5.0, reason="no progress for 0.5 s in phase train"),
     )
-    assert (job.run.stage, job.run.state) == (Stage.DIAGNOSING, "RECOVERING")
+    assert (type(job.run.stage), job.run.state) == (Diagnosing, "RECOVERING")
     assert job.hangs() == (), "said twice"
     assert job.shows("host-0", found(0), found(1)) == ()
     assert job.shows("host-0", found(0), found(1)) == (), "said twice"
@@ -95,9 +95,9 @@ def test_a_hang_gathers_evidence_from_all_hosts_and_then_stops() -> None:
     assert isinstance(judge, JudgeHang)
     assert job.shows("host-1") == (), "too late"
     job.stops()
-    assert job.run.stage is Stage.STOPPING, "no rank is left, and the verdict on its way"
+    assert isinstance(job.run.stage, Stopping), "no rank is left, and the verdict on its way"
     job.judged(2, stacks={"0": ("all_reduce",), "2": ()})
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 2 on host-1")
     assert incident.evidence.stacks == {"0": ("all_reduce",), "2": ()}
 
@@ -111,26 +111,30 @@ def test_evidence_that_nobody_asked_for_is_no_answer() -> None:
         at=job.now(), attempt=1, host="host-1", ranks=(found(2), found(3)), unasked=True
     )
     assert job.tell(by_itself) == ()
-    assert job.run.stage is Stage.DIAGNOSING
+    assert isinstance(job.run.stage, Diagnosing)
     stop, _ = job.shows("host-1", found(2), found(3))
     assert isinstance(stop, StopAttempt)
 
 
-@pytest.mark.parametrize("stage", [Stage.STARTING, Stage.RUNNING])
-def test_an_attempt_whose_ranks_move_again_in_time_goes_on(stage: Stage) -> None:
+@pytest.mark.parametrize("stage", [Starting, Running])
+def test_an_attempt_whose_ranks_move_again_in_time_goes_on(stage: type[Stage]) -> None:
     job = Job().starts()
-    if stage is Stage.RUNNING:
+    if stage is Running:
         job.trains()
     job.hangs()
     job.shows("host-0", found(0), found(1))
     assert job.moves_again() == ()
-    assert (job.run.stage, job.run.findings) == (stage, None)
-    assert job.run.reason == "attempt 1 goes on: rank 2 moves again"
+    assert (job.run.stage, job.run.interruption.findings) == (stage, None)
+    assert job.run.stage.reason == "attempt 1 goes on: rank 2 moves again"
     assert job.shows("host-1", found(2), found(3)) == (), "it is not waited for any more"
     assert job.waits(60) == (), "no deadline of the diagnosis is left"
     job.steps(11)
-    assert (job.run.stage, job.run.state) == (Stage.RUNNING, "RUNNING")
-    assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0)
+    assert (type(job.run.stage), job.run.state) == (Running, "RUNNING")
+    assert (job.run.history.incidents, job.run.history.restarts, job.run.history.fruitless) == (
+        (),
+        0,
+        0,
+    )
 
 
 def test_a_hang_after_one_that_was_none_is_looked_into_anew() -> None:
@@ -149,19 +153,19 @@ def test_ranks_that_move_when_they_are_told_to_stop_do_not_go_on() -> None:
     job.shows("host-0", found(0), found(1))
     job.shows("host-1", found(2), found(3))
     job.moves_again()
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
     job.stops()
     job.judged(2)
-    assert job.run.incidents[0].kind == "hang"
+    assert job.run.history.incidents[0].kind == "hang"
 
 
 def test_what_a_watchdog_said_does_not_pass() -> None:
     """That rank has ended: its peers that move on will not get far."""
     job = Job().running()
     job.raises(0, "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)")
-    assert job.run.stage is Stage.DIAGNOSING
+    assert isinstance(job.run.stage, Diagnosing)
     job.moves_again()
-    assert job.run.stage is Stage.DIAGNOSING
+    assert isinstance(job.run.stage, Diagnosing)
 
 
 def test_evidence_that_does_not_come_is_not_waited_for() -> None:
@@ -172,7 +176,7 @@ def test_evidence_that_does_not_come_is_not_waited_for() -> None:
     assert isinstance(stop, StopAttempt)
     job.stops()
     job.judged(None)
-    assert job.run.incidents[0].kind == "hang"
+    assert job.run.history.incidents[0].kind == "hang"
 
 
 @pytest.mark.parametrize("news", ["exit", "host stopped", "host lost"])
@@ -187,7 +191,7 @@ def test_what_happens_during_a_diagnosis_ends_it(news: str) -> None:
         case _:
             actions = job.loses("host-1")
     assert isinstance(actions[0], StopAttempt)
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
 
 
 def test_a_rank_told_to_stop_after_a_hang_is_not_its_cause() -> None:
@@ -199,7 +203,7 @@ def test_a_rank_told_to_stop_after_a_hang_is_not_its_cause() -> None:
     job.exits(0, stopped=True)
     job.stops("host-0")
     job.waits(60)
-    assert str(job.run.incidents[0].culprit) == "rank 2 on host-1"
+    assert str(job.run.history.incidents[0].culprit) == "rank 2 on host-1"
 
 
 def test_a_verdict_that_does_not_come_is_not_waited_for_either() -> None:
@@ -209,9 +213,9 @@ def test_a_verdict_that_does_not_come_is_not_waited_for_either() -> None:
     job.shows("host-1", found(2, process_state="T", stack=()), found(3))
     job.stops()
     job.waits(JUDGE_S - 5)
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
     job.waits(10)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert str(incident.culprit) == "rank 2 on host-1", "as far as the journal knows"
     assert job.judged(0) == (), "too late"
 
@@ -223,7 +227,7 @@ def test_a_watchdogs_own_abort_has_evidence_gathered_while_peers_are_aborted_too
     job = Job().running()
     (gather,) = job.exits(0, signal=6, log_tail=WATCHDOG)
     assert isinstance(gather, GatherEvidence)
-    assert job.run.stage is Stage.DIAGNOSING
+    assert isinstance(job.run.stage, Diagnosing)
     assert job.exits(1, signal=6, log_tail=WATCHDOG) == (), "a peer that is aborted as well"
     job.shows("host-0")
     stop, judge = job.shows("host-1", found(2), found(3))
@@ -231,7 +235,7 @@ def test_a_watchdogs_own_abort_has_evidence_gathered_while_peers_are_aborted_too
     assert isinstance(judge, JudgeHang)
     job.judged(3)
     job.stops()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.kind, str(incident.culprit)) == ("hang", "rank 3 on host-1")
     assert incident.confidence == 0.95
 
@@ -245,12 +249,12 @@ def test_the_rules_for_hangs_hold_whoever_saw_it(seen_by: str) -> None:
         else:
             job.exits(0, signal=6, log_tail=WATCHDOG)
         job.judged(2)
-        for name in job.run.placement:
+        for name in job.run.attempt.placement:
             job.shows(name)
         job.stops()
         job.trains()
         job.saves(10 * number)
-    rules = [(incident.failure, incident.rule) for incident in job.run.incidents]
+    rules = [(incident.failure, incident.rule) for incident in job.run.history.incidents]
     assert rules == [("hang", "as-the-class-says"), ("hang", "twice-on-one-host")]
 
 
@@ -259,7 +263,7 @@ def test_a_rank_that_died_otherwise_is_stopped_for_at_once_whatever_watchdogs_sa
     (stop,) = job.exits(2)
     assert isinstance(stop, StopAttempt)
     assert job.exits(0, signal=6, log_tail=WATCHDOG) == ()
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
 
 
 # Drills
@@ -277,10 +281,10 @@ def test_a_drill_is_armed_until_it_happened_and_named_in_its_incident() -> None:
     (again,) = job.fails_once()
     assert isinstance(again, StartAttempt)
     assert again.drills == both[1:]
-    assert job.run.incidents[0].drill == "kill:rank=1@step=5"
+    assert job.run.history.incidents[0].drill == "kill:rank=1@step=5"
     job.trains()
     job.fails_once()
-    assert job.run.incidents[1].drill is None
+    assert job.run.history.incidents[1].drill is None
 
 
 @pytest.mark.parametrize(
@@ -303,7 +307,7 @@ def test_only_what_a_drill_can_have_done_was_rehearsed(
     job.drill(1)
     job.steps(step)
     job.fails_once(rank, signal=7)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert incident.drill == (drill if rehearsed else None)
     assert strike_weight(incident) == (0.0 if rehearsed else 1.0)
     assert pace_of(job.run).exposure.failures == (0 if rehearsed else 1)
@@ -316,8 +320,8 @@ def test_the_second_failure_of_a_host_is_its_second_whatever_was_rehearsed_elsew
         job.steps(9000)
         job.fails_once(3, signal=7)
         job.trains()
-    assert [i.drill for i in job.run.incidents] == [None, None]
-    assert list(job.run.exclude) == ["host-1"]
+    assert [i.drill for i in job.run.history.incidents] == [None, None]
+    assert list(job.run.hosts.exclude) == ["host-1"]
 
 
 def test_a_loss_that_is_spoiled_was_rehearsed_however_long_it_is_borne() -> None:
@@ -327,7 +331,7 @@ def test_a_loss_that_is_spoiled_was_rehearsed_however_long_it_is_borne() -> None
     words = "step 104: the loss is nan, and so it was for 100 steps in a row"
     told = replace(error(words, "NotFinite", at_step=104), since=5)
     job.fails_once(3, exit_code=exit_codes.UNSTABLE, error=told)
-    assert job.run.incidents[0].drill == "nan:rank=1@step=5"
+    assert job.run.history.incidents[0].drill == "nan:rank=1@step=5"
 
 
 def test_writes_that_stall_are_noticed_at_the_next_checkpoint() -> None:
@@ -336,7 +340,7 @@ def test_writes_that_stall_are_noticed_at_the_next_checkpoint() -> None:
         job.drill(1)
         job.steps(500)
         job.fails_once(2, phase=phase)
-        assert job.run.incidents[0].drill == rehearsed
+        assert job.run.history.incidents[0].drill == rehearsed
 
 
 def test_a_drill_excuses_nothing_once_its_ranks_have_left() -> None:
@@ -345,10 +349,10 @@ def test_a_drill_excuses_nothing_once_its_ranks_have_left() -> None:
     job.steps(6)
     job.tell(HostLeaving(at=job.now(), host="host-2", why="node drained"))
     job.stops()
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     job.loses("host-0")
     job.waits(4)
-    assert [(i.kind, i.drill) for i in job.run.incidents] == [("host-lost", None)]
+    assert [(i.kind, i.drill) for i in job.run.history.incidents] == [("host-lost", None)]
 
 
 def test_a_drill_excuses_one_incident() -> None:
@@ -362,4 +366,4 @@ def test_a_drill_excuses_one_incident() -> None:
     job.registers("host-1", pid=2)
     job.loses("host-1")
     job.waits(4)
-    assert [i.drill for i in job.run.incidents] == ["kill:host=1@step=5", None, None]
+    assert [i.drill for i in job.run.history.incidents] == ["kill:host=1@step=5", None, None]

@@ -13,16 +13,16 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import LeaveAsked, StragglerFound, StragglerGone
 from orchestrator.job.hosts.straggler_replacement import strike_of
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running, Waiting
 from tests.job.supervise_stage import Job, drills, error
 
 
 def slow(job: Job, rank: int, own_s: float = 0.5) -> tuple[Action, ...]:
     found = StragglerFound(
         at=job.now(),
-        attempt=job.run.attempt,
+        attempt=job.run.attempt.number,
         rank=rank,
-        host=job.run.placement[rank // 2],
+        host=job.run.attempt.placement[rank // 2],
         own_s=own_s,
         peers_s=0.1,
         step_s=1.0,
@@ -33,9 +33,9 @@ def slow(job: Job, rank: int, own_s: float = 0.5) -> tuple[Action, ...]:
 
 
 def fast(job: Job, rank: int) -> tuple[Action, ...]:
-    host = job.run.placement[rank // 2]
+    host = job.run.attempt.placement[rank // 2]
     gone = StragglerGone(
-        at=job.now(), attempt=job.run.attempt, rank=rank, host=host, own_s=0.1, peers_s=0.1
+        at=job.now(), attempt=job.run.attempt.number, rank=rank, host=host, own_s=0.1, peers_s=0.1
     )
     return job.tell(gone)
 
@@ -43,10 +43,10 @@ def fast(job: Job, rank: int) -> tuple[Action, ...]:
 def test_a_straggler_is_known_while_it_is_one_and_nothing_is_done() -> None:
     job = Job(spares=1).running()
     assert slow(job, 3) == ()
-    assert job.run.stragglers[3].host == "host-1"
+    assert job.run.attempt.stragglers[3].host == "host-1"
     assert job.saves(7) == (), "resilience.replace_stragglers was not set"
     assert fast(job, 3) == ()
-    assert job.run.stragglers == {}
+    assert job.run.attempt.stragglers == {}
 
 
 def test_its_host_is_replaced_by_a_spare_after_the_next_checkpoint() -> None:
@@ -62,9 +62,13 @@ def test_its_host_is_replaced_by_a_spare_after_the_next_checkpoint() -> None:
     (start,) = job.stops("host-1")
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    assert "host-1 keeps its peers waiting" in job.run.exclude["host-1"]
-    assert (job.run.incidents, job.run.restarts, job.run.fruitless) == ((), 0, 0), "nobody's fault"
-    assert job.run.stragglers == {}
+    assert "host-1 keeps its peers waiting" in job.run.hosts.exclude["host-1"]
+    assert (job.run.history.incidents, job.run.history.restarts, job.run.history.fruitless) == (
+        (),
+        0,
+        0,
+    ), "nobody's fault"
+    assert job.run.attempt.stragglers == {}
 
 
 def test_a_host_that_was_replaced_gets_a_strike_once_unless_it_was_rehearsed() -> None:
@@ -93,14 +97,14 @@ def test_of_several_the_one_that_costs_most_goes_first() -> None:
     slow(job, 3)
     slow(job, 0, own_s=0.9)
     job.saves(7)
-    assert list(job.run.exclude) == ["host-0"]
+    assert list(job.run.hosts.exclude) == ["host-0"]
 
 
 def test_without_a_spare_it_stays() -> None:
     job = Job(replace_stragglers=True).running()
     slow(job, 3)
     assert job.saves(7) == ()
-    assert (job.run.stage, job.run.exclude) == (Stage.RUNNING, {})
+    assert (type(job.run.stage), job.run.hosts.exclude) == (Running, {})
     scheduled = Job(replace_stragglers=True).granted().running()
     slow(scheduled, 3)
     assert not any(isinstance(action, Requeue) for action in scheduled.saves(7))
@@ -119,7 +123,7 @@ def test_the_next_leader_does_not_use_it_either() -> None:
     slow(job, 3)
     job.saves(7)
     job.leads()
-    assert list(job.run.exclude) == ["host-1"]
+    assert list(job.run.hosts.exclude) == ["host-1"]
 
 
 def test_one_that_keeps_up_again_before_the_checkpoint_stays() -> None:
@@ -135,14 +139,14 @@ def test_a_job_that_is_being_stopped_is_left_alone(ends: str) -> None:
     slow(job, 3)
     getattr(job, ends)()
     assert job.saves(7) == ()
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def test_a_new_attempt_begins_with_no_stragglers() -> None:
     job = Job().running()
     slow(job, 3)
     job.fails_once()
-    assert (job.run.attempt, job.run.stragglers) == (2, {})
+    assert (job.run.attempt.number, job.run.attempt.stragglers) == (2, {})
 
 
 # What breaks while it is stopped for that
@@ -169,17 +173,19 @@ def test_hardware_that_breaks_on_the_way_out_is_an_incident_and_its_host_is_left
     (start,) = job.stops()
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-2", "host-3")
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit.host) == ("uncorrectable-ecc", "host-0")
-    assert job.run.fruitless == 1, "no wish of the job's own makes a failure free"
-    assert sorted(job.run.replaced) == ["host-0", "host-1"], "and the slow one is away as well"
+    assert job.run.history.fruitless == 1, "no wish of the job's own makes a failure free"
+    assert sorted(job.run.hosts.replaced) == ["host-0", "host-1"], (
+        "and the slow one is away as well"
+    )
 
 
 def test_a_rank_that_fails_before_it_was_told_to_leave_is_an_incident() -> None:
     job = stopping()
     job.exits(0)
     job.stops()
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit.rank) == ("sigkill-from-outside", 0)
 
 
@@ -201,7 +207,7 @@ def test_a_rank_that_leaves_as_it_should_is_none(how: dict[str, Any]) -> None:
     job.exits(0, **how)
     (start,) = job.stops()
     assert isinstance(start, StartAttempt)
-    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+    assert (job.run.history.incidents, job.run.history.fruitless) == ((), 0)
 
 
 def test_an_agent_that_dies_meanwhile_is_an_incident_and_asked_for_again() -> None:
@@ -210,8 +216,8 @@ def test_an_agent_that_dies_meanwhile_is_an_incident_and_asked_for_again() -> No
     job.saves(7)
     assert [type(action) for action in job.loses("host-0")] == [ReplaceAgent]
     job.stops("host-1")
-    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
-    assert job.run.stage is Stage.WAITING, "for the agent of host-0"
+    assert [incident.kind for incident in job.run.history.incidents] == ["host-lost"]
+    assert isinstance(job.run.stage, Waiting), "for the agent of host-0"
     starts = job.registers("host-0", pid=2)
     assert [a.hosts for a in starts if isinstance(a, StartAttempt)] == [("host-0", "host-2")]
 
@@ -219,14 +225,14 @@ def test_an_agent_that_dies_meanwhile_is_an_incident_and_asked_for_again() -> No
 def test_a_leader_that_dies_meanwhile_is_an_incident() -> None:
     job = stopping()
     job.granted(restarts=1).leads()
-    assert [incident.kind for incident in job.run.incidents] == ["leader-lost"]
+    assert [incident.kind for incident in job.run.history.incidents] == ["leader-lost"]
 
 
 def test_ranks_that_do_not_end_are_held_against_their_host() -> None:
     job = stopping()
     job.stops("host-1")
     actions = job.waits(60.0)
-    assert [incident.kind for incident in job.run.incidents] == ["host-lost"]
+    assert [incident.kind for incident in job.run.history.incidents] == ["host-lost"]
     assert [a.host for a in actions if isinstance(a, ReplaceAgent)] == ["host-0"]
 
 
@@ -236,4 +242,4 @@ def test_what_breaks_while_the_scheduler_takes_the_hosts_is_none() -> None:
     job.raises(0, ECC)
     (requeue,) = job.stops()
     assert isinstance(requeue, Requeue)
-    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+    assert (job.run.history.incidents, job.run.history.fruitless) == ((), 0)

@@ -24,7 +24,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.hosts.host_pool import MOST_DOUBLINGS
 from orchestrator.job.hosts.host_replacement import AGAIN_S
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running, Starting, Waiting
 from tests.job.supervise_stage import Job
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def test_another_host_takes_the_place_of_one_that_died() -> None:
     assert job.waits(200) == (), "the scheduler looks for one"
     start = one(job.registers("host-7"), StartAttempt)
     assert start.hosts == ("host-0", "host-7")
-    assert job.run.exclude == {}, "a pod that moved says nothing against a host"
+    assert job.run.hosts.exclude == {}, "a pod that moved says nothing against a host"
 
 
 def test_a_successor_may_come_to_the_same_host() -> None:
@@ -102,11 +102,11 @@ def test_each_time_all_was_given_back_in_vain_the_next_time_is_twice_as_far_off(
     job = scheduled().running()
     job.loses("host-1")
     job.stops("host-0")
-    short_since, lines = job.run.since, len(job.all)
+    short_since, lines = job.run.stage.since, len(job.all)
     waits = [in_vain(job) for _ in range(9)]
     doubled = [PATIENCE_S * 2 ** min(times, MOST_DOUBLINGS) for times in range(9)]
     assert waits == pytest.approx(doubled, abs=35)
-    assert (job.run.given_back, job.run.short_since) == (9, short_since)
+    assert (job.run.scheduler.given_back, job.run.scheduler.short_since) == (9, short_since)
     told = [event for event, _ in job.all[lines:] if not isinstance(event, Tick)]
     assert len(told) == 9 * 2, "a leader and its one agent each time"
 
@@ -118,7 +118,7 @@ def test_the_wait_is_short_again_once_an_attempt_has_begun() -> None:
     in_vain(job)
     in_vain(job)
     one(job.registers("host-7"), StartAttempt)
-    assert job.run.given_back == 0
+    assert job.run.scheduler.given_back == 0
     job.trains()
     job.loses("host-7")
     job.stops("host-0")
@@ -140,10 +140,14 @@ def test_a_host_that_has_to_go_costs_no_budget_and_no_step() -> None:
     job.saves(7)
     assert job.stops() == ()
     assert job.loses("host-1") == (), "as was said; its successor is on its way"
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     start = one(job.registers("host-1", pid=2), StartAttempt)
     assert start.hosts == ("host-0", "host-1")
-    assert (job.run.incidents, job.run.fruitless, job.run.restarts) == ((), 0, 0)
+    assert (job.run.history.incidents, job.run.history.fruitless, job.run.history.restarts) == (
+        (),
+        0,
+        0,
+    )
 
 
 def test_an_agent_that_goes_before_it_has_stopped_its_ranks_is_not_to_blame() -> None:
@@ -151,7 +155,7 @@ def test_an_agent_that_goes_before_it_has_stopped_its_ranks_is_not_to_blame() ->
     leaving(job, "host-1")
     job.loses("host-1")
     job.stops("host-0")
-    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
+    assert (type(job.run.stage), job.run.history.incidents) == (Waiting, ())
 
 
 EVICTED = "Evicted: the node was low on memory"
@@ -165,10 +169,10 @@ def test_a_host_that_was_taken_without_a_warning_costs_no_budget(with_errors: bo
         job.raises(0, "Connection closed by peer")
     job.loses("host-1", taken=EVICTED)
     job.stops("host-0")
-    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
-    assert job.run.reason == f"the scheduler took host-1 ({EVICTED})"
+    assert (type(job.run.stage), job.run.history.incidents) == (Waiting, ())
+    assert job.run.stage.reason == f"the scheduler took host-1 ({EVICTED})"
     assert one(job.registers("host-7"), StartAttempt).hosts == ("host-0", "host-7")
-    assert (job.run.fruitless, job.run.restarts) == (0, 0)
+    assert (job.run.history.fruitless, job.run.history.restarts) == (0, 0)
 
 
 def test_an_error_from_before_a_host_was_taken_counts() -> None:
@@ -177,16 +181,20 @@ def test_an_error_from_before_a_host_was_taken_counts() -> None:
     job.waits(5)
     job.loses("host-1", taken=EVICTED)
     job.stops("host-0")
-    (incident,) = job.run.incidents
-    assert (incident.culprit.rank, job.run.restarts) == (0, 1)
+    (incident,) = job.run.history.incidents
+    assert (incident.culprit.rank, job.run.history.restarts) == (0, 1)
 
 
 def test_one_that_was_taken_and_is_back_before_its_silence_was_noticed_costs_nothing() -> None:
     job = scheduled().running()
     job.registers("host-1", pid=2, taken=EVICTED)
     job.stops("host-0")
-    assert (job.run.incidents, job.run.fruitless, job.run.restarts) == ((), 0, 0)
-    assert (job.run.stage, job.run.attempt) == (Stage.STARTING, 2)
+    assert (job.run.history.incidents, job.run.history.fruitless, job.run.history.restarts) == (
+        (),
+        0,
+        0,
+    )
+    assert (type(job.run.stage), job.run.attempt.number) == (Starting, 2)
 
 
 def test_one_that_is_taken_while_the_job_waits_costs_nothing() -> None:
@@ -194,21 +202,21 @@ def test_one_that_is_taken_while_the_job_waits_costs_nothing() -> None:
     job.leads()
     job.registers("host-0")
     assert job.loses("host-0", taken=EVICTED) == ()
-    assert job.run.fruitless == 0
+    assert job.run.history.fruitless == 0
 
 
 def test_a_leader_that_was_taken_is_nobodys_fault() -> None:
     job = scheduled().running()
     job.leads(taken=EVICTED)
-    assert (job.run.stage, job.run.incidents) == (Stage.WAITING, ())
-    assert (job.run.fruitless, job.run.restarts) == (0, 0)
+    assert (type(job.run.stage), job.run.history.incidents) == (Waiting, ())
+    assert (job.run.history.fruitless, job.run.history.restarts) == (0, 0)
 
 
 def test_a_spare_that_has_to_go_is_no_reason_to_stop() -> None:
     job = scheduled(spares=1).running()
     assert leaving(job, "host-2") == ()
     assert job.loses("host-2") == ()
-    assert job.run.stage is Stage.RUNNING
+    assert isinstance(job.run.stage, Running)
 
 
 def test_a_spare_takes_over_at_once() -> None:
@@ -224,7 +232,7 @@ def test_one_that_goes_while_the_job_waits_costs_nothing() -> None:
     job.registers("host-0")
     assert leaving(job, "host-0") == ()
     assert job.loses("host-0") == ()
-    assert job.run.fruitless == 0
+    assert job.run.history.fruitless == 0
 
 
 def test_said_twice_is_said_once() -> None:
@@ -262,7 +270,7 @@ def test_to_wait_for_a_successor_is_not_written_down_each_second() -> None:
     job.stops("host-0")
     job.waits(40)
     waiting = job.run
-    assert waiting.stage is Stage.WAITING
+    assert isinstance(waiting.stage, Waiting)
     assert job.waits(1) == ()
     assert job.run is waiting
 
@@ -274,7 +282,7 @@ def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> 
     job.registers("host-1", findings=(BROKEN,))
     stays = [comes_back(job, "host-1", pid) for pid in (2, 3, 4)]
     assert stays[0] < AGAIN_S < stays[1] < 2 * AGAIN_S < stays[2] < 4 * AGAIN_S
-    assert job.run.reason == (
+    assert job.run.stage.reason == (
         "1 of 2 hosts are left, and no spare; host-1 is not used (devices: 1 of 2 devices"
         " (replace it)),"
         " was sent away 3 times, and came back"
@@ -282,8 +290,8 @@ def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> 
     job.loses("host-1")
     start = one(job.registers("host-7"), StartAttempt)
     assert start.hosts == ("host-0", "host-7")
-    assert job.run.away == {}
-    assert job.run.fruitless == 0, "that it went each time was asked of it"
+    assert job.run.hosts.away == {}
+    assert job.run.history.fruitless == 0, "that it went each time was asked of it"
 
 
 def test_nor_does_a_leader_that_comes_back_leave_at_once() -> None:
@@ -292,7 +300,7 @@ def test_nor_does_a_leader_that_comes_back_leave_at_once() -> None:
     one(job.registers("host-0", findings=(BROKEN,)), Requeue)
     job.leads()
     assert job.registers("host-0", pid=2, findings=(BROKEN,)) == ()
-    assert "host-0 is not used" in job.run.reason
+    assert "host-0 is not used" in job.run.stage.reason
     assert not one(job.waits(AGAIN_S), Requeue).whole
 
 
@@ -308,7 +316,7 @@ def test_a_cordoned_host_is_left_at_a_checkpoint_and_another_asked_for() -> None
     one(flagged(job, "host-1"), StopAttempt)
     away = one(job.stops(), ReplaceAgent)
     assert (away.host, away.elsewhere, away.shut) == ("host-1", True, True)
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_a_host_is_left_out_for_as_long_as_the_scheduler_holds_it() -> None:
@@ -320,7 +328,7 @@ def test_a_host_is_left_out_for_as_long_as_the_scheduler_holds_it() -> None:
     start = one(job.registers("host-7"), StartAttempt)
     assert start.hosts == ("host-0", "host-7")
     assert opened(job, "host-1") == ()
-    assert (job.run.exclude, job.run.shut) == ({}, ())
+    assert (job.run.hosts.exclude, job.run.hosts.shut) == ({}, ())
     job.trains()
     job.waits(60)
     flagged(job, "host-7")
@@ -328,7 +336,7 @@ def test_a_host_is_left_out_for_as_long_as_the_scheduler_holds_it() -> None:
     job.loses("host-7")
     again = one(job.registers("host-1", pid=2), StartAttempt)
     assert again.hosts == ("host-0", "host-1")
-    assert (job.run.incidents, job.run.fruitless) == ((), 0)
+    assert (job.run.history.incidents, job.run.history.fruitless) == ((), 0)
 
 
 def test_a_host_that_is_opened_before_its_pod_has_gone_is_used_where_it_is() -> None:
@@ -348,11 +356,13 @@ def test_nobody_is_asked_to_keep_pods_off_hosts_that_the_scheduler_shut() -> Non
     requeue = one(job.waits(PATIENCE_S + 10), Requeue)
     assert (requeue.whole, requeue.exclude) == (True, ())
     job.leads()
-    assert (set(job.run.exclude), job.run.shut) == ({"host-1"}, ("host-1",))
+    assert (set(job.run.hosts.exclude), job.run.hosts.shut) == ({"host-1"}, ("host-1",))
     job.leads()
-    assert job.run.shut == ("host-1",), "nor does a leader that follows one that died forget it"
+    assert job.run.hosts.shut == ("host-1",), (
+        "nor does a leader that follows one that died forget it"
+    )
     opened(job, "host-1")
-    assert job.run.exclude == {}
+    assert job.run.hosts.exclude == {}
 
 
 def test_a_host_that_is_no_good_itself_stays_out_when_it_is_opened() -> None:
@@ -363,7 +373,7 @@ def test_a_host_that_is_no_good_itself_stays_out_when_it_is_opened() -> None:
     away = one(job.registers("host-1", findings=(BROKEN,)), ReplaceAgent)
     assert (away.elsewhere, away.shut) == (True, False)
     opened(job, "host-1")
-    assert job.run.hosts["host-1"].unfit
+    assert job.run.hosts.by_name["host-1"].unfit
     assert one(job.registers("host-7"), StartAttempt).hosts == ("host-0", "host-7")
 
 
@@ -373,7 +383,7 @@ def test_a_cordoned_host_of_the_leader_is_given_back_alone() -> None:
     requeue = one(job.stops(), Requeue)
     assert (requeue.whole, requeue.exclude) == (False, ())
     job.leads()
-    assert "host-0" in job.run.exclude, "also after its next leader has come"
+    assert "host-0" in job.run.hosts.exclude, "also after its next leader has come"
 
 
 def test_a_leader_that_has_to_go_leaves_the_others_where_they_are() -> None:
@@ -383,7 +393,11 @@ def test_a_leader_that_has_to_go_leaves_the_others_where_they_are() -> None:
     requeue = one(job.stops(), Requeue)
     assert (requeue.whole, requeue.exclude) == (False, ())
     job.starts()
-    assert (job.run.attempt, job.run.incidents, job.run.fruitless) == (2, (), 0)
+    assert (job.run.attempt.number, job.run.history.incidents, job.run.history.fruitless) == (
+        2,
+        (),
+        0,
+    )
 
 
 def test_a_leader_that_has_to_go_before_an_attempt_goes_alone() -> None:
@@ -401,9 +415,9 @@ def test_a_drained_host_that_strikes_speak_against_stays_away_when_it_is_open() 
     """The next leader knows of the strikes."""
     job = Job().granted(successor_s=300.0).running()
     flagged(job, "host-1")
-    assert job.run.shut == ("host-1",)
+    assert job.run.hosts.shut == ("host-1",)
     job.exclude = {"host-1": "2 strikes"}
     job.leads()
-    assert not job.run.shut
+    assert not job.run.hosts.shut
     job.tell(HostOpened(at=job.now(), host="host-1"))
-    assert job.run.exclude == {"host-1": "2 strikes"}
+    assert job.run.hosts.exclude == {"host-1": "2 strikes"}

@@ -12,7 +12,7 @@ from orchestrator.contract.messages.actions import (
 )
 from orchestrator.contract.messages.events import HostUnavailable, LeaderStarted, TrainingResumed
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Waiting
 from tests.job.supervise_stage import Job
 
 HOW = "its process on host-0 had ended, and host-0 is well"
@@ -62,11 +62,15 @@ def test_the_job_goes_on_within_its_allocation_on_all_of_its_hosts() -> None:
     (start,) = job.registers("host-0", pid=2)
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-1", "host-2")
-    assert (job.run.leader, job.run.exclude, job.run.left_out) == ("host-1", {}, ())
-    (incident,) = job.run.incidents
+    assert (job.run.scheduler.leader, job.run.hosts.exclude, job.run.scheduler.left_out) == (
+        "host-1",
+        {},
+        (),
+    )
+    (incident,) = job.run.history.incidents
     assert (incident.kind, incident.culprit.host) == ("leader-lost", "host-0")
     assert incident.cause.endswith(HOW)
-    assert job.run.restarts == 1
+    assert job.run.history.restarts == 1
 
 
 def test_hosts_that_were_tried_together_are_not_tried_again() -> None:
@@ -80,7 +84,7 @@ def test_hosts_that_were_tried_together_are_not_tried_again() -> None:
 def _checked(job: Job) -> Any:
     from orchestrator.contract.messages.events import HostsChecked
 
-    job.tell(HostsChecked(at=job.now(), check=job.run.checks, unfit={}))
+    job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit={}))
     job.trains()
     return job.run
 
@@ -92,7 +96,7 @@ def test_no_rank_starts_before_the_followers_have_none_of_the_former_attempt() -
     job.registers("host-1")
     job.registers("host-2")
     job.stops("host-1")
-    assert job.run.stage is Stage.WAITING
+    assert isinstance(job.run.stage, Waiting)
     assert isinstance(job.stops("host-2")[-1], StartAttempt)
 
 
@@ -126,7 +130,7 @@ def test_a_follower_that_is_lost_as_well_has_an_agent_started_again() -> None:
     assert isinstance(again, ReplaceAgent)
     job.waits(4)
     job.registers("host-2", pid=2)
-    assert [one.kind for one in job.run.incidents] == ["leader-lost", "host-lost"]
+    assert [one.kind for one in job.run.history.incidents] == ["leader-lost", "host-lost"]
 
 
 def test_a_leader_that_took_over_is_taken_over_from_in_turn() -> None:
@@ -140,7 +144,7 @@ def test_a_leader_that_took_over_is_taken_over_from_in_turn() -> None:
     assert again.host == "host-1"
     (stop,) = job.registers("host-0", pid=2)
     assert isinstance(stop, StopAttempt)
-    culprits = [one.culprit.host for one in job.run.incidents]
+    culprits = [one.culprit.host for one in job.run.history.incidents]
     assert culprits == ["host-0", "host-1"]
 
 
@@ -150,7 +154,7 @@ def test_hosts_that_an_administrator_wants_back_stay_left_out() -> None:
     job = Job(hosts=2, spares=1).granted().running()
     flag(job, "host-2")
     takes(job)
-    assert (list(job.run.exclude), job.run.shut) == (["host-2"], ("host-2",))
+    assert (list(job.run.hosts.exclude), job.run.hosts.shut) == (["host-2"], ("host-2",))
 
 
 def test_who_is_expected_back_and_where() -> None:
@@ -173,7 +177,7 @@ def test_the_incident_has_the_last_step_that_was_done_and_what_is_done_again() -
     at = job.at + 40
     job.at += 60
     takes(job, reached=Reached(attempt=1, step=9, at=at))
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.step, incident.saved, incident.at) == (9, 5, at)
     assert incident.detected_after_s == job.at - at
 
@@ -187,7 +191,7 @@ def test_a_checkpoint_that_the_former_leader_did_not_hear_of_counts_once_it_is_g
     follows(job, "host-1", "host-2")
     job.registers("host-0", pid=2)
     job.tell(TrainingResumed(at=job.now(), attempt=2, step=10))
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.step, incident.saved) == (11, 10)
 
 
@@ -196,12 +200,12 @@ def test_metrics_of_an_earlier_attempt_say_nothing_of_this_one() -> None:
     job.fails_once()
     job.trains()
     takes(job, reached=Reached(attempt=1, step=9, at=job.at))
-    assert job.run.incidents[-1].step == 1
+    assert job.run.history.incidents[-1].step == 1
 
 
 def test_a_clock_that_is_ahead_puts_nothing_into_the_future() -> None:
     job = allocated()
-    last = job.run.last_at
+    last = job.run.history.last_at
     takes(job, reached=Reached(attempt=1, step=9, at=job.at + 3600))
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.step, incident.at) == (9, last)

@@ -96,13 +96,13 @@ def test_hangs_stragglers_and_evidence_are_kept() -> None:
         lost_tokens_per_second=3.0,
     )
     job.tell(slow)
-    assert again(job.run).stragglers == {1: slow}
+    assert again(job.run).attempt.stragglers == {1: slow}
     job.hangs(behind=(1,))
     job.shows("host-0")
     assert same(again(job.run), job.run)
     job.judged(1)
     job.stops()
-    assert job.run.incidents
+    assert job.run.history.incidents
     assert same(again(job.run), job.run)
 
 

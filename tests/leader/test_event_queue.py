@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.contract.messages.actions import Action, GatherEvidence, JudgeHang, StopAttempt
 from orchestrator.contract.messages.events import Event, HangDetected
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Diagnosing, Stage
 from orchestrator.journal.journal import MOST_LINES, Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import Deciding
@@ -39,7 +39,7 @@ def late(number: int) -> Event:
     return exited(0, attempt=0, at=START + number)
 
 
-def deciding(journal: Watched, done: list[tuple[type[Action], Stage]]) -> Deciding:
+def deciding(journal: Watched, done: list[tuple[type[Action], type[Stage]]]) -> Deciding:
     """Of a job that trains; notes what is performed, and what the state is meanwhile."""
     journal.goes_on.set()
     supervisor = Supervisor(journal)
@@ -48,13 +48,13 @@ def deciding(journal: Watched, done: list[tuple[type[Action], Stage]]) -> Decidi
     journal.writes.clear()
 
     async def perform(action: Action) -> None:
-        done.append((type(action), supervisor.run.stage))
+        done.append((type(action), type(supervisor.run.stage)))
 
     return Deciding(supervisor, perform)
 
 
 def test_what_comes_while_the_disk_writes_is_the_next_write(tmp_path: Path) -> None:
-    done: list[tuple[type[Action], Stage]] = []
+    done: list[tuple[type[Action], type[Stage]]] = []
 
     async def storm(journal: Watched) -> list[Event]:
         one = deciding(journal, done)
@@ -77,7 +77,7 @@ def test_what_comes_while_the_disk_writes_is_the_next_write(tmp_path: Path) -> N
     with Watched(tmp_path / "journal.jsonl") as journal:
         asyncio.run(storm(journal))
         assert journal.writes == [1, MOST_LINES]
-    assert done == [(GatherEvidence, Stage.DIAGNOSING)]
+    assert done == [(GatherEvidence, Diagnosing)]
 
 
 def test_no_write_has_more_lines_than_the_next_leader_expects(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_no_write_has_more_lines_than_the_next_leader_expects(tmp_path: Path) ->
 
 
 def test_what_comes_behind_an_action_is_decided_when_it_was_done(tmp_path: Path) -> None:
-    done: list[tuple[type[Action], Stage]] = []
+    done: list[tuple[type[Action], type[Stage]]] = []
 
     async def both(journal: Watched) -> None:
         one = deciding(journal, done)
@@ -102,7 +102,7 @@ def test_what_comes_behind_an_action_is_decided_when_it_was_done(tmp_path: Path)
             one.happened(event)
         await one.decide()
         assert journal.writes == [2]
-        assert done == [(GatherEvidence, Stage.DIAGNOSING)]
+        assert done == [(GatherEvidence, Diagnosing)]
         await one.decide()
         assert journal.writes == [2, 2]
 

@@ -15,6 +15,8 @@ from orchestrator.contract.messages.events import Event, HangJudged
 from orchestrator.diagnosis.dumps.dump import condense, parse
 from orchestrator.diagnosis.dumps.dump_summary import to_text
 from orchestrator.job.failures.hang_event import SHOWN_STACKS, judgement
+from orchestrator.job.host_state import SchedulerState
+from orchestrator.job.progress import Attempt
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.leader.hang_analysis import Judge, scene_of
@@ -112,7 +114,11 @@ def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
     submitted, _ = step(Run(), job)
     names = job.plan.hosts
     granted = Allocation(id="7", restarts=0, hosts=names)
-    run = replace(submitted, allocation=granted, placement=names)
+    run = replace(
+        submitted,
+        scheduler=SchedulerState(allocation=granted),
+        attempt=Attempt(placement=names),
+    )
     judge = Judge(job, lambda: run, run_dir, backend, clock)
     for rank, host in enumerate(names):
         judge.hear(evidence(host, rank))

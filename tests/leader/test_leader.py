@@ -110,8 +110,8 @@ def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path)
         first, _ = await go(zero, one, 2)
         assert (first.attempt, first.master_port) == (2, 20_002)
         run = job.leader.supervisor.run
-        assert [incident.kind for incident in run.incidents] == ["rank-killed"]
-        assert (run.restarts, run.saved) == (1, 4)
+        assert [incident.kind for incident in run.history.incidents] == ["rank-killed"]
+        assert (run.history.restarts, run.progress.saved) == (1, 4)
 
     play(tmp_path, script)
 
@@ -192,7 +192,7 @@ def test_the_first_step_is_recorded_from_the_digest(tmp_path: Path) -> None:
     async def script(job: Led) -> str:
         zero, _ = await job.started()
         await zero.say(digest(0, attempt=7), digest(0, attempt=1))
-        await until(lambda: job.leader.supervisor.run.step == 1, "the step")
+        await until(lambda: job.leader.supervisor.run.attempt.step == 1, "the step")
         return job.leader.supervisor.run.state
 
     assert play(tmp_path, script) == "RUNNING"
@@ -246,7 +246,7 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
         await until(lambda: job.leader.supervisor.run.state == "RUNNING", "going on")
         await until(lambda: len(job.events(EvidenceGathered)) == 2, "the evidence of both")
         kinds = [type(action).__name__ for e in read(job.run_dir.journal) for action in e.actions]
-        return kinds, len(job.leader.supervisor.run.incidents)
+        return kinds, len(job.leader.supervisor.run.history.incidents)
 
     assert play(tmp_path, script, init_timeout=INIT_S) == (["StartAttempt", "GatherEvidence"], 0)
 

@@ -180,7 +180,7 @@ def test_a_host_that_the_scheduler_took_is_nobodys_fault(tmp_path: Path) -> None
         await zero.say(stopped("host-0"))
         lost = await job.happens(AgentLost)
         assert (lost.host, lost.taken) == ("host-1", "Evicted")
-        assert job.leader.supervisor.run.incidents == ()
+        assert job.leader.supervisor.run.history.incidents == ()
 
     play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
 
@@ -198,7 +198,7 @@ def test_one_that_the_scheduler_took_and_replaced_at_once_is_nobodys_fault(tmp_p
             "in the order they were looked at"
         )
         assert came[2:] == [("host-1", "Evicted")]
-        assert job.leader.supervisor.run.incidents == ()
+        assert job.leader.supervisor.run.history.incidents == ()
 
     play(tmp_path, script, allocation=replace(GRANTED, successor_s=300.0))
 

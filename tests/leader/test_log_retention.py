@@ -72,7 +72,7 @@ def test_it_is_due_once_an_attempt_trains_that_has_enough_before_it(run_dir: Run
     job.fails_once()
     assert not tidying.is_due(), "it does not train yet"
     job.trains()
-    assert job.run.attempt == 3
+    assert job.run.attempt.number == 3
     assert tidying.is_due()
     asyncio.run(tidying.tidy())
     assert not tidying.is_due()

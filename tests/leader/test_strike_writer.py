@@ -30,12 +30,15 @@ def test_only_what_a_host_is_to_blame_for_counts_and_only_once() -> None:
     before = Job().running().run
     after = replace(
         before,
-        incidents=(
-            an_incident("host-lost", "host-1"),
-            an_incident("rank-killed", "host-0", "SIGKILL"),
-            an_incident("rank-killed", "host-0", "SIGTERM"),
-            an_incident("host-lost", None),
-            replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"),
+        history=replace(
+            before.history,
+            incidents=(
+                an_incident("host-lost", "host-1"),
+                an_incident("rank-killed", "host-0", "SIGKILL"),
+                an_incident("rank-killed", "host-0", "SIGTERM"),
+                an_incident("host-lost", None),
+                replace(an_incident("host-lost", "host-1"), drill="kill:host=1@step=2"),
+            ),
         ),
     )
     found = new_strikes(before, after)
@@ -78,7 +81,12 @@ def test_a_want_of_memory_is_not_held_against_the_host_on_which_it_killed() -> N
 
 def test_a_disk_that_does_not_take_a_strike_stops_nobody(tmp_path: Path) -> None:
     before = Job().running().run
-    (strike,) = new_strikes(before, replace(before, incidents=(an_incident("host-lost", "a"),)))
+    (strike,) = new_strikes(
+        before,
+        replace(
+            before, history=replace(before.history, incidents=(an_incident("host-lost", "a"),))
+        ),
+    )
     path = host_strikes.path_of(tmp_path, "tb")
     record(path, strike)
     assert [one for one in host_strikes.recall(path) if isinstance(one, Strike)] == [strike]

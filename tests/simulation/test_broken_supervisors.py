@@ -26,10 +26,11 @@ from orchestrator.contract.skipped_batches import Window
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.findings import Findings
 from orchestrator.job.incident import NOBODY, Culprit, Incident
+from orchestrator.job.interruption import Leaving
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import IDLE, Stage
+from orchestrator.job.stage import IDLE, Holding, Running, Stopping, Waiting
 from orchestrator.job.stage_transitions import end, recover, stop
-from orchestrator.job.state import Leaving, Run
+from orchestrator.job.state import Run, with_deadline, with_leaving
 from orchestrator.job.step import step
 from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.run import Outcome, simulate
@@ -46,18 +47,22 @@ def takes_who_comes_back_for_idle(run: Run, event: Event) -> Result:
 def charges_for_a_schedulers_wish(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     asked = isinstance(event, LeaveAsked) and after is not run
-    return (replace(after, fruitless=after.fruitless + 1) if asked else after), actions
+    return (
+        replace(after, history=replace(after.history, fruitless=after.history.fruitless + 1))
+        if asked
+        else after
+    ), actions
 
 
 def sends_away_at_once_who_comes_back(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    return replace(after, away={}), actions
+    return replace(after, hosts=replace(after.hosts, away={})), actions
 
 
 def does_not_say_what_it_did(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    silent = tuple(replace(incident, action="") for incident in after.incidents)
-    return replace(after, incidents=silent), actions
+    silent = tuple(replace(incident, action="") for incident in after.history.incidents)
+    return replace(after, history=replace(after.history, incidents=silent)), actions
 
 
 def starts_again_under_the_same_number(run: Run, event: Event) -> Result:
@@ -66,24 +71,32 @@ def starts_again_under_the_same_number(run: Run, event: Event) -> Result:
     if not again:
         return after, actions
     start = replace(again[0], attempt=again[0].attempt - 1)
-    return replace(after, attempt=start.attempt), (start,)
+    return replace(after, attempt=replace(after.attempt, number=start.attempt)), (start,)
 
 
 def counts_nothing(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    return replace(after, fruitless=0), actions
+    return replace(after, history=replace(after.history, fruitless=0)), actions
 
 
 def charges_for_each_agent_that_goes(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    gone = isinstance(event, AgentLost) and run.stage in IDLE and after is not run
-    return (replace(after, fruitless=after.fruitless + 1) if gone else after), actions
+    gone = isinstance(event, AgentLost) and isinstance(run.stage, IDLE) and after is not run
+    return (
+        replace(after, history=replace(after.history, fruitless=after.history.fruitless + 1))
+        if gone
+        else after
+    ), actions
 
 
 def judges_each_agent_that_goes_for_itself(run: Run, event: Event) -> Result:
     """Though others go with it."""
     after, actions = step(run, event)
-    if not isinstance(event, AgentLost) or run.stage not in IDLE or after.findings is None:
+    if (
+        not isinstance(event, AgentLost)
+        or not isinstance(run.stage, IDLE)
+        or after.interruption.findings is None
+    ):
         return after, actions
     after, more = recover(after, Findings(opened_at=event.at, lost=(event,)), event.at)
     return after, (*actions, *more)
@@ -91,7 +104,7 @@ def judges_each_agent_that_goes_for_itself(run: Run, event: Event) -> Result:
 
 def forgets_whom_to_leave_out(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    return replace(after, exclude={}), actions
+    return replace(after, hosts=replace(after.hosts, exclude={})), actions
 
 
 def leaves_out_for_good_who_was_drained(run: Run, event: Event) -> Result:
@@ -99,13 +112,13 @@ def leaves_out_for_good_who_was_drained(run: Run, event: Event) -> Result:
 
 
 def keeps_off_who_was_drained(run: Run, event: Event) -> Result:
-    return step(replace(run, shut=()), event)
+    return step(replace(run, hosts=replace(run.hosts, shut=())), event)
 
 
 def does_not_wait_for_the_end_of_the_former(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    for host in after.placement if after.stage is Stage.STOPPING else ():
-        stopped = HostStopped(at=event.at, attempt=after.attempt, host=host, finished=False)
+    for host in after.attempt.placement if isinstance(after.stage, Stopping) else ():
+        stopped = HostStopped(at=event.at, attempt=after.attempt.number, host=host, finished=False)
         after, more = step(after, stopped)
         actions += more
     return after, actions
@@ -122,35 +135,45 @@ def overlooks_hangs(run: Run, event: Event) -> Result:
 
 def keeps_no_incidents(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    return replace(after, incidents=(), fruitless=0), actions
+    return replace(after, history=replace(after.history, incidents=(), fruitless=0)), actions
 
 
 def does_not_wait_for_what_heals(run: Run, event: Event) -> Result:
     """It holds, and for a tenth of the time."""
     after, actions = step(run, event)
-    if after.stage is Stage.HOLDING and run.stage is not Stage.HOLDING and after.deadline:
-        after = replace(after, deadline=event.at + (after.deadline - event.at) / 10)
+    if (
+        isinstance(after.stage, Holding)
+        and not isinstance(run.stage, Holding)
+        and after.stage.deadline
+    ):
+        after = with_deadline(after, event.at + (after.stage.deadline - event.at) / 10)
     return after, actions
 
 
 def names_no_rule(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    nameless = tuple(replace(incident, rule="") for incident in after.incidents)
-    return replace(after, incidents=nameless), actions
+    nameless = tuple(replace(incident, rule="") for incident in after.history.incidents)
+    return replace(after, history=replace(after.history, incidents=nameless)), actions
 
 
 def leaves_out_whom_no_rule_did(run: Run, event: Event) -> Result:
     """Each strike counts, whatever the incident says was decided."""
     after, actions = step(run, event)
-    struck = [one for one in after.incidents[len(run.incidents) :] if strike_weight(one)]
+    struck = [
+        one for one in after.history.incidents[len(run.history.incidents) :] if strike_weight(one)
+    ]
     more = {one.culprit.host: "a strike" for one in struck if one.culprit.host is not None}
-    return (replace(after, exclude={**more, **after.exclude}) if more else after), actions
+    return (
+        replace(after, hosts=replace(after.hosts, exclude={**more, **after.hosts.exclude}))
+        if more
+        else after
+    ), actions
 
 
 def uses_a_replaced_host_again(run: Run, event: Event) -> Result:
     """As soon as another leader decides."""
     if isinstance(event, LeaderStarted):
-        run = replace(run, replaced={}, exclude={})
+        run = replace(run, hosts=replace(run.hosts, replaced={}, exclude={}))
     return step(run, event)
 
 
@@ -173,9 +196,11 @@ def trains_what_it_names_as_skipped(run: Run, event: Event) -> Result:
 
 def skips_data_without_a_rollback(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    if isinstance(event, CheckpointSaved) and after.saved > run.saved:
-        window = Window(first=after.saved + 100, last=after.saved + 100)
-        after = replace(after, skipped=(*after.skipped, window))
+    if isinstance(event, CheckpointSaved) and after.progress.saved > run.progress.saved:
+        window = Window(first=after.progress.saved + 100, last=after.progress.saved + 100)
+        after = replace(
+            after, progress=replace(after.progress, skipped=(*after.progress.skipped, window))
+        )
     return after, actions
 
 
@@ -186,9 +211,22 @@ def takes_the_same_plan_again(run: Run, event: Event) -> Result:
 
 
 def grows_at_every_checkpoint(run: Run, event: Event) -> Result:
-    if isinstance(event, CheckpointSaved) and run.stage is Stage.RUNNING and run.leaving is None:
+    if (
+        isinstance(event, CheckpointSaved)
+        and isinstance(run.stage, Running)
+        and run.interruption.leaving is None
+    ):
         leaving = Leaving(cause="growing", words="for fun", requeue=False)
-        return stop(replace(run, leaving=leaving, saved=event.step), event.at, "for fun", 30.0)
+        return stop(
+            replace(
+                run,
+                interruption=replace(run.interruption, leaving=leaving),
+                progress=replace(run.progress, saved=event.step),
+            ),
+            event.at,
+            "for fun",
+            30.0,
+        )
     return step(run, event)
 
 
@@ -197,8 +235,8 @@ def forgets_the_pace(run: Run, event: Event) -> Result:
 
 
 def blames_whom_it_likes_for_a_hang(run: Run, event: Event) -> Result:
-    if isinstance(event, HangJudged) and run.placement:
-        event = replace(event, hosts=run.placement[-1:], ranks=(), confidence=1.0)
+    if isinstance(event, HangJudged) and run.attempt.placement:
+        event = replace(event, hosts=run.attempt.placement[-1:], ranks=(), confidence=1.0)
     return step(run, event)
 
 
@@ -209,8 +247,8 @@ def blames_whom_the_scheduler_took(run: Run, event: Event) -> Result:
 
 
 def tells_apart_who_went_together(run: Run, event: Event) -> Result:
-    if isinstance(event, AgentLost) and run.findings is not None:
-        event = replace(event, silent_s=event.silent_s - 10.0 * len(run.findings.lost))
+    if isinstance(event, AgentLost) and run.interruption.findings is not None:
+        event = replace(event, silent_s=event.silent_s - 10.0 * len(run.interruption.findings.lost))
     return step(run, event)
 
 
@@ -221,26 +259,30 @@ def gives_all_hosts_up_for_one(run: Run, event: Event) -> Result:
 
 
 def gives_all_up_as_soon_each_time(run: Run, event: Event) -> Result:
-    return step(replace(run, given_back=0), event)
+    return step(replace(run, scheduler=replace(run.scheduler, given_back=0)), event)
 
 
 def overlooks_what_breaks_on_the_way_out(run: Run, event: Event) -> Result:
     """Whoever wished for the stop."""
-    if run.leaving is not None and isinstance(event, RankExited):
+    if run.interruption.leaving is not None and isinstance(event, RankExited):
         return run, ()
     return step(run, event)
 
 
 def forgives_agents_that_die_on_the_way_out(run: Run, event: Event) -> Result:
-    if run.leaving is not None and isinstance(event, AgentLost):
+    if run.interruption.leaving is not None and isinstance(event, AgentLost):
         event = replace(event, taken="somebody had a use for it")
     return step(run, event)
 
 
 def ends_at_the_first_failure(run: Run, event: Event) -> Result:
     if run.job is not None:
-        tired = step(replace(run, fruitless=run.job.max_restarts), event)
-        if tired[0].ending == "FAILED" and len(tired[0].incidents) > len(run.incidents):
+        tired = step(
+            replace(run, history=replace(run.history, fruitless=run.job.max_restarts)), event
+        )
+        if tired[0].ending == "FAILED" and len(tired[0].history.incidents) > len(
+            run.history.incidents
+        ):
             return tired
     return step(run, event)
 
@@ -256,14 +298,17 @@ def restarts_whatever_the_class_says(run: Run, event: Event) -> Result:
 
 def _with_last(run: Run, event: Event, change: Callable[[Incident], Incident]) -> Result:
     after, actions = step(run, event)
-    new = after.incidents[len(run.incidents) :]
+    new = after.history.incidents[len(run.history.incidents) :]
     if not new or new[-1].kind == "preflight":
         return after, actions
-    return replace(after, incidents=(*after.incidents[:-1], change(new[-1]))), actions
+    return replace(
+        after,
+        history=replace(after.history, incidents=(*after.history.incidents[:-1], change(new[-1]))),
+    ), actions
 
 
 def blames_the_last_to_fail(run: Run, event: Event) -> Result:
-    told = run.findings.exits if run.findings is not None else ()
+    told = run.interruption.findings.exits if run.interruption.findings is not None else ()
     if not told:
         return step(run, event)
     last = max(told, key=lambda exited: exited.at)
@@ -287,13 +332,17 @@ def calls_everything_a_segfault(run: Run, event: Event) -> Result:
 def cancels_what_was_found_as_well(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
     if after.ending == "CANCELLED":
-        after = replace(after, incidents=run.incidents)
+        after = replace(after, history=replace(after.history, incidents=run.history.incidents))
     return after, actions
 
 
 def starts_while_the_scheduler_asks(run: Run, event: Event) -> Result:
-    if run.stage is Stage.WAITING and run.leaving is not None and run.leaving.cause is None:
-        run = replace(run, leaving=None)
+    if (
+        isinstance(run.stage, Waiting)
+        and run.interruption.leaving is not None
+        and run.interruption.leaving.cause is None
+    ):
+        run = with_leaving(run, None)
     return step(run, event)
 
 
@@ -307,19 +356,21 @@ def goes_on_from_what_is_spoilt(run: Run, event: Event) -> Result:
 
 def throws_all_away_for_want_of_a_checkpoint(run: Run, event: Event) -> Result:
     after, actions = step(run, event)
-    if after.ending == "FAILED" and "no checkpoint from before" in after.reason:
-        return step(replace(run, saved=0, saves=()), event)
+    if after.ending == "FAILED" and "no checkpoint from before" in after.stage.reason:
+        return step(replace(run, progress=replace(run.progress, saved=0, saves=())), event)
     return after, actions
 
 
 def takes_any_zero_for_the_end(run: Run, event: Event) -> Result:
-    if isinstance(event, RankExited) and event.exit_code == 0 and run.stage is Stage.RUNNING:
+    if isinstance(event, RankExited) and event.exit_code == 0 and isinstance(run.stage, Running):
         return end(run, event.at, "SUCCEEDED", "a rank returned 0")
     return step(run, event)
 
 
 def spends_no_budget_of_a_class(run: Run, event: Event) -> Result:
-    return step(replace(run, advanced=len(run.incidents)), event)
+    return step(
+        replace(run, history=replace(run.history, advanced=len(run.history.incidents))), event
+    )
 
 
 class RemembersBesideTheJournal:
@@ -331,7 +382,9 @@ class RemembersBesideTheJournal:
     def __call__(self, run: Run, event: Event) -> Result:
         after, actions = step(run, event)
         self.seen += 1
-        return replace(after, reason=f"{after.reason} ({self.seen})"), actions
+        return replace(
+            after, stage=replace(after.stage, reason=f"{after.stage.reason} ({self.seen})")
+        ), actions
 
 
 def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -> Outcome:

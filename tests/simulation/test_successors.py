@@ -57,7 +57,7 @@ def test_a_host_that_the_scheduler_takes_costs_nothing_and_moves_nobody_else(pic
     one, before, after = struck("eviction", pick, allowed=0)
     run = one.world.run
     assert (run.ending, one.launch) == ("SUCCEEDED", 1)
-    assert (run.incidents, run.fruitless, run.attempt) == ((), 0, 2)
+    assert (run.history.incidents, run.history.fruitless, run.attempt.number) == ((), 0, 2)
     assert len(after) == len(before) == 3
     stayed = [agent for agent in before.values() if agent in after.values()]
     assert len(stayed) == 2
@@ -85,7 +85,7 @@ def test_a_cluster_whose_nodes_are_upgraded_one_by_one_runs_out_of_none(seed: in
         world.timeline.after(at + 100.0, partial(shuts, host, ""))
     one.run()
     run = world.run
-    assert (run.ending, one.launch, run.incidents) == ("SUCCEEDED", 1, ())
+    assert (run.ending, one.launch, run.history.incidents) == ("SUCCEEDED", 1, ())
     events = [entry.event for entry in world.storage.recall()]
     left = [event.host for event in events if isinstance(event, HostFlagged)]
     assert len(left) > len(nodes) > len(set(left)) - 1, "some of them twice"
@@ -102,7 +102,7 @@ def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> Non
     assert one.launch == 1, "no person was needed"
     assert lost not in after
     assert sum(agent in after.values() for agent in before.values()) == 2, "the others waited"
-    assert [incident.kind for incident in one.world.run.incidents] == ["leader-lost"]
+    assert [incident.kind for incident in one.world.run.history.incidents] == ["leader-lost"]
 
 
 def test_a_leaders_pod_that_never_begins_on_its_node_is_taken_elsewhere() -> None:
@@ -130,5 +130,5 @@ def test_a_leaders_pod_that_never_begins_on_its_node_is_taken_elsewhere() -> Non
     run = world.run
     assert (run.ending, one.launch) == ("SUCCEEDED", 1), "no person was needed"
     assert stuck, "it was taken away from a node"
-    assert run.leader not in stuck
-    assert [incident.kind for incident in run.incidents] == ["leader-lost"]
+    assert run.scheduler.leader not in stuck
+    assert [incident.kind for incident in run.history.incidents] == ["leader-lost"]

@@ -39,7 +39,7 @@ from orchestrator.dashboard.follow.follow_loop import follow_job
 from orchestrator.errors import BackendError, JobError, NdctlError
 from orchestrator.failover.after_leader import UNLED
 from orchestrator.failover.requeue_after_exit import restarts_in_vain
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal.journal import Journal
@@ -344,11 +344,11 @@ class Starter:
     def _why_not(self, run: Run) -> str:
         vain = restarts_in_vain(run, self._restarts - 1)
         most = (run.job.max_allocations if run.job else None) or UNLED
-        if run.stage is not Stage.QUEUED and vain >= most:
+        if not isinstance(run.stage, Queued) and vain >= most:
             return f"nothing came of {vain} steps in a row"
-        return self.backend.why_not(self.here.launch, run.left_out)
+        return self.backend.why_not(self.here.launch, run.scheduler.left_out)
 
     def _hosts(self, run: Run) -> tuple[str, ...]:
         job = self.backend.allocated.finder.show(self.here.launch, self._job_id)
-        usable = self.backend.usable(job, run.left_out) if job is not None else ()
+        usable = self.backend.usable(job, run.scheduler.left_out) if job is not None else ()
         return tuple(host for host in usable if host in self.here.hosts)

@@ -200,7 +200,7 @@ def _started_again(run_dir: RunDir, task: Task) -> LaunchPlan | None:
     run = known(run_dir)
     if run.job is None or run.ending is not None:
         return None
-    led = run.allocation
+    led = run.scheduler.allocation
     is_new = led is None or led.id != task.job_id or led.restarts < task.restarts
     return counts.launch if is_new else None
 

@@ -130,7 +130,7 @@ def no_run(run_dir: RunDir) -> JobError:
 
 def steps_left(spec: JobSpec, run: Run) -> JobError | None:
     """The refusal of a job that has none: it would hold every host for nothing."""
-    done = run.saved
+    done = run.progress.saved
     if run.job is not None and run.state == "SUCCEEDED":
         done = max(done, run.job.steps)  # also where no checkpoint was written at the end
     if done < spec.train.steps:
@@ -145,12 +145,12 @@ def _lost(
     run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[PassedOver, ...]
 ) -> JobError | None:
     """Where the job saved checkpoints, and none is whole any more, it would begin at step 0."""
-    if folder is not None or not run.saved:
+    if folder is not None or not run.progress.saved:
         return None
     found = "; ".join(f"{one.name}: {one.why}" for one in passed) or "there is none"
     return JobError(
-        f"job {run_dir.path.name} saved step {run.saved:,}, and {run_dir.checkpoints} has no whole"
-        f" checkpoint ({found})",
+        f"job {run_dir.path.name} saved step {run.progress.saved:,}, and {run_dir.checkpoints} has"
+        f" no whole checkpoint ({found})",
         fix=f"put the checkpoint back, or {START_OVER}",
     )
 

@@ -258,7 +258,11 @@ def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock, form
     allocation = backend.allocation(launch)
     if allocation is None:
         return Granted(term=config.term, reached=reached)
-    silent_s = {run.leader: max(0.0, clock.now() - run.last_at)} if run.leader else {}
+    silent_s = (
+        {run.scheduler.leader: max(0.0, clock.now() - run.history.last_at)}
+        if run.scheduler.leader
+        else {}
+    )
     taken: Mapping[str, str] = {}
     if silent_s and allocation.successor_s is not None:
         try:
@@ -272,7 +276,7 @@ def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock, form
         exclude=host_strikes.excluded(path, clock.now()),
         always=host_strikes.always(path, clock.now()),
         cleared=host_strikes.cleared(path),
-        taken=taken.get(run.leader, ""),
+        taken=taken.get(run.scheduler.leader, ""),
         former=former,
         reached=reached,
         strikes=path,

@@ -221,7 +221,7 @@ def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
     log.warning(
         "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
         " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
-        *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
+        *(launch.launch, launch.job, run_dir.path, run.state, run.stage.reason),
     )
     if pod.leads:
         _tell_journal(run_dir)

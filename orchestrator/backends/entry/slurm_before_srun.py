@@ -152,7 +152,7 @@ def _has_begun(
     if run.ending is not None or not is_of(run_dir, handover, run):
         again = _command(run_dir, "submit", str(run_dir.spec), "--resume")
         raise JobError(
-            f"job {launch.job} exists in {run_dir.path}: {run.state}, {run.reason}",
+            f"job {launch.job} exists in {run_dir.path}: {run.state}, {run.stage.reason}",
             fix=f"go on with that one: `{again}`; or start over, with --new instead of --resume,"
             f" which keeps the old run in {ARCHIVE}/; or give this one another name:"
             " `ndctl render SPEC --set name=…`",

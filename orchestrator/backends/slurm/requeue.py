@@ -113,7 +113,7 @@ class Requeue:
             struck = host_strikes.path_of(run_dir.path.parent, cluster)
             found |= {*host_strikes.excluded(struck, self.slurm.clock.now())}
         with contextlib.suppress(OSError, JobError):
-            found |= {*known(run_dir).replaced}
+            found |= {*known(run_dir).hosts.replaced}
         return found
 
     def _await_verdict(

@@ -35,7 +35,7 @@ from orchestrator.dashboard.status import did, row, state_lines, times
 from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
 from orchestrator.job.incident import Incident
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Diagnosing, Ended
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
@@ -72,28 +72,29 @@ def tell(told: Told, entry: Entry, zone: tzinfo | None) -> tuple[Told, list[str]
     after, _ = step(before, entry.event)
     news = list(_news(before, after, entry, zone))
     at = format.moment(entry.event.at, zone)
-    fresh = after.attempt != before.attempt
-    place = after.saved if fresh else told.told_step
+    fresh = after.attempt.number != before.attempt.number
+    place = after.progress.saved if fresh else told.told_step
     return replace(told, run=after, told_step=place), [f"{at}  {format.one_line(n)}" for n in news]
 
 
 def _news(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterator[str]:
     if isinstance(entry.event, TOLD_EVENTS):
         yield event_words(entry.event)
-    if after.stage is Stage.DIAGNOSING and before.stage is not Stage.DIAGNOSING:
-        yield f"looking into it: {after.reason}"
-    for incident in after.incidents[len(before.incidents) :]:
+    if isinstance(after.stage, Diagnosing) and not isinstance(before.stage, Diagnosing):
+        yield f"looking into it: {after.stage.reason}"
+    for incident in after.history.incidents[len(before.history.incidents) :]:
         yield from incident_news(incident)
-    for old, new in zip(before.incidents, after.incidents, strict=False):
+    for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
         if old.recovered_after_s is None and new.recovered_after_s is not None:
             took = format.duration(new.recovered_after_s)
-            yield f"recovered from incident {new.id} after {took}: attempt {after.attempt} trains"
-    if after.attempt and is_short(after) and not is_short(before):
+            trains = f"attempt {after.attempt.number} trains"
+            yield f"recovered from incident {new.id} after {took}: {trains}"
+    if after.attempt.number and is_short(after) and not is_short(before):
         yield _short(after, zone)
-    if after.attempt != before.attempt:
-        yield f"starting {after.reason}"
-    if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
-        yield f"{after.state}: {format.why_and_fix(after.reason)[0]}"
+    if after.attempt.number != before.attempt.number:
+        yield f"starting {after.stage.reason}"
+    if isinstance(after.stage, Ended) and not isinstance(before.stage, Ended):
+        yield f"{after.state}: {format.why_and_fix(after.stage.reason)[0]}"
 
 
 def _short(run: Run, zone: tzinfo | None) -> str:
@@ -240,14 +241,18 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
         lines.append(row("loss", f"{format.loss(first.loss)} -> {format.loss(last.loss)}"))
         lines.append(row("speed", format.rate(last.tokens_per_second)))
     lines.append(row("wall time", format.duration(shown.elapsed_s)))
-    lines.append(row("restarts", str(run.restarts)))
+    lines.append(row("restarts", str(run.history.restarts)))
     if snapshot.seen.checkpoint.step:
         path = snapshot.checkpoints / snapshot.seen.checkpoint.name
         lines.append(row("checkpoint", str(path)))
-    for incident in run.incidents:
+    for incident in run.history.incidents:
         lines += _incident_rows(incident, shown, zone)
-    if shown.state == "FAILED" and run.incidents and run.incidents[-1].evidence.traceback:
-        lines += ["", visible(run.incidents[-1].evidence.traceback.rstrip()), ""]
+    if (
+        shown.state == "FAILED"
+        and run.history.incidents
+        and run.history.incidents[-1].evidence.traceback
+    ):
+        lines += ["", visible(run.history.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
         if (command := look_at(snapshot)) is not None:
             lines.append(row("see why", command))

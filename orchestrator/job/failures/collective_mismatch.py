@@ -16,7 +16,7 @@ from orchestrator.diagnosis.hang.report import ranks_words
 from orchestrator.job.failures.exit_classification import Verdict, failure_of
 from orchestrator.job.findings import Findings
 from orchestrator.job.incident import Culprit
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, with_deadline, with_findings
 
 ASK_S = 10.0
 """For the evidence of all hosts, small files that are there already …"""
@@ -44,23 +44,28 @@ def ask_who_differed(run: Run, findings: Findings, at: float) -> tuple[Run, tupl
     """Before the attempt is concluded. Evidence that does not come is not waited for."""
     until = at + ASK_S
     asking = GatherEvidence(
-        attempt=run.attempt,
+        attempt=run.attempt.number,
         timeout_s=ASK_S,
         reason="operations of ranks did not fit each other: what had they called?",
         ended=True,
     )
     findings = replace(findings, asked_after=True, judge_by=until)
-    return replace(run, deadline=until, findings=findings), (asking,)
+    return with_deadline(with_findings(run, findings), until), (asking,)
 
 
 def judge_who_differed(run: Run, at: float) -> tuple[Run, tuple[Action, ...]]:
     """All hosts have told what their ranks had called, where they were asked for that."""
-    if run.findings is None or not run.findings.asked_after or run.findings.judged:
+    if (
+        run.interruption.findings is None
+        or not run.interruption.findings.asked_after
+        or run.interruption.findings.judged
+    ):
         return run, ()
     until = at + JUDGE_S
     reason = "all hosts have told what their ranks had called"
-    after = replace(run, deadline=until, findings=replace(run.findings, judge_by=until))
-    return after, (JudgeHang(attempt=run.attempt, reason=reason),)
+    findings = replace(run.interruption.findings, judge_by=until)
+    after = with_deadline(with_findings(run, findings), until)
+    return after, (JudgeHang(attempt=run.attempt.number, reason=reason),)
 
 
 def with_who_differed(verdict: Verdict, exited: RankExited, findings: Findings) -> Verdict:

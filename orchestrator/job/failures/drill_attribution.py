@@ -36,10 +36,13 @@ def _happened(run: Run) -> Iterator[tuple[Drill, str | None]]:
     """Each with its host."""
     assert run.job is not None
     for drill in run.job.drills:
-        if drill.id in run.fired_now:
+        if drill.id in run.attempt.drills:
             each = run.plan.ranks_per_host if drill.target == "rank" else 1
             number = drill.index // each
-            yield drill, run.placement[number] if number < len(run.placement) else None
+            yield (
+                drill,
+                run.attempt.placement[number] if number < len(run.attempt.placement) else None,
+            )
 
 
 def _first_sign(run: Run, findings: Findings) -> int:
@@ -47,4 +50,4 @@ def _first_sign(run: Run, findings: Findings) -> int:
     since = [x.error.since for x in findings.exits if x.error and x.error.since is not None]
     seen = [exited.step for exited in findings.exits]
     seen += [findings.hang.step] if findings.hang else []
-    return min(since) if since else max([run.step, *seen])
+    return min(since) if since else max([run.attempt.step, *seen])

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from orchestrator.contract.messages.events import LeaderStarted
 from orchestrator.job.hosts.host_pool import has_successors
 from orchestrator.job.policy import BEFORE_FIX
-from orchestrator.job.stage import OUTSIDE, Stage
+from orchestrator.job.stage import OUTSIDE, Submitted
 from orchestrator.job.state import Run
 
 RULE = "max-allocations"
@@ -27,38 +27,48 @@ def begun(run: Run, event: LeaderStarted) -> Run:
     if new is None:
         return run
     if new.successor_s is not None:
-        if run.stage is not Stage.SUBMITTED and (run.stage in OUTSIDE or event.taken):
+        if not isinstance(run.stage, Submitted) and (isinstance(run.stage, OUTSIDE) or event.taken):
             return run  # the leader before gave its place up, or the scheduler took it
         more = 1
     else:
-        former = run.allocation
+        former = run.scheduler.allocation
         known = former is not None and former.id == new.id
         more = max(1, new.restarts - former.restarts) if known and former else 1
-    since = run.allocations_since if run.allocations else event.at
-    return replace(run, allocations=run.allocations + more, allocations_since=since)
+    since = run.history.allocations_since if run.history.allocations else event.at
+    return replace(
+        run,
+        history=replace(
+            run.history, allocations=run.history.allocations + more, allocations_since=since
+        ),
+    )
 
 
 def advanced(run: Run) -> Run:
     """A new checkpoint is complete."""
-    return replace(run, allocations=0)
+    return replace(run, history=replace(run.history, allocations=0))
 
 
 def was_saved(run: Run, at: float) -> Run:
     """The allocation before this one made a checkpoint of which its leader did not hear."""
-    return replace(run, allocations=min(run.allocations, 1), allocations_since=at)
+    return replace(
+        run,
+        history=replace(
+            run.history, allocations=min(run.history.allocations, 1), allocations_since=at
+        ),
+    )
 
 
 def last_one(run: Run, how: str) -> str:
     """Why the job ends with its present allocation, which ends by `how`; empty: it goes on."""
-    return _words(run, run.allocations, how)
+    return _words(run, run.history.allocations, how)
 
 
 def one_too_many(run: Run) -> str:
     """The same where another allocation has begun, as nobody could say so at the end of the last.
     `run` is as that left it, but for the count."""
-    led = run.stage not in OUTSIDE
-    how = f"its leader was lost while {run.stage.value}" if led else "no leader began in it"
-    return _words(run, run.allocations - 1, how)
+    led = not isinstance(run.stage, OUTSIDE)
+    how = f"its leader was lost while {run.stage.title}" if led else "no leader began in it"
+    return _words(run, run.history.allocations - 1, how)
 
 
 def _words(run: Run, vain: int, how: str) -> str:
@@ -66,14 +76,16 @@ def _words(run: Run, vain: int, how: str) -> str:
     if job is None or job.max_allocations is None or vain < job.max_allocations:
         return ""
     what = "leader" if has_successors(run) else "allocation"
-    saved = f"the newest is step-{run.saved}" if run.saved else "there is none yet"
-    if run.saved and run.saved_at is not None:
-        saved += f", of {_moment(run.saved_at)}"
+    saved = (
+        f"the newest is step-{run.progress.saved}" if run.progress.saved else "there is none yet"
+    )
+    if run.progress.saved and run.progress.saved_at is not None:
+        saved += f", of {_moment(run.progress.saved_at)}"
     many = f"{vain} {what}{'' if vain == 1 else 's'} in a row"
     if vain == 1:
         many = f"one {what}"
     return (
-        f"{many}, since {_moment(run.allocations_since)}, made no new checkpoint ({saved});"
+        f"{many}, since {_moment(run.history.allocations_since)}, made no new checkpoint ({saved});"
         f" the last one ended: {how} (resilience.max_allocations {job.max_allocations})"
         f"{BEFORE_FIX}{_fix(run)}"
     )

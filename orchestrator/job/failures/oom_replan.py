@@ -12,7 +12,7 @@ from orchestrator.job.failures.exit_classification import Verdict
 from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.plans import Shortage
 from orchestrator.job.policy import ON_PROCESSORS
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, with_deadline
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"
@@ -43,9 +43,14 @@ def no_help(verdict: Verdict) -> str:
 def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Shortage:
     """What is believed of a device after this plan did not fit into it."""
     plan = run.plan
-    known = (plan.memory.peak_bytes, run.device_bytes, plan.memory.device_bytes, told(verdict))
+    known = (
+        plan.memory.peak_bytes,
+        run.plans.device_bytes,
+        plan.memory.device_bytes,
+        told(verdict),
+    )
     least = min(size for size in known if size)
-    spent = adopt and run.refits >= MOST_REFITS
+    spent = adopt and run.plans.refits >= MOST_REFITS
     if spent:
         words = f"{words}; {MOST_REFITS} plans for less memory did not fit either"
     return Shortage(device_bytes=int(LESS * least), adopt=adopt and not spent, words=words)
@@ -66,23 +71,28 @@ def look(run: Run, at: float, short: Shortage) -> tuple[Run, tuple[Replan, ...]]
         device_bytes=short.device_bytes,
         adopt=short.adopt,
     )
-    return replace(run, shortage=short, deadline=at + ANSWER_S), (order,)
+    run = replace(run, plans=replace(run.plans, shortage=short))
+    return with_deadline(run, at + ANSWER_S), (order,)
 
 
 def with_ways_out(
     run: Run, why: str, ways: tuple[str, ...] = (), edits: tuple[str, ...] = ()
 ) -> tuple[Run, str]:
     """The incident knows what a person can do; and the words to end with."""
-    assert run.shortage is not None
+    assert run.plans.shortage is not None
     # Hosts may have been found wanting while the planner was asked.
-    number = max(n for n, one in enumerate(run.incidents) if one.kind != PREFLIGHT)
-    last = run.incidents[number]
+    number = max(n for n, one in enumerate(run.history.incidents) if one.kind != PREFLIGHT)
+    last = run.history.incidents[number]
     notes = tuple(f"way out: {way}" for way in ways) or (f"no way out was found: {why}",)
     evidence = replace(last.evidence, notes=(*last.evidence.notes, *notes))
     advice = f"resume with one of: {'; '.join(ways)}" if ways else last.advice
     incident = replace(last, evidence=evidence, advice=advice, edits=edits)
-    incidents = (*run.incidents[:number], incident, *run.incidents[number + 1 :])
-    run = replace(run, incidents=incidents, shortage=None)
+    incidents = (*run.history.incidents[:number], incident, *run.history.incidents[number + 1 :])
+    run = replace(
+        run,
+        history=replace(run.history, incidents=incidents),
+        plans=replace(run.plans, shortage=None),
+    )
     if not ways:
         return run, f"{last.action}; no plan that takes less memory: {why}"
     many = f"{len(ways)} ways out are" if len(ways) > 1 else "one way out is"

@@ -27,18 +27,23 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
     to = max((step for step in _known(run) if step < since), default=0)
     if why := _why_not(run, to, since):
         return run, _refused(decision, why)
-    window = Window(first=batch_of(to, run.skipped) + 1, last=batch_of(failed, run.skipped))
+    window = Window(
+        first=batch_of(to, run.progress.skipped) + 1, last=batch_of(failed, run.progress.skipped)
+    )
     before = replace(
         run,
-        saved=to,
-        saved_at=None,
-        saves=tuple(step for step in run.saves if step <= to),
-        skipped=together(run.skipped, (window,)),
-        rollbacks=(*run.rollbacks, Rollback(to=to, since=since)),
+        progress=replace(
+            run.progress,
+            saved=to,
+            saved_at=None,
+            saves=tuple(step for step in run.progress.saves if step <= to),
+            skipped=together(run.progress.skipped, (window,)),
+            rollbacks=(*run.progress.rollbacks, Rollback(to=to, since=since)),
+        ),
     )
     reason = (
-        f"back to {_name(to)} as attempt {run.attempt + 1}, and on without batches {window} of the"
-        f" data, which steps {to + 1} to {failed} read"
+        f"back to {_name(to)} as attempt {run.attempt.number + 1}, and on without batches {window} of"
+        f" the data, which steps {to + 1} to {failed} read"
     )
     return before, replace(decision, reason=reason)
 
@@ -46,11 +51,11 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
 def _why_not(run: Run, to: int, since: int) -> str:
     if since < 1:
         return "it failed before its first step, so no data had been read"
-    if run.saved and not to:
+    if run.progress.saved and not to:
         return f"no checkpoint from before step {since} is known"
-    if since in [former.since for former in run.rollbacks]:
+    if since in [former.since for former in run.progress.rollbacks]:
         return f"with other data, too, it went astray at step {since}"
-    if [former.to for former in run.rollbacks].count(to) >= MOST_FROM_ONE:
+    if [former.to for former in run.progress.rollbacks].count(to) >= MOST_FROM_ONE:
         return f"{MOST_FROM_ONE} rollbacks to {_name(to)} did not help"
     return ""
 
@@ -65,4 +70,4 @@ def _name(step: int) -> str:
 
 def _known(run: Run) -> tuple[int, ...]:
     """Checkpoints that there were; of a journal of an older ndctl the newest alone."""
-    return run.saves or ((run.saved,) if run.saved else ())
+    return run.progress.saves or ((run.progress.saved,) if run.progress.saved else ())

@@ -7,11 +7,11 @@ what is missing is missing everywhere, and none of them is to blame. Pure.
 from dataclasses import replace
 
 from orchestrator.contract.messages.events import HostUnavailable
+from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.host_state import HostState
 from orchestrator.job.hosts.host_pool import hosts_given
-from orchestrator.job.incident_records import left_out
 from orchestrator.job.policy import BEFORE_FIX
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, with_host
 
 FIX = (
     "ndctl's interpreter, what it links to, and the run directory have to be where they were at"
@@ -32,7 +32,7 @@ def noted(run: Run, event: HostUnavailable) -> Run:
         alive=False,
         unfit=event.why,
     )
-    return replace(run, hosts={**run.hosts, event.host: host})
+    return with_host(run, host)
 
 
 def everywhere(run: Run) -> str:
@@ -59,9 +59,9 @@ def told(run: Run, at: float) -> Run:
                 cause=f"no agent can begin on {host.name}: {host.unfit}",
                 advice=f"look at what {host.name} mounts: {FIX}",
             )
-            run = replace(run, hosts={**run.hosts, host.name: replace(host, checked=True)})
+            run = with_host(run, replace(host, checked=True))
     return run
 
 
 def _unable(run: Run) -> list[HostState]:
-    return [host for host in run.hosts.values() if not host.incarnation and host.unfit]
+    return [host for host in run.hosts.by_name.values() if not host.incarnation and host.unfit]

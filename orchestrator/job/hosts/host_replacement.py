@@ -25,16 +25,16 @@ def make_room(
     run: Run, away: Sequence[HostState], at: float, reason: str
 ) -> tuple[Run, tuple[ReplaceAgent, ...]]:
     """Send hosts away; of those that came back, due or not, is told who looks."""
-    back = [_came_back(run, host) for host in _unwanted(run) if host.name in run.away]
+    back = [_came_back(run, host) for host in _unwanted(run) if host.name in run.hosts.away]
     if back:
         reason = "; ".join((reason, *back))
-        run = replace(run, reason=reason)
+        run = replace(run, stage=replace(run.stage, reason=reason))
     orders = tuple(
         ReplaceAgent(
             host=host.name,
             reason=reason,
             elsewhere=True,
-            shut=host.name in run.shut and not host.unfit,
+            shut=host.name in run.hosts.shut and not host.unfit,
         )
         for host in away
     )
@@ -42,9 +42,9 @@ def make_room(
 
 
 def _came_back(run: Run, host: HostState) -> str:
-    times = run.away[host.name].times
+    times = run.hosts.away[host.name].times
     often = f"{times} times" if times > 1 else "once"
-    why = host.unfit or run.exclude.get(host.name, "")
+    why = host.unfit or run.hosts.exclude.get(host.name, "")
     return f"{host.name} is not used ({why}), was sent away {often}, and came back"
 
 
@@ -54,21 +54,26 @@ def send_away(run: Run, hosts: Sequence[HostState], at: float) -> Run:
         return run  # the very same: what changes nothing is not journalled
     gone = {host.name: replace(host, sent_away=True) for host in hosts}
     away = {name: Away(times=_times(run, name) + 1, last_at=at) for name in gone}
-    return replace(run, hosts={**run.hosts, **gone}, away={**run.away, **away})
+    return replace(
+        run,
+        hosts=replace(
+            run.hosts, by_name={**run.hosts.by_name, **gone}, away={**run.hosts.away, **away}
+        ),
+    )
 
 
 def _unwanted(run: Run) -> list[HostState]:
     return [
         host
-        for host in run.hosts.values()
+        for host in run.hosts.by_name.values()
         if host.alive and not host.going and not host.sent_away and no_good(run, host)
     ]
 
 
 def _due_at(run: Run, host: HostState) -> float:
-    before = run.away.get(host.name)
+    before = run.hosts.away.get(host.name)
     return before.last_at + AGAIN_S * 2 ** (before.times - 1) if before else 0.0
 
 
 def _times(run: Run, host: str) -> int:
-    return run.away[host].times if host in run.away else 0
+    return run.hosts.away[host].times if host in run.hosts.away else 0

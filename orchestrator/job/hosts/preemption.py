@@ -20,7 +20,7 @@ def grace_to_leave_s(run: Run, at: float) -> float:
     """All of the notice where that is longer than `stop_grace`, for what is not saved by then is
     lost; and no longer than the allocation lasts, for at its end the job is."""
     assert run.job is not None
-    granted = run.allocation
+    granted = run.scheduler.allocation
     if granted is None or granted.notice_s is None:
         return run.job.stop_grace
     room = room_s(granted.notice_s)

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given, switches_of, usable
+from orchestrator.job.interruption import Leaving
 from orchestrator.job.plans import JobPlan
-from orchestrator.job.stage import Stage
-from orchestrator.job.state import Leaving, Run
+from orchestrator.job.stage import Running
+from orchestrator.job.state import Run
 from orchestrator.plan.placement.place import room_for
 
 EVERY_S = 1800.0
@@ -22,14 +23,18 @@ ASK_EVERY_S = 600.0
 
 def wish(run: Run, at: float) -> Leaving | None:
     """Why to stop at this checkpoint and go on with more hosts; None: there is no reason."""
-    if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
+    if (
+        not isinstance(run.stage, Running)
+        or run.interruption.leaving is not None
+        or run.interruption.cancelled_by is not None
+    ):
         return None
-    if run.grown_at is not None and at < run.grown_at + EVERY_S:
+    if run.plans.grown_at is not None and at < run.plans.grown_at + EVERY_S:
         return None
     found = _within_reach(run)
     if found is None:
         return None
-    came = [name for name in usable(run) if name not in run.placement]
+    came = [name for name in usable(run) if name not in run.attempt.placement]
     words = (
         f"growing from {len(run.plan.hosts)} to {len(found.plan.hosts)} hosts by plan"
         f" {found.number}: {', '.join(came)} can be used again"
@@ -42,25 +47,30 @@ def grown(run: Run) -> Run:
     found = _within_reach(run)
     if found is None:
         return run
-    larger = run.larger[: run.larger.index(found)]
-    return replace(run, replanned=found if larger else None, larger=larger)
+    larger = run.plans.larger[: run.plans.larger.index(found)]
+    return replace(
+        run, plans=replace(run.plans, replanned=found if larger else None, larger=larger)
+    )
 
 
 def shrunk(run: Run, at: float, smaller: JobPlan) -> Run:
     """With a plan for fewer hosts, and in mind what to go back to."""
-    more = [plan for plan in run.larger if len(plan.plan.hosts) > len(run.plan.hosts)]
-    return replace(run, replanned=smaller, larger=(*more, run.current), asked_at=at)
+    more = [plan for plan in run.plans.larger if len(plan.plan.hosts) > len(run.plan.hosts)]
+    return replace(
+        run, plans=replace(run.plans, replanned=smaller, larger=(*more, run.current), asked_at=at)
+    )
 
 
 def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
     """Have agents started on hosts that are missing, now and then; whoever comes registers."""
-    waiting = run.stage is Stage.RUNNING and bool(run.larger) and not has_successors(run)
-    if not waiting or run.leaving is not None or at < run.asked_at + ASK_EVERY_S:
+    waiting = isinstance(run.stage, Running) and bool(run.plans.larger) and not has_successors(run)
+    if not waiting or run.interruption.leaving is not None or at < run.plans.asked_at + ASK_EVERY_S:
         return run, ()
     missing = [
         name
         for name in hosts_given(run)
-        if name not in run.exclude and not (name in run.hosts and run.hosts[name].alive)
+        if name not in run.hosts.exclude
+        and not (name in run.hosts.by_name and run.hosts.by_name[name].alive)
     ]
     if not missing:
         return run, ()
@@ -68,13 +78,13 @@ def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
     orders = tuple(
         ReplaceAgent(host=name, reason=f"{reason} {name} there again?") for name in missing
     )
-    return replace(run, asked_at=at), orders
+    return replace(run, plans=replace(run.plans, asked_at=at)), orders
 
 
 def _within_reach(run: Run) -> JobPlan | None:
     """The largest of the plans given up for which there are enough hosts."""
     there, switches = usable(run), switches_of(run)
-    for larger in run.larger:
+    for larger in run.plans.larger:
         if room_for(larger.plan, there, switches) >= len(larger.plan.hosts):
             return larger
     return None

@@ -13,14 +13,15 @@ from orchestrator.contract.messages.events import (
     ReplanRefused,
     RequeueRefused,
 )
-from orchestrator.job.cancellation import cancelled
+from orchestrator.job.failures.cancellation import cancelled
 from orchestrator.job.failures.oom_replan import with_ways_out
 from orchestrator.job.findings import Findings
 from orchestrator.job.hosts.host_pool import has_successors, switches_of, usable
 from orchestrator.job.hosts.preemption import grace_to_leave_s
 from orchestrator.job.hosts.scale_up import shrunk
+from orchestrator.job.interruption import Leaving
 from orchestrator.job.plans import JobPlan
-from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Stage
+from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Checking, Queued, Stopping, Waiting
 from orchestrator.job.stage_transitions import (
     Result,
     all_done,
@@ -32,7 +33,13 @@ from orchestrator.job.stage_transitions import (
     start_if_ready,
     stop,
 )
-from orchestrator.job.state import Leaving, Run
+from orchestrator.job.state import (
+    Run,
+    with_deadline,
+    with_findings,
+    with_host,
+    with_leaving,
+)
 from orchestrator.plan.placement.place import room_for
 
 WORDS: dict[Cause | None, str] = {
@@ -51,23 +58,27 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
     """Stop at the next checkpoint, and go back to the queue; where it was cancelled, end."""
     job = run.job
     assert job is not None
-    if run.stage in OUTSIDE or run.cancelled_by is not None:
+    if isinstance(run.stage, OUTSIDE) or run.interruption.cancelled_by is not None:
         return run, ()
     if event.cause == "cancelled":
         return _cancelled(run, event)
-    if run.leaving is not None and run.leaving.cause is not None and run.leaving.requeue:
+    if (
+        run.interruption.leaving is not None
+        and run.interruption.leaving.cause is not None
+        and run.interruption.leaving.requeue
+    ):
         return run, ()
     words = f"{WORDS[event.cause]} ({event.words})"
-    run = replace(run, leaving=Leaving(cause=event.cause, words=words))
+    run = with_leaving(run, Leaving(cause=event.cause, words=words))
     if event.cause == "failed":
         return _broke(run, event, words)
-    if run.stage in IDLE:
+    if isinstance(run.stage, IDLE):
         return (
             (run, ())
             if event.cause is None
             else requeue(run, event.at, words, whole=not has_successors(run))
         )
-    if run.stage in LIVE:
+    if isinstance(run.stage, LIVE):
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
 
@@ -75,25 +86,30 @@ def leave_asked(run: Run, event: LeaveAsked) -> Result:
 def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
     """Nobody wants the hosts back, so this is an incident; and the run of the job ends all the
     same."""
-    found = run.findings or Findings(opened_at=event.at)
+    found = run.interruption.findings or Findings(opened_at=event.at)
     broke = found.broke or Breakdown(what=words, at=event.at)
     found = replace(found, broke=broke, noticed_at=event.at)
-    run = replace(run, findings=found)
-    if run.stage in IDLE:
-        return recover(run, replace(found, within=run.stage), event.at)
-    if run.stage in LIVE:
+    run = with_findings(run, found)
+    if isinstance(run.stage, IDLE):
+        return recover(run, replace(found, idle=True), event.at)
+    if isinstance(run.stage, LIVE):
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
 
 
 def requeue_refused(run: Run, event: RequeueRefused) -> Result:
     """Hosts that nobody takes back would stand idle: a person is to see to it."""
-    if run.stage is not Stage.QUEUED:
+    if not isinstance(run.stage, Queued):
         return run, ()
     if event.cancelled:
         by = f"somebody, in the scheduler ({event.why})"
-        return end(replace(run, cancelled_by=by), event.at, "CANCELLED", f"cancelled by {by}")
-    words = f"{run.reason}; it could not be queued again: {event.why}"
+        return end(
+            replace(run, interruption=replace(run.interruption, cancelled_by=by)),
+            event.at,
+            "CANCELLED",
+            f"cancelled by {by}",
+        )
+    words = f"{run.stage.reason}; it could not be queued again: {event.why}"
     return end(run, event.at, "FAILED", f"{words}; `ndctl submit SPEC --resume` goes on")
 
 
@@ -101,28 +117,35 @@ def _cancelled(run: Run, event: LeaveAsked) -> Result:
     job = run.job
     assert job is not None
     by = f"somebody, in the scheduler ({event.words})"
-    run = replace(cancelled(run, by), leaving=None)
+    run = with_leaving(cancelled(run, by), None)
     reason = f"cancelled by {by}"
-    if run.stage in LIVE:
+    if isinstance(run.stage, LIVE):
         return stop(run, event.at, reason, job.stop_grace)
-    if run.stage is Stage.STOPPING:
+    if isinstance(run.stage, Stopping):
         return conclude(run, event.at) if all_done(run) else (run, ())
     return end(run, event.at, "CANCELLED", reason)
 
 
 def host_flagged(run: Run, event: HostFlagged) -> Result:
     """A host is wanted back: checkpoint, and go on without it."""
-    if run.stage in OUTSIDE or (event.host in run.exclude and event.host not in run.shut):
+    if isinstance(run.stage, OUTSIDE) or (
+        event.host in run.hosts.exclude and event.host not in run.hosts.shut
+    ):
         return run, ()
     patience = _on_drain(run) if event.lets_finish else "checkpoint_and_requeue"
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
     if patience == "finish" and _is_needed(run, event.host):
-        return replace(run, draining={**run.draining, event.host: words}), ()
+        return replace(
+            run, hosts=replace(run.hosts, draining={**run.hosts.draining, event.host: words})
+        ), ()
     run = _not_draining(run, event.host)
-    if event.host not in run.exclude:
-        shut = (*run.shut, event.host)
-        run = replace(run, exclude={**run.exclude, event.host: words}, shut=shut)
-    if run.stage is Stage.WAITING:
+    if event.host not in run.hosts.exclude:
+        shut = (*run.hosts.shut, event.host)
+        run = replace(
+            run,
+            hosts=replace(run.hosts, exclude={**run.hosts.exclude, event.host: words}, shut=shut),
+        )
+    if isinstance(run.stage, Waiting):
         return start_if_ready(run, event.at)
     if patience == "at_next_checkpoint":
         return run, ()
@@ -131,20 +154,26 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
 
 def leave_drained(run: Run, at: float) -> Result:
     """A checkpoint is complete: go on without a host that was only kept for it."""
-    host = next((name for name in run.placement if name in run.shut), None)
-    return (run, ()) if host is None else _leave_host(run, at, host, run.exclude.get(host, host))
+    host = next((name for name in run.attempt.placement if name in run.hosts.shut), None)
+    return (
+        (run, ()) if host is None else _leave_host(run, at, host, run.hosts.exclude.get(host, host))
+    )
 
 
 def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
     """One that is left out, and that ranks may run on."""
     job = run.job
     assert job is not None
-    if run.stage not in LIVE or host not in run.placement or run.leaving is not None:
+    if (
+        not isinstance(run.stage, LIVE)
+        or host not in run.attempt.placement
+        or run.interruption.leaving is not None
+    ):
         return run, ()
     enough = len(usable(run)) >= len(run.plan.hosts) or has_successors(run)
-    stays = host != run.leader and (enough or job.shrink)
+    stays = host != run.scheduler.leader and (enough or job.shrink)
     leaving = Leaving(cause="drained", words=words, requeue=not stays)
-    return stop(replace(run, leaving=leaving), at, words, grace_to_leave_s(run, at))
+    return stop(with_leaving(run, leaving), at, words, grace_to_leave_s(run, at))
 
 
 def _on_drain(run: Run) -> str:
@@ -154,46 +183,56 @@ def _on_drain(run: Run) -> str:
 
 def _is_needed(run: Run, host: str) -> bool:
     """Ranks run there, or without it they could not begin; a spare is merely not used."""
-    if run.stage not in IDLE:
-        return host in run.placement
+    if not isinstance(run.stage, IDLE):
+        return host in run.attempt.placement
     return len([name for name in usable(run) if name != host]) < len(run.plan.hosts)
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:
     """It is a host like others again: nothing was held against it but that."""
     run = _not_draining(run, event.host)
-    if event.host not in run.shut:
+    if event.host not in run.hosts.shut:
         return run, ()
-    exclude = {host: why for host, why in run.exclude.items() if host != event.host}
-    shut = tuple(host for host in run.shut if host != event.host)
-    run = replace(run, exclude=exclude, shut=shut)
-    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+    exclude = {host: why for host, why in run.hosts.exclude.items() if host != event.host}
+    shut = tuple(host for host in run.hosts.shut if host != event.host)
+    run = replace(run, hosts=replace(run.hosts, exclude=exclude, shut=shut))
+    return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())
 
 
 def _not_draining(run: Run, host: str) -> Run:
-    if host not in run.draining:
+    if host not in run.hosts.draining:
         return run
-    return replace(run, draining={name: why for name, why in run.draining.items() if name != host})
+    return replace(
+        run,
+        hosts=replace(
+            run.hosts,
+            draining={name: why for name, why in run.hosts.draining.items() if name != host},
+        ),
+    )
 
 
 def host_leaving(run: Run, event: HostLeaving) -> Result:
     """Checkpoint while its ranks still run, and go on with whoever comes in its place."""
-    job, known = run.job, run.hosts.get(event.host)
+    job, known = run.job, run.hosts.by_name.get(event.host)
     assert job is not None
-    if known is None or not known.alive or known.going or run.stage in OUTSIDE:
+    if known is None or not known.alive or known.going or isinstance(run.stage, OUTSIDE):
         return run, ()
-    run = replace(run, hosts={**run.hosts, event.host: replace(known, going=event.why)})
-    if run.stage is Stage.WAITING:
+    run = with_host(run, replace(known, going=event.why))
+    if isinstance(run.stage, Waiting):
         return start_if_ready(run, event.at)
-    if run.stage not in LIVE or event.host not in run.placement or run.leaving is not None:
+    if (
+        not isinstance(run.stage, LIVE)
+        or event.host not in run.attempt.placement
+        or run.interruption.leaving is not None
+    ):
         return run, ()
     words = f"the scheduler takes {event.host} back ({event.why})"
     leaving = Leaving(cause="drained", words=words, requeue=False)
-    return stop(replace(run, leaving=leaving), event.at, words, grace_to_leave_s(run, event.at))
+    return stop(with_leaving(run, leaving), event.at, words, grace_to_leave_s(run, event.at))
 
 
 def hosts_checked(run: Run, event: HostsChecked) -> Result:
-    if run.stage is not Stage.CHECKING or event.check != run.checks:
+    if not isinstance(run.stage, Checking) or event.check != run.hosts.checks:
         return run, ()
     return checked(run, event.at, event.unfit)
 
@@ -202,30 +241,39 @@ def replanned(run: Run, event: Replanned) -> Result:
     found = JobPlan(plan=event.plan, number=event.plan_number)
     if event.device_bytes is not None:
         return _refitted(run, event.at, found, event.device_bytes)
-    if run.replanning is None:
+    if run.plans.replanning is None:
         return run, ()
-    run = replace(run, replanning=None)
+    run = replace(run, plans=replace(run.plans, replanning=None))
     room = room_for(run.plan, usable(run), switches_of(run))
     if room < len(run.plan.hosts):  # else the host came back meanwhile
         run = shrunk(run, event.at, found)
-    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+    return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())
 
 
 def _refitted(run: Run, at: float, found: JobPlan, device_bytes: int) -> Result:
     """A plan that takes less memory: it is never again the one that did not fit."""
     if not _awaited(run, device_bytes):
         return run, ()
-    run = replace(run, shortage=None, device_bytes=device_bytes, refits=run.refits + 1)
+    run = replace(
+        run,
+        plans=replace(
+            run.plans, shortage=None, device_bytes=device_bytes, refits=run.plans.refits + 1
+        ),
+    )
     # Of a job that has shrunk, the plan for more hosts did fit.
-    shrank = run.replanned is not None
-    run = replace(run, replanned=found) if shrank else replace(run, refitted=found)
+    shrank = run.plans.replanned is not None
+    run = (
+        replace(run, plans=replace(run.plans, replanned=found))
+        if shrank
+        else replace(run, plans=replace(run.plans, refitted=found))
+    )
     assert run.job is not None
-    return start_if_ready(replace(run, deadline=at + run.job.init_timeout), at)
+    return start_if_ready(with_deadline(run, at + run.job.init_timeout), at)
 
 
 def _awaited(run: Run, device_bytes: int) -> bool:
-    asked = run.shortage.device_bytes if run.shortage is not None else None
-    return asked == device_bytes and run.stage is Stage.WAITING
+    asked = run.plans.shortage.device_bytes if run.plans.shortage is not None else None
+    return asked == device_bytes and isinstance(run.stage, Waiting)
 
 
 def replan_refused(run: Run, event: ReplanRefused) -> Result:
@@ -234,7 +282,7 @@ def replan_refused(run: Run, event: ReplanRefused) -> Result:
             return run, ()
         run, words = with_ways_out(run, event.why, event.ways, event.edits)
         return end(run, event.at, "FAILED", words)
-    if run.replanning is None:
+    if run.plans.replanning is None:
         return run, ()
-    run = replace(run, replanning=None, refused=event.hosts)
-    return start_if_ready(run, event.at) if run.stage is Stage.WAITING else (run, ())
+    run = replace(run, plans=replace(run.plans, replanning=None, refused=event.hosts))
+    return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given
-from orchestrator.job.stage import LIVE, Stage
+from orchestrator.job.stage import LIVE, Stopping, Waiting
 from orchestrator.job.state import Run
 
 NOTICES_S = 15.0
@@ -31,7 +31,7 @@ class Notice(Protocol):
 
 def asked_about(run: Run) -> tuple[str, ...]:
     """Also hosts that nobody of the job is on any more: they may be opened again."""
-    return tuple(dict.fromkeys((*hosts_given(run), *run.shut)))
+    return tuple(dict.fromkeys((*hosts_given(run), *run.hosts.shut)))
 
 
 def heard(found: Sequence[Notice]) -> set[str]:
@@ -43,8 +43,10 @@ def heard(found: Sequence[Notice]) -> set[str]:
 def next_question_s(run: Run) -> float:
     """How long after one question the scheduler is asked the next. Where it puts others in the
     place of hosts that are lost, its word about a host does not matter so soon."""
-    waits = run.stage in (Stage.STOPPING, Stage.WAITING) and not has_successors(run)
-    gone = any(not host.alive and host.name not in run.exclude for host in run.hosts.values())
+    waits = isinstance(run.stage, Stopping | Waiting) and not has_successors(run)
+    gone = any(
+        not host.alive and host.name not in run.hosts.exclude for host in run.hosts.by_name.values()
+    )
     if waits and gone:
         return HURRY_S
     return UNHEARD_S if unheard(run) else NOTICES_S
@@ -52,9 +54,17 @@ def next_question_s(run: Run) -> float:
 
 def unheard(run: Run) -> tuple[str, ...]:
     """Hosts of an allocation that the job waits for, and that no agent has ever come from."""
-    if run.stage is not Stage.WAITING or run.allocation is None or has_successors(run):
+    if (
+        not isinstance(run.stage, Waiting)
+        or run.scheduler.allocation is None
+        or has_successors(run)
+    ):
         return ()
-    return tuple(host for host in run.allocation.hosts if host not in {**run.hosts, **run.exclude})
+    return tuple(
+        host
+        for host in run.scheduler.allocation.hosts
+        if host not in {**run.hosts.by_name, **run.hosts.exclude}
+    )
 
 
 def news(
@@ -70,14 +80,18 @@ def news(
         for host, one in now.items()
         if host not in told and _is_news(run, one)
     ]
-    shut = {*run.shut, *run.draining}
+    shut = {*run.hosts.shut, *run.hosts.draining}
     opened = [HostOpened(at=at, host=h) for h in asked if h in shut and h not in now]
     return (*flagged, *opened)
 
 
 def _is_news(run: Run, one: Notice) -> bool:
     if one.lets_finish:
-        return one.host not in {**run.exclude, **run.draining}
+        return one.host not in {**run.hosts.exclude, **run.hosts.draining}
     # One that the job leaves at its next checkpoint may not have so long after all.
-    stays = one.host in run.shut and one.host in run.placement and run.stage in LIVE
-    return one.host not in run.exclude or stays
+    stays = (
+        one.host in run.hosts.shut
+        and one.host in run.attempt.placement
+        and isinstance(run.stage, LIVE)
+    )
+    return one.host not in run.hosts.exclude or stays

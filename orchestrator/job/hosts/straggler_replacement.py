@@ -9,29 +9,38 @@ from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 from orchestrator.host_strikes import STRAGGLER, Strike
 from orchestrator.job.failures.drill_attribution import drilled
 from orchestrator.job.hosts.host_pool import switches_of, usable
-from orchestrator.job.stage import Stage
+from orchestrator.job.interruption import Leaving
+from orchestrator.job.stage import Running
 from orchestrator.job.stage_transitions import Result, stop, without
-from orchestrator.job.state import Leaving, Run
+from orchestrator.job.state import Run, with_leaving
 from orchestrator.plan.placement.place import room_for
 
 
 def straggler_found(run: Run, event: StragglerFound) -> Run:
-    return replace(run, stragglers={**run.stragglers, event.rank: event})
+    return replace(
+        run, attempt=replace(run.attempt, stragglers={**run.attempt.stragglers, event.rank: event})
+    )
 
 
 def straggler_gone(run: Run, event: StragglerGone) -> Run:
-    left = {rank: found for rank, found in run.stragglers.items() if rank != event.rank}
-    return replace(run, stragglers=left)
+    left = {rank: found for rank, found in run.attempt.stragglers.items() if rank != event.rank}
+    return replace(run, attempt=replace(run.attempt, stragglers=left))
 
 
 def replace_straggler(run: Run, at: float) -> Result:
     """A checkpoint is complete: move away from the host that costs most, if there is a spare."""
     job = run.job
     assert job is not None
-    slow = [found for found in run.stragglers.values() if found.host not in run.always]
+    slow = [
+        found for found in run.attempt.stragglers.values() if found.host not in run.hosts.always
+    ]
     if not (job.replace_stragglers and slow):
         return run, ()
-    if run.stage is not Stage.RUNNING or run.leaving is not None or run.cancelled_by is not None:
+    if (
+        not isinstance(run.stage, Running)
+        or run.interruption.leaving is not None
+        or run.interruption.cancelled_by is not None
+    ):
         return run, ()
     worst = max(slow, key=lambda found: found.own_s - found.peers_s)
     words = f"{worst.host} keeps its peers waiting: {why_slow(worst)}"
@@ -39,16 +48,16 @@ def replace_straggler(run: Run, at: float) -> Result:
     if room_for(run.plan, usable(after), switches_of(run)) < len(run.plan.hosts):
         return run, ()
     leaving = Leaving(cause="drained", words=words, requeue=False, straggler=worst)
-    return stop(replace(after, leaving=leaving), at, words, job.stop_grace)
+    return stop(with_leaving(after, leaving), at, words, job.stop_grace)
 
 
 def strike_of(before: Run, after: Run) -> Strike | None:
     """Against the host that was just given up for being slow; none where that was rehearsed."""
-    job, leaving = after.job, after.leaving
+    job, leaving = after.job, after.interruption.leaving
     if job is None or leaving is None or leaving.straggler is None:
         return None
     slow = leaving.straggler
-    if before.leaving is not None or drilled(after, slow.host):
+    if before.interruption.leaving is not None or drilled(after, slow.host):
         return None
     cause = why_slow(slow)
     looked = f"over {slow.steps} steps of {slow.step_s:.3f} s"

@@ -9,7 +9,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CheckpointFailed, Event
 from orchestrator.job.incident import NOBODY, Incident
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Ended, Running, Starting
 from orchestrator.job.state import Run
 
 Reason = Literal["Started", "Incident", "Recovering", "Recovered", "CheckpointFailed", "Ended"]
@@ -52,7 +52,7 @@ class TellsCluster(Protocol):
 
 
 def news_of(before: Run, event: Event, after: Run) -> Iterator[News]:
-    for incident in after.incidents[len(before.incidents) :]:
+    for incident in after.history.incidents[len(before.history.incidents) :]:
         text = short(_incident(incident))
         yield News(reason="Incident", text=text, warning=True, at=incident.at)
     for reason, text, warning in _told(before, event, after):
@@ -65,29 +65,43 @@ def short(text: str) -> str:
 
 
 def _told(before: Run, event: Event, after: Run) -> Iterator[tuple[Reason, str, bool]]:
-    if isinstance(event, CheckpointFailed) and event.attempt == before.attempt:
+    if isinstance(event, CheckpointFailed) and event.attempt == before.attempt.number:
         yield "CheckpointFailed", f"checkpoint of step {event.step} failed: {event.why}", True
-    if after.attempt != before.attempt and after.recovering:
-        yield "Recovering", f"attempt {after.attempt} starts{_since(after)}", False
-    for old, new in zip(before.incidents, after.incidents, strict=False):
+    if after.attempt.number != before.attempt.number and after.recovering:
+        yield "Recovering", f"attempt {after.attempt.number} starts{_since(after)}", False
+    for old, new in zip(before.history.incidents, after.history.incidents, strict=False):
         if old.recovered_after_s is None and new.recovered_after_s is not None:
             took = f"{new.recovered_after_s:.0f} s after {new.kind}"
-            yield "Recovered", f"attempt {after.attempt} trains again, {took}", False
-    if after.stage is Stage.RUNNING and before.stage is Stage.STARTING and not before.recovering:
-        ranks, hosts = after.plan.world_size, ", ".join(after.placement[:4])
-        more = f" and {len(after.placement) - 4} more" if len(after.placement) > 4 else ""
+            yield "Recovered", f"attempt {after.attempt.number} trains again, {took}", False
+    if (
+        isinstance(after.stage, Running)
+        and isinstance(before.stage, Starting)
+        and not before.recovering
+    ):
+        ranks, hosts = after.plan.world_size, ", ".join(after.attempt.placement[:4])
+        more = (
+            f" and {len(after.attempt.placement) - 4} more"
+            if len(after.attempt.placement) > 4
+            else ""
+        )
         where = f"{ranks} ranks on {hosts}{more}"
-        yield "Started", f"attempt {after.attempt} trains{_since(after)}: {where}", False
-    if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
+        yield "Started", f"attempt {after.attempt.number} trains{_since(after)}: {where}", False
+    if isinstance(after.stage, Ended) and not isinstance(before.stage, Ended):
         steps = after.job.steps if after.job else 0
-        done = steps if after.ending == "SUCCEEDED" else max(after.step, after.saved)
-        saved = f", checkpoint step-{after.saved}" if after.saved else ", without a checkpoint"
-        text = f"{after.state} at step {done} of {steps}{saved}: {after.reason}"
+        done = (
+            steps if after.ending == "SUCCEEDED" else max(after.attempt.step, after.progress.saved)
+        )
+        saved = (
+            f", checkpoint step-{after.progress.saved}"
+            if after.progress.saved
+            else ", without a checkpoint"
+        )
+        text = f"{after.state} at step {done} of {steps}{saved}: {after.stage.reason}"
         yield "Ended", text, after.ending == "FAILED"
 
 
 def _since(run: Run) -> str:
-    return f" from step {run.saved}" if run.saved else " from the beginning"
+    return f" from step {run.progress.saved}" if run.progress.saved else " from the beginning"
 
 
 def _incident(incident: Incident) -> str:

@@ -35,17 +35,17 @@ class JobReport:
 def report_of(run: Run, at: float) -> JobReport:
     """Of a job that was submitted."""
     assert run.job is not None
-    last = run.incidents[-1] if run.incidents else None
+    last = run.history.incidents[-1] if run.history.incidents else None
     blamed = last is not None and last.culprit != NOBODY
     return JobReport(
         launch=run.job.launch.launch,
         state=run.state,
-        message=" ".join(run.reason.split()),
-        step=max(run.step, run.saved),
+        message=" ".join(run.stage.reason.split()),
+        step=max(run.attempt.step, run.progress.saved),
         steps=run.job.steps,
-        attempt=run.attempt,
+        attempt=run.attempt.number,
         updated=at,
-        checkpoint=run.saved,
+        checkpoint=run.progress.saved,
         culprit=str(last.culprit) if last is not None and blamed else "",
     )
 

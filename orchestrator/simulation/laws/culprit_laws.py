@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.messages.events import AgentLost, AgentRegistered, Event, RankExited
 from orchestrator.job.incident import Incident
-from orchestrator.job.stage import LIVE, Stage
+from orchestrator.job.stage import ATTEMPT
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.training_faults import Words
@@ -65,38 +65,42 @@ class Blame:
         """A cause was heard before somebody cancelled."""
 
     def heard(self, event: Event, before: Run) -> None:
-        if before.stage not in (*LIVE, Stage.STOPPING):
+        if not isinstance(before.stage, ATTEMPT):
             return
         if isinstance(event, AgentLost | AgentRegistered):
-            self.lost = self.lost or event.host in before.placement
-        leaves = before.leaving is not None and not before.leaving.by_choice
-        if not isinstance(event, RankExited) or event.attempt != before.attempt or leaves:
+            self.lost = self.lost or event.host in before.attempt.placement
+        leaves = (
+            before.interruption.leaving is not None and not before.interruption.leaving.by_choice
+        )
+        if not isinstance(event, RankExited) or event.attempt != before.attempt.number or leaves:
             return
         struck = self.struck.get((event.attempt, event.rank))
         again = any(cause.rank == event.rank for cause in self.causes)
         if struck is None or struck.words.symptom or again:
             return
         told_to = event.stopped or struck.words.failure == "scheduler-sigterm"
-        if told_to and (before.leaving is not None or before.cancelled_by is not None):
+        if told_to and (
+            before.interruption.leaving is not None or before.interruption.cancelled_by is not None
+        ):
             return  # as they were asked to
         if not event.stopped:
             failure = self.failure_of(struck.words)
             self.causes.append(Cause(event.at, event.rank, struck.host, failure))
-            self.trouble = self.trouble or before.cancelled_by is None
+            self.trouble = self.trouble or before.interruption.cancelled_by is None
 
     def failure_of(self, words: Words) -> str:
         users = words.failure == "licence-server" and words.failure not in self.own
         return "python-exception" if users else words.failure
 
     def decided(self, before: Run, run: Run) -> None:
-        new = run.incidents[len(before.incidents) :]
+        new = run.history.incidents[len(before.history.incidents) :]
         for incident in new:
             if incident.kind != "preflight":
                 self._incident(incident)
         if run.ending == "CANCELLED" and before.ending is None:
             words = "the job is cancelled, and what broke before is not said"
             hold(bool(new) or not self.trouble, words)
-        if new or run.attempt > before.attempt or run.ending is not None:
+        if new or run.attempt.number > before.attempt.number or run.ending is not None:
             self.begins()
 
     def _incident(self, one: Incident) -> None:

@@ -29,7 +29,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.policy import BUDGET
-from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Stage
+from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stopping, Waiting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import Blame, Strike
 from orchestrator.simulation.laws.law import hold
@@ -135,13 +135,13 @@ class Witness:
         """From a leader that is gone, or cut off from storage and scheduler, or that none of its
         agents hears."""
         former, network = self.world.leader, self.world.network
-        if former is None or former.host.name != run.leader:
+        if former is None or former.host.name != run.scheduler.leader:
             return
-        if not all(network.reaches(run.leader, there) for there in (SCHEDULER, STORAGE)):
+        if not all(network.reaches(run.scheduler.leader, there) for there in (SCHEDULER, STORAGE)):
             return
         hears = [
             name
-            for name in run.placement
+            for name in run.attempt.placement
             if name not in (former.host.name, agent.host.name)
             and (one := self.world.hosts[name].agent) is not None
             and one.talks_to is former
@@ -188,7 +188,7 @@ class Witness:
                     held = host in self._merely_shut(run)
                     hold(not held, f"{host} is kept off for good, and was only drained")
                 case EndJob():
-                    hold(run.stage is Stage.ENDED, "the end of a job that has not ended")
+                    hold(isinstance(run.stage, Ended), "the end of a job that has not ended")
                     self._succeeds(action, run)
                 case _:
                     hold(before.ending is None, f"{type(action).__name__} after the end")
@@ -199,28 +199,32 @@ class Witness:
     def _succeeds(self, end: EndJob, run: Run) -> None:
         """What the ranks did is asked of them: the supervisor has it from their agents."""
         if end.state == "SUCCEEDED":
-            steps, done = self.world.scenario.steps, self.world.trainings[run.attempt].step
+            steps, done = self.world.scenario.steps, self.world.trainings[run.attempt.number].step
             hold(done >= steps, f"the job has succeeded, and {done} of {steps} steps are done")
 
     def _count(self, event: Event, before: Run, run: Run) -> None:
-        if run.leaving and not before.leaving and before.stage in (*LIVE, Stage.STOPPING):
+        if (
+            run.interruption.leaving
+            and not before.interruption.leaving
+            and isinstance(before.stage, ATTEMPT)
+        ):
             self.starts -= 1  # to leave when a scheduler asks is no failure
             self.explained = True
-        if len(run.incidents) > len(before.incidents) or run.ending is not None:
+        if len(run.history.incidents) > len(before.history.incidents) or run.ending is not None:
             self.explained = True
         elif self._taken(event, before, run):
             self.starts -= 1
             self.explained = True
         self._hears(event, before, run)
         match event:
-            case CheckpointSaved() if run.saved > before.saved:
+            case CheckpointSaved() if run.progress.saved > before.progress.saved:
                 self.starts = 0
-            case TrainingResumed() if run.saved > before.saved:
+            case TrainingResumed() if run.progress.saved > before.progress.saved:
                 self.starts = min(self.starts, 1)
-            case HostFlagged(host=flagged) if before.stage not in OUTSIDE:
-                (self.left_out if flagged in before.exclude else self.shut).add(flagged)
+            case HostFlagged(host=flagged) if not isinstance(before.stage, OUTSIDE):
+                (self.left_out if flagged in before.hosts.exclude else self.shut).add(flagged)
             case LeaderStarted(allocation=allocation):
-                self.left_out = self.left_out if before.stage is Stage.QUEUED else set()
+                self.left_out = self.left_out if isinstance(before.stage, Queued) else set()
                 self.shut = self.shut if isinstance(self.world.scheduler, Operators) else set()
                 if allocation is not None and allocation.successor_s is None:
                     self.left_out -= set(allocation.hosts)  # it has them back
@@ -229,11 +233,11 @@ class Witness:
 
     def _hears(self, event: Event, before: Run, run: Run) -> None:
         match event:
-            case LeaveAsked(cause=cause) if run.leaving is not None:
+            case LeaveAsked(cause=cause) if run.interruption.leaving is not None:
                 self.asked = cause is None
             case LeaderStarted():
                 self.asked = False
-            case AgentLost() | AgentRegistered() if before.stage in IDLE:
+            case AgentLost() | AgentRegistered() if isinstance(before.stage, IDLE):
                 self._goes(event, before)
             case _:
                 pass
@@ -241,18 +245,22 @@ class Witness:
     def _fails_as_it_leaves(self, event: Event, before: Run) -> bool:
         """Whether something truly broke while the job stopped by its own wish, which excuses
         nothing: a scheduler's wish may be why ranks and agents end, a wish to grow is not."""
-        wish = before.leaving
+        wish = before.interruption.leaving
         own = wish is not None and (wish.cause == "growing" or wish.straggler is not None)
-        if not own or before.stage is not Stage.STOPPING:
+        if not own or not isinstance(before.stage, Stopping):
             return False
         match event:
             case RankExited(attempt=attempt, rank=rank):
                 struck = self.blame.struck.get((attempt, rank))
-                return attempt == before.attempt and struck is not None and struck.words in BREAKS
+                return (
+                    attempt == before.attempt.number
+                    and struck is not None
+                    and struck.words in BREAKS
+                )
             case AgentLost(host=host, taken=""):
-                known = before.hosts.get(host)
+                known = before.hosts.by_name.get(host)
                 had = known is not None and known.alive and not known.going
-                return had and host in before.placement and host not in before.done
+                return had and host in before.attempt.placement and host not in before.attempt.done
             case LeaderStarted():
                 return not event.taken
             case _:
@@ -260,12 +268,12 @@ class Witness:
 
     def _taken(self, event: Event, before: Run, run: Run) -> bool:
         """Whether an attempt came to nothing because the scheduler took a host: nobody's fault."""
-        over = run.attempt > before.attempt or run.stage not in (*LIVE, Stage.STOPPING)
-        if not over or before.stage not in (*LIVE, Stage.STOPPING):
+        over = run.attempt.number > before.attempt.number or not isinstance(run.stage, ATTEMPT)
+        if not over or not isinstance(before.stage, ATTEMPT):
             return False
         if isinstance(event, LeaderStarted) and event.taken:
-            return self._evicted(event.taken, before.leader)
-        lost = before.findings.lost if before.findings is not None else ()
+            return self._evicted(event.taken, before.scheduler.leader)
+        lost = before.interruption.findings.lost if before.interruption.findings is not None else ()
         if isinstance(event, AgentLost | AgentRegistered) and event.taken:
             return self._evicted(event.taken, event.host)
         return any(self._evicted(one.taken, one.host) for one in lost)
@@ -279,40 +287,40 @@ class Witness:
 
     def _spends(self, event: Event, before: Run, run: Run) -> None:
         """What a scheduler wants of a job costs it nothing."""
-        failed = len(run.incidents) > len(before.incidents)
-        free = failed or run.fruitless <= before.fruitless
+        failed = len(run.history.incidents) > len(before.history.incidents)
+        free = failed or run.history.fruitless <= before.history.fruitless
         hold(free, f"{type(event).__name__} spends the budget, and nothing failed")
 
     def _goes(self, event: AgentLost | AgentRegistered, before: Run) -> None:
         """Whoever goes within the same seconds goes for one reason."""
-        known = before.hosts.get(event.host)
+        known = before.hosts.by_name.get(event.host)
         had = known is not None and (known.alive or known.back)
         if had and abs(event.at - self.outage_at) > AT_ONCE_S:
             self.outages, self.outage_at = self.outages + 1, event.at
 
     def _tells(self, before: Run, run: Run) -> None:
         """Once of each, whatever number of hosts it took; and by what the budget was spent."""
-        new = run.incidents[len(before.incidents) :]
-        if before.stage in IDLE:
+        new = run.history.incidents[len(before.history.incidents) :]
+        if isinstance(before.stage, IDLE):
             self.told += sum(incident.kind != PREFLIGHT for incident in new)
         hold(self.told <= self.outages, f"{self.told} incidents of {self.outages} outages")
-        fresh = before.ending is None and run.reason != before.reason
-        spent = fresh and run.reason.endswith(f"(rule {BUDGET})")
+        fresh = before.ending is None and run.stage.reason != before.stage.reason
+        spent = fresh and run.stage.reason.endswith(f"(rule {BUDGET})")
         named = bool(new) and new[-1].rule == BUDGET
         hold(named or not spent, "the budget is spent, and no incident says by what")
 
     def _opens(self, event: Event, run: Run) -> None:
         """A host that the scheduler gave back is one like others."""
         if isinstance(event, HostOpened):
-            held = event.host in self._merely_shut(run) and event.host in run.exclude
+            held = event.host in self._merely_shut(run) and event.host in run.hosts.exclude
             hold(not held, f"{event.host} is left out, and the scheduler has opened it")
             self.shut.discard(event.host)
 
     def _merely_shut(self, run: Run) -> set[str]:
         """Hosts that nothing speaks against but the scheduler."""
-        blamed = {incident.culprit.host for incident in run.incidents}
-        unfit = {host.name for host in run.hosts.values() if host.unfit}
-        return self.shut - blamed - unfit - {*run.replaced} - self.left_out
+        blamed = {incident.culprit.host for incident in run.history.incidents}
+        unfit = {host.name for host in run.hosts.by_name.values() if host.unfit}
+        return self.shut - blamed - unfit - {*run.hosts.replaced} - self.left_out
 
     def _start(self, action: StartAttempt, run: Run) -> None:
         hold(self.explained, f"attempt {action.attempt} starts, why its former ended is not said")
@@ -327,10 +335,10 @@ class Witness:
         hold(self.starts <= budget, f"{self.starts} attempts without progress, {budget} allowed")
         hold(len(set(action.hosts)) == len(action.hosts), "a host has two node ranks")
         hold(len(action.hosts) == len(run.plan.hosts), "not as many hosts as planned")
-        used = set(action.hosts) & (set(run.exclude) | self.left_out | self.shut)
+        used = set(action.hosts) & (set(run.hosts.exclude) | self.left_out | self.shut)
         hold(not used, f"{sorted(used)} used, which are to be left out")
         for name in action.hosts:
-            host = run.hosts[name]
+            host = run.hosts.by_name[name]
             hold(host.alive and not host.unfit, f"{name} used, which is not fit")
             left = [ranks.attempt for ranks in self.world.hosts[name].ranks]
             hold(not left, f"attempt {action.attempt} starts on {name}, where {left} still runs")
@@ -340,19 +348,19 @@ class Witness:
         if isinstance(event, AgentLost | AgentRegistered) and event.taken:
             self.taken.add(event.host)
         taken = self.taken | (
-            {before.leader} if isinstance(event, LeaderStarted) and event.taken else set()
+            {before.scheduler.leader} if isinstance(event, LeaderStarted) and event.taken else set()
         )
-        for incident in run.incidents[len(before.incidents) :]:
+        for incident in run.history.incidents[len(before.history.incidents) :]:
             lost = incident.kind in ("host-lost", "leader-lost")
             host = incident.culprit.host
             hold(not (lost and host in taken), f"{host} is blamed, and the scheduler took it")
-        if run.attempt > before.attempt:
+        if run.attempt.number > before.attempt.number:
             self.taken = set()
 
     def _requeue(self, leader: "Leader", action: Requeue, at: float, before: Run) -> None:
         patience_s = self.world.scenario.successor_s
         if action.whole and patience_s is not None:
-            waited_s = at - before.since if before.stage is Stage.WAITING else 0.0
+            waited_s = at - before.stage.since if isinstance(before.stage, Waiting) else 0.0
             patience_s *= 2 ** min(self.given_up, MOST_DOUBLINGS)
             words = f"all hosts are given up after {waited_s:.0f} s without a successor"
             hold(waited_s >= patience_s, f"{words}, for the time {self.given_up + 1}")
@@ -361,7 +369,10 @@ class Witness:
             held = sorted(self._merely_shut(leader.supervisor.run) & {*action.exclude})
             hold(not held, f"{held} are kept off for good, and were only drained")
         run = leader.agent.launch, leader.agent.restarts, ""
-        if leader.supervisor.run.allocation and self.world.scenario.successor_s is not None:
+        if (
+            leader.supervisor.run.scheduler.allocation
+            and self.world.scenario.successor_s is not None
+        ):
             run = (*run[:2], leader.name)  # each leader may give its hosts back
         hold(run not in self.requeues, f"launch {run[0]}, run {run[1]} is queued again twice")
         self.requeues.add(run)
@@ -369,9 +380,9 @@ class Witness:
 
     def _sound(self, run: Run) -> None:
         assert run.job is not None
-        hold(run.fruitless <= run.job.max_restarts, "more restarts than the budget allows")
-        hold((run.ending is None) == (run.stage is not Stage.ENDED), "half an end")
-        numbers = [incident.id for incident in run.incidents]
+        hold(run.history.fruitless <= run.job.max_restarts, "more restarts than the budget allows")
+        hold((run.ending is None) == (not isinstance(run.stage, Ended)), "half an end")
+        numbers = [incident.id for incident in run.history.incidents]
         hold(numbers == list(range(1, len(numbers) + 1)), f"incidents are numbered {numbers}")
 
     # Journal and end
@@ -395,8 +406,8 @@ class Witness:
             [entry.seq for entry in entries] == list(range(1, len(entries) + 1)),
             "the journal's lines are not numbered in a row",
         )
-        hold(run.findings is None, "the job has ended with trouble that nobody judged")
-        for incident in run.incidents:
+        hold(run.interruption.findings is None, "the job has ended with trouble that nobody judged")
+        for incident in run.history.incidents:
             said = bool(incident.kind and incident.cause and incident.action)
             hold(said, f"incident {incident.id} has no outcome")
             hold(incident.detected_after_s >= 0, f"incident {incident.id} was known before it was")

@@ -21,7 +21,7 @@ from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job.failures import no_progress
 from orchestrator.job.incident import Incident
 from orchestrator.job.policy import default_rules, options
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running, Starting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 
@@ -58,19 +58,19 @@ class Rules:
 
     def decided(self, event: Event, before: Run, run: Run) -> None:
         match event:
-            case StepReached() if before.stage is Stage.STARTING:
+            case StepReached() if isinstance(before.stage, Starting):
                 self.recovered |= {incident.id for incident in self.known}
-            case CheckpointSaved() if run.saved > before.saved:
+            case CheckpointSaved() if run.progress.saved > before.progress.saved:
                 self.spent = 0
                 self.advanced |= {incident.id for incident in self.known}
-            case TrainingResumed() if run.saved > before.saved:
+            case TrainingResumed() if run.progress.saved > before.progress.saved:
                 self.spent = min(self.spent, 1)
                 self.advanced |= {incident.id for incident in self.known[:-1]}
             case _:
                 pass
-        for incident in run.incidents[len(before.incidents) :]:
+        for incident in run.history.incidents[len(before.history.incidents) :]:
             if incident.kind == "preflight":
-                self.recovered |= {incident.id} if before.stage is Stage.RUNNING else set()
+                self.recovered |= {incident.id} if isinstance(before.stage, Running) else set()
             elif incident.rule == no_progress.RULE:
                 hold(run.ending == "FAILED", f"{incident.rule} decides, and the job goes on")
             elif incident.remedy is not None and incident.rule:
@@ -94,7 +94,7 @@ class Rules:
 
     def _comes_to(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
         """What is done about it where hosts and scheduler allow no more."""
-        scheduled, host = run.allocation is not None, one.culprit.host
+        scheduled, host = run.scheduler.allocation is not None, one.culprit.host
         match action:
             case "requeue":
                 return ("requeue",) if scheduled else ("restart",)
@@ -164,5 +164,5 @@ def _counts(event: Event, before: Run) -> bool:
     """What befalls a job that a scheduler takes down is not its fault."""
     if isinstance(event, LeaderStarted):
         return True
-    asked = before.leaving is not None and not before.leaving.by_choice
+    asked = before.interruption.leaving is not None and not before.interruption.leaving.by_choice
     return not asked and not isinstance(event, LeaveAsked)

@@ -65,15 +65,15 @@ class Remedies:
 
     def decided(self, event: Event, actions: Sequence[Action], before: Run, run: Run) -> None:
         self._heard(event, before, run)
-        known = len(before.incidents)
-        for incident in run.incidents[known:]:
+        known = len(before.history.incidents)
+        for incident in run.history.incidents[known:]:
             self._incident(incident, event, before, run)
-        grew = run.leaving is not None and run.leaving.cause == "growing"
-        if grew and before.leaving is None:
+        grew = run.interruption.leaving is not None and run.interruption.leaving.cause == "growing"
+        if grew and before.interruption.leaving is None:
             self._grows(event.at, run)
-        self._left_out(run.incidents[known:], event, before, run)
-        self._windows(run.incidents[known:], before, run)
-        hold(run.save_every == self.every, "the interval between checkpoints is forgotten")
+        self._left_out(run.history.incidents[known:], event, before, run)
+        self._windows(run.history.incidents[known:], before, run)
+        hold(run.progress.save_every == self.every, "the interval between checkpoints is forgotten")
         for action in actions:
             match action:
                 case StartAttempt():
@@ -87,13 +87,15 @@ class Remedies:
 
     def _heard(self, event: Event, before: Run, run: Run) -> None:
         match event:
-            case StepReached() if event.attempt == before.attempt:
+            case StepReached() if event.attempt == before.attempt.number:
                 self.failing = []
-            case AgentLost(host=host) if host in set(before.placement) - set(before.done):
-                known = before.hosts.get(host)
+            case AgentLost(host=host) if host in set(before.attempt.placement) - set(
+                before.attempt.done
+            ):
+                known = before.hosts.by_name.get(host)
                 if known is not None and (known.alive or known.back):  # not given up before
                     self.lost.append(event)
-            case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt:
+            case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt.number:
                 self.every = new
             case TrainingResumed(step=step) if self.before is not None:
                 spoilt = f"it goes on from step-{step}, and went astray at step {self.before}"
@@ -102,7 +104,7 @@ class Remedies:
             case StragglerFound(host=host):
                 lags = self.world.hosts[host].lagged
                 hold(lags, f"{host} is called slow, and never was")
-            case Replanned(device_bytes=int()) if run.refits > before.refits:
+            case Replanned(device_bytes=int()) if run.plans.refits > before.plans.refits:
                 takes = run.plan.memory.peak_bytes
                 held = before.plan.memory.peak_bytes
                 hold(takes < held, f"a plan of {takes} bytes for one of {held} that is short")
@@ -142,7 +144,7 @@ class Remedies:
         if self.before is None:
             return  # a user's rule, for what is not known to have begun before it was seen
         made = [found.step for found in self.world.storage.checkpoints]
-        fit = not before.saved or not made or min(made) < self.before
+        fit = not before.progress.saved or not made or min(made) < self.before
         hold(fit, f"all is thrown away, and step {self.before} went astray first")
 
     def _left_out(self, new: Sequence[Incident], event: Event, before: Run, run: Run) -> None:
@@ -150,8 +152,8 @@ class Remedies:
         if isinstance(event, LeaderStarted) or not new:
             return  # it brings the strikes of all jobs
         told = {one.culprit.host for one in new if one.remedy == "replace"}
-        gone = {host.name for host in run.hosts.values() if host.unfit or not host.alive}
-        more = sorted({*run.exclude} - {*before.exclude} - told - gone)
+        gone = {host.name for host in run.hosts.by_name.values() if host.unfit or not host.alive}
+        more = sorted({*run.hosts.exclude} - {*before.hosts.exclude} - told - gone)
         rules = ", ".join(one.rule for one in new)
         hold(not more, f"{more} are left out, and rule {rules} does not say so")
 
@@ -207,7 +209,7 @@ class Remedies:
         early = self.not_before - event.at
         hold(early <= 0.1, f"attempt {action.attempt} starts {early:.1f} s too early")
         self.not_before, self.away, self.lost = 0.0, {}, []
-        if run.allocation is not None:
+        if run.scheduler.allocation is not None:
             used = set(action.hosts) & set(self.replaced)
             hold(not used, f"{sorted(used)} used again, after 'replace'")
             pinned = self.world.scenario.pinned
@@ -221,13 +223,13 @@ class Remedies:
     # Data
 
     def _windows(self, new: Iterable[Incident], before: Run, run: Run) -> None:
-        more = batches(run.skipped) - batches(before.skipped)
-        lost = batches(before.skipped) - batches(run.skipped)
+        more = batches(run.progress.skipped) - batches(before.progress.skipped)
+        lost = batches(before.progress.skipped) - batches(run.progress.skipped)
         hold(not lost, f"batches {sorted(lost)} were to be skipped, and are not any more")
         if more:
             rolled = any(incident.remedy == "rollback" for incident in new)
             hold(rolled, f"batches {sorted(more)} are skipped, and nothing was rolled back")
-            read = self.world.trainings[before.attempt].read
+            read = self.world.trainings[before.attempt.number].read
             hold(more <= set(read), f"batches {sorted(more)} are skipped, and were never read")
         self.skipped |= more
 
@@ -242,14 +244,14 @@ class Remedies:
 
     def at_the_end(self) -> None:
         run = self.world.run
-        for incident in run.incidents:
+        for incident in run.history.incidents:
             again = incident.action == "the job was submitted again"
             person = incident.remedy is None and (again or incident.action.startswith("cancelled"))
             named = bool(incident.rule) and incident.remedy is not None
             hold(named or person, f"incident {incident.id} names no rule")
         if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:
             last = max(self.world.storage.checkpoints, key=lambda made: (made.step, made.at))
-            trained = set(last.read) & batches(run.skipped)
+            trained = set(last.read) & batches(run.progress.skipped)
             hold(not trained, f"batches {sorted(trained)} are in the model, and named as skipped")
 
 

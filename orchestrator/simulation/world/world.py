@@ -26,7 +26,7 @@ from orchestrator.errors import Unanswered
 from orchestrator.job.incident import Incident
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Ended, Running
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor
 from orchestrator.simulation.agents import Agent
@@ -144,7 +144,7 @@ class World:
 
     def calm(self, leader: Leader) -> bool:
         return self.timeline.now > self.troubled_until and (
-            leader.supervisor.run.stage is Stage.RUNNING
+            isinstance(leader.supervisor.run.stage, Running)
         )
 
     def trouble(self, seconds: float) -> None:
@@ -270,7 +270,7 @@ class World:
         self._arm(leader)
         if takes_over(run := leader.supervisor.run, allocation):
             followers = expected_back(run, agent.host.name)
-            known = {name: run.hosts[name].incarnation for name in followers}
+            known = {name: run.hosts.by_name[name].incarnation for name in followers}
             leader.connections.await_agents(known)
         self.history.note(agent.host.name, "leads")
         leader.happened(
@@ -292,11 +292,13 @@ class World:
     def _taken(self, leader: Leader) -> str:
         """Why the scheduler itself ended the leader before, if it did and says so."""
         former = leader.supervisor.run
-        if not isinstance(self.scheduler, Operators) or not former.leader:
+        if not isinstance(self.scheduler, Operators) or not former.scheduler.leader:
             return ""
-        silent_s = {former.leader: max(0.0, leader.host.clock.now() - former.last_at)}
+        silent_s = {
+            former.scheduler.leader: max(0.0, leader.host.clock.now() - former.history.last_at)
+        }
         try:
-            return self.scheduler.taken(leader.host.name, silent_s).get(former.leader, "")
+            return self.scheduler.taken(leader.host.name, silent_s).get(former.scheduler.leader, "")
         except Unanswered:
             return ""
 
@@ -455,7 +457,7 @@ class World:
                     thaw()
             case _:
                 pass
-        if self.run.findings is not None and before.findings is None:
+        if self.run.interruption.findings is not None and before.interruption.findings is None:
             happen, self.at_trouble = self.at_trouble, None
             if happen is not None:
                 happen()
@@ -466,7 +468,7 @@ class World:
         if isinstance(event, (JobSubmitted, LeaderStarted, AgentRegistered)):
             host = getattr(event, "host", "")
             words = f"{type(event).__name__} {host}"
-        self.history.note(at, f"{words[:180]}  [{self.run.stage.value}]")
+        self.history.note(at, f"{words[:180]}  [{self.run.stage.title}]")
         for action in actions:
             self.history.note(at, f"    -> {type(action).__name__}: {action.reason}")
 
@@ -519,4 +521,4 @@ class World:
 
     @property
     def ended(self) -> bool:
-        return self.run.stage is Stage.ENDED
+        return isinstance(self.run.stage, Ended)

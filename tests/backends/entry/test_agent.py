@@ -165,7 +165,7 @@ def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
     assert lead(tmp_path, terminate) == exit_codes.OK
     run_dir = RunDir(tmp_path / "job")
     run = fold(entry.event for entry in read(run_dir.journal))
-    assert (run.state, run.cancelled_by) == ("CANCELLED", "SIGTERM to the leader")
+    assert (run.state, run.interruption.cancelled_by) == ("CANCELLED", "SIGTERM to the leader")
     assert json.loads(run_dir.leader.read_text())["over"]
     assert not has_writer(run_dir.journal)
 
@@ -352,7 +352,7 @@ def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
     assert lead(tmp_path, None, scheduled=True) == exit_codes.FAILED
     run_dir = RunDir(tmp_path / "job")
     run = fold(entry.event for entry in read(run_dir.journal))
-    assert (run.state, run.reason) == ("FAILED", "no scontrol in this image; mount it")
+    assert (run.state, run.stage.reason) == ("FAILED", "no scontrol in this image; mount it")
     assert not has_writer(run_dir.journal)
 
 

@@ -284,7 +284,7 @@ def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
         seen,
         fold_metrics(NOTHING, metrics(1, 30)),
         leader_alive=False,
-        now=seen.run.last_at + 200,
+        now=seen.run.history.last_at + 200,
         sighting=away,
     )
     text = draw(shown, 100, 30, UTC).plain

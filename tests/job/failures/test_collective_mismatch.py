@@ -15,7 +15,7 @@ from orchestrator.contract.messages.actions import (
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.job.failures.collective_mismatch import ASK_S, JUDGE_S
 from orchestrator.job.incident import NOBODY, Culprit
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Stopping
 from tests.job.failures.test_diagnose import MISMATCH
 from tests.job.supervise_stage import GLOO_CLOSED, Job
 
@@ -54,14 +54,14 @@ def test_what_ranks_had_called_is_asked_for_and_who_differed_is_named(symptom_fi
     (ask,) = actions
     assert isinstance(ask, GatherEvidence)
     assert ask.ended
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
     assert job.shows("host-0") == ()
     (judge,) = job.shows("host-1")
     assert isinstance(judge, JudgeHang)
     assert job.shows("host-1") == (judge,), "said again: the same verdict comes of it"
     (start,) = judged(job)
     assert isinstance(start, StartAttempt)
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.failure, incident.scope) == ("collective-mismatch", "user")
     assert incident.culprit == Culprit(rank=2), "rank 1 was ended by what rank 2 sent"
     assert "rank 2 called another operation" in incident.cause
@@ -76,7 +76,7 @@ def test_what_does_not_come_is_not_waited_for_and_nobody_is_blamed(came: tuple[s
     assert job.waits(ASK_S - 6) == ()
     actions = job.waits(JUDGE_S)
     assert [type(action) for action in actions] == [StartAttempt]
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit) == ("collective-mismatch", NOBODY)
     assert "is not known" in incident.cause
 
@@ -86,7 +86,7 @@ def test_a_verdict_that_is_not_sure_names_nobody() -> None:
     for name in ("host-0", "host-1"):
         job.shows(name)
     judged(job, confidence=0.5)
-    assert job.run.incidents[0].culprit == NOBODY
+    assert job.run.history.incidents[0].culprit == NOBODY
 
 
 def test_the_same_rank_at_the_same_step_twice_is_the_programs_own() -> None:
@@ -100,14 +100,14 @@ def test_the_same_rank_at_the_same_step_twice_is_the_programs_own() -> None:
     (end,) = actions
     assert isinstance(end, EndJob)
     assert "the same error twice" in end.reason
-    assert job.run.incidents[-1].signature == "mismatch of rank 2 at step 0"
+    assert job.run.history.incidents[-1].signature == "mismatch of rank 2 at step 0"
 
 
 def test_a_class_of_the_users_own_is_not_asked_about() -> None:
     own = FailureRule(name="sizes", scope="user", action="restart", patterns=("preamble",))
     job, actions = ended(failure_classes=(own,))
     assert [type(action) for action in actions] == [StartAttempt]
-    assert job.run.incidents[0].failure == "sizes"
+    assert job.run.history.incidents[0].failure == "sizes"
 
 
 def test_a_job_that_is_cancelled_meanwhile_ends() -> None:

@@ -25,7 +25,7 @@ def scheduled(**more: Any) -> Job:
 def leaves(job: Job, cause: Cause) -> tuple[Action, ...]:
     """Before its ranks have begun, or with all of them."""
     actions = job.tell(LeaveAsked(at=job.now(), cause=cause, words="SIGUSR2"))
-    return actions if job.run.stage in OUTSIDE else job.stops()
+    return actions if isinstance(job.run.stage, OUTSIDE) else job.stops()
 
 
 def warned_at_once(job: Job) -> tuple[Action, ...]:
@@ -137,8 +137,11 @@ def test_leaders_that_die_with_their_allocation_are_counted() -> None:
     (end,) = job.leads()
     assert isinstance(end, EndJob)
     assert "the last one ended: its leader was lost while training" in end.reason
-    assert [one.kind for one in job.run.incidents] == ["leader-lost"] * LIMIT
-    assert (job.run.incidents[-1].remedy, job.run.incidents[-1].rule) == ("stop", "max-allocations")
+    assert [one.kind for one in job.run.history.incidents] == ["leader-lost"] * LIMIT
+    assert (job.run.history.incidents[-1].remedy, job.run.history.incidents[-1].rule) == (
+        "stop",
+        "max-allocations",
+    )
 
 
 def test_allocations_in_which_no_leader_began_are_counted() -> None:
@@ -155,14 +158,14 @@ def test_who_takes_over_goes_on_in_the_same_allocation() -> None:
     job = scheduled(hosts=1, spares=1, max_restarts=9).running()
     for _ in range(LIMIT + 1):
         job.leads()
-        assert job.run.allocations == 1
+        assert job.run.history.allocations == 1
 
 
 def test_without_a_scheduler_nothing_is_counted() -> None:
     job = Job(max_allocations=1, max_restarts=9).starts()
     for _ in range(5):
         job.starts()
-    assert (job.run.allocations, job.run.ending) == (0, None)
+    assert (job.run.history.allocations, job.run.ending) == (0, None)
 
 
 def test_a_journal_of_before_has_no_limit() -> None:
@@ -184,7 +187,7 @@ def test_leaders_that_die_before_each_attempt_end_the_job() -> None:
     assert isinstance(end, EndJob)
     assert end.reason.startswith("3 leaders in a row, since 2023-11-14 22:13 UTC, made no new")
     assert "its leader was lost while waiting for agents" in end.reason
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_an_attempt_begins_the_count_of_leaders_anew() -> None:
@@ -194,7 +197,7 @@ def test_an_attempt_begins_the_count_of_leaders_anew() -> None:
     for _ in range(4):
         job.running()
     assert job.run.state == "RUNNING"
-    assert (len(job.run.incidents), job.run.fruitless) == (3, 3)
+    assert (len(job.run.history.incidents), job.run.history.fruitless) == (3, 3)
 
 
 def test_a_leader_that_was_evicted_has_not_failed() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.hosts.scheduler_notices import NOTICES_S, UNHEARD_S, next_question_s, unheard
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Running
 from tests.job.supervise_stage import Job
 
 WHY = "slurmstepd: error: execve(): /shared/python: No such file or directory"
@@ -23,11 +23,11 @@ def test_without_a_spare_the_job_is_queued_again_without_that_host_alone() -> No
     (requeue,) = job.waits(10)
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-2",), "not host-1, which has yet to come"
-    (incident,) = job.run.incidents
+    (incident,) = job.run.history.incidents
     assert incident.cause == f"no agent can begin on host-2: {WHY}"
     assert (incident.kind, incident.culprit.host) == ("preflight", "host-2")
     assert "host-2 mounts" in incident.advice
-    assert job.run.exclude == {"host-2": WHY}
+    assert job.run.hosts.exclude == {"host-2": WHY}
 
 
 def test_with_a_spare_the_job_starts_without_it() -> None:
@@ -38,10 +38,12 @@ def test_with_a_spare_the_job_starts_without_it() -> None:
     (start,) = job.registers("host-2")
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    assert len(job.run.incidents) == 1
+    assert len(job.run.history.incidents) == 1
     job.trains()
     assert job.fails_once() != ()
-    assert [one.kind for one in job.run.incidents] == ["preflight", "rank-killed"], "told once"
+    assert [one.kind for one in job.run.history.incidents] == ["preflight", "rank-killed"], (
+        "told once"
+    )
 
 
 def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> None:
@@ -56,7 +58,7 @@ def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> Non
     assert end.reason.startswith(
         f"no agent can begin on 3 of 4 hosts, too many to blame them; on host-1: {WHY}; fix: "
     )
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_an_agent_that_comes_after_all_counts() -> None:
@@ -67,14 +69,14 @@ def test_an_agent_that_comes_after_all_counts() -> None:
         actions = job.registers(name)
     (start,) = actions
     assert isinstance(start, StartAttempt)
-    assert job.run.incidents == ()
+    assert job.run.history.incidents == ()
 
 
 def test_only_hosts_of_the_allocation_are_known() -> None:
     job = Job().granted()
     job.leads()
     assert cannot_begin(job, "elsewhere") == ()
-    assert job.run.hosts == {}
+    assert job.run.hosts.by_name == {}
 
 
 def test_hosts_that_no_agent_has_come_from_are_asked_about_sooner() -> None:
@@ -89,4 +91,4 @@ def test_hosts_that_no_agent_has_come_from_are_asked_about_sooner() -> None:
     pods = Job().granted(successor_s=600.0)
     pods.leads()
     assert unheard(pods.run) == ()
-    assert unheard(replace(job.run, stage=Stage.RUNNING)) == ()
+    assert unheard(replace(job.run, stage=Running(since=0.0, reason=""))) == ()

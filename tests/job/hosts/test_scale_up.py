@@ -12,7 +12,7 @@ from orchestrator.contract.messages.actions import (
 from orchestrator.contract.messages.events import HostUnavailable, Replanned
 from orchestrator.job.hosts.host_pool import REPLACE_S
 from orchestrator.job.hosts.scale_up import ASK_EVERY_S, EVERY_S
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Stopping
 from tests.job.supervise_stage import Job, plan
 
 
@@ -23,7 +23,7 @@ def kinds(actions: tuple[Action, ...]) -> list[type]:
 def gone(job: Job, name: str) -> tuple[Action, ...]:
     """A host breaks, and no agent can be had there."""
     job.loses(name)
-    job.stops(*(host for host in job.run.placement if host != name))
+    job.stops(*(host for host in job.run.attempt.placement if host != name))
     return job.tell(HostUnavailable(at=job.now(), host=name, why="it is down"))
 
 
@@ -38,13 +38,17 @@ def shrunk(hosts: int = 3, **more: Any) -> Job:
     assert Replan in kinds(gone(job, f"host-{hosts - 1}"))
     assert kinds(planned(job, hosts - 1, 2)) == [StartAttempt]
     job.trains(10)
-    assert (job.run.current.number, len(job.run.placement)) == (2, hosts - 1)
+    assert (job.run.current.number, len(job.run.attempt.placement)) == (2, hosts - 1)
     return job
 
 
 def test_it_grows_right_after_a_checkpoint_once_the_host_is_back() -> None:
     job = shrunk()
-    fruitless, restarts, incidents = job.run.fruitless, job.run.restarts, len(job.run.incidents)
+    fruitless, restarts, incidents = (
+        job.run.history.fruitless,
+        job.run.history.restarts,
+        len(job.run.history.incidents),
+    )
     assert job.saves(20) == (), "nobody is back"
     assert job.registers("host-2", pid=2) == (), "not in the middle of the work"
     (stop,) = job.saves(30)
@@ -57,9 +61,11 @@ def test_it_grows_right_after_a_checkpoint_once_the_host_is_back() -> None:
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-1", "host-2")
     assert start.reason == "attempt 3 on 3 hosts from checkpoint step-31"
-    assert (job.run.current.number, job.run.replanned, job.run.larger) == (1, None, ())
-    assert job.run.fruitless == min(fruitless, 0)
-    assert (job.run.restarts, len(job.run.incidents)) == (restarts, incidents), "nobody is to blame"
+    assert (job.run.current.number, job.run.plans.replanned, job.run.plans.larger) == (1, None, ())
+    assert job.run.history.fruitless == min(fruitless, 0)
+    assert (job.run.history.restarts, len(job.run.history.incidents)) == (restarts, incidents), (
+        "nobody is to blame"
+    )
     job.trains(31)
     assert job.saves(40) == (), "it has all it asked for"
 
@@ -86,7 +92,7 @@ def test_hosts_that_go_again_while_it_stops_leave_it_as_it_was() -> None:
     job.loses("host-2")
     (start,) = [a for a in job.stops() if isinstance(a, StartAttempt)]
     assert start.hosts == ("host-0", "host-1")
-    assert (job.run.current.number, len(job.run.larger)) == (2, 1)
+    assert (job.run.current.number, len(job.run.plans.larger)) == (2, 1)
 
 
 def test_it_goes_back_to_the_largest_plan_within_reach() -> None:
@@ -94,17 +100,17 @@ def test_it_goes_back_to_the_largest_plan_within_reach() -> None:
     gone(job, "host-2")
     planned(job, 2, 3)
     job.trains(10)
-    assert [p.number for p in job.run.larger] == [1, 2]
+    assert [p.number for p in job.run.plans.larger] == [1, 2]
     job.registers("host-3", pid=2)
     job.saves(20)
     job.stops()
-    assert (job.run.current.number, [p.number for p in job.run.larger]) == (2, [1])
+    assert (job.run.current.number, [p.number for p in job.run.plans.larger]) == (2, [1])
     job.trains(20)
     job.registers("host-2", pid=2)
     job.at += EVERY_S
     job.saves(30)
     job.stops()
-    assert (job.run.current.number, job.run.larger) == (1, ())
+    assert (job.run.current.number, job.run.plans.larger) == (1, ())
 
 
 def test_a_restart_for_another_reason_takes_the_hosts_that_are_back() -> None:
@@ -146,7 +152,7 @@ def test_where_the_scheduler_replaces_hosts_nobody_is_asked() -> None:
     assert job.waits(2 * ASK_EVERY_S) == ()
     job.registers("host-9", pid=2)
     assert kinds(job.saves(5)) == [StopAttempt]
-    assert job.run.stage is Stage.STOPPING
+    assert isinstance(job.run.stage, Stopping)
 
 
 def test_where_hosts_have_successors_it_grows_with_whoever_comes_late() -> None:
@@ -172,7 +178,7 @@ def test_what_breaks_while_it_stops_to_grow_is_an_incident() -> None:
     job.saves(20)
     job.raises(0, "CUDA error: uncorrectable ECC error encountered")
     job.stops()
-    assert [(one.failure, one.culprit.host) for one in job.run.incidents[1:]] == [
+    assert [(one.failure, one.culprit.host) for one in job.run.history.incidents[1:]] == [
         ("uncorrectable-ecc", "host-0")
     ]
-    assert sorted(job.run.placement) == ["host-1", "host-2"]
+    assert sorted(job.run.attempt.placement) == ["host-1", "host-2"]

@@ -27,7 +27,7 @@ from orchestrator.job.reports.job_news import (
     news_of,
 )
 from orchestrator.job.reports.job_report import is_news, report_of
-from orchestrator.job.stage import Stage
+from orchestrator.job.stage import Ended
 from orchestrator.job.stage_transitions import Result
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
@@ -162,7 +162,7 @@ def test_of_whatever_happens_to_a_job_each_ending_is_told_once_and_no_more_than_
         counts.update(one.reason for one in found)
         assert all(one.text == " ".join(one.text.split()) for one in found)
         assert all(len(one.text) <= MOST_TEXT for one in found)
-        ended = after.stage is Stage.ENDED and run.stage is not Stage.ENDED
+        ended = isinstance(after.stage, Ended) and not isinstance(run.stage, Ended)
         assert [one.reason for one in found].count("Ended") == int(ended)
         if after.job is not None:
             report = report_of(after, event.at)

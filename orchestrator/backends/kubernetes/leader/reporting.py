@@ -139,7 +139,7 @@ class LeaderReporter:
                 self.budget, told = admit(self.budget, one)
                 if told is not None:
                     self.waiting.append(told)
-        if news or (before.state, before.attempt) != (after.state, after.attempt):
+        if news or (before.state, before.attempt.number) != (after.state, after.attempt.number):
             self.woken.set()
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class LeaderReporter:
 
     def _report(self, run: Run, pace: Pace | None) -> JobReport:
         report = report_of(run, self.clock.now())
-        if pace is None or pace.attempt != run.attempt:
+        if pace is None or pace.attempt != run.attempt.number:
             return report
         return replace(report, step=max(report.step, pace.step), loss=pace.loss)
 

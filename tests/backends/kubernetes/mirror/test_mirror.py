@@ -168,7 +168,7 @@ def test_a_long_journal_comes_in_one_look_and_with_the_snapshot(
     assert same(copy, there)
     assert len(cluster.asked) == 2
     assert recall(copy.run_dir)[1].place == place
-    assert look(copy.run_dir).run.cancelled_by == "me"
+    assert look(copy.run_dir).run.interruption.cancelled_by == "me"
 
 
 def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> None:

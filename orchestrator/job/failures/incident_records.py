@@ -12,8 +12,8 @@ from orchestrator.job.findings import Findings
 from orchestrator.job.hosts.host_pool import addresses, switches_of
 from orchestrator.job.incident import NOBODY, PREFLIGHT, Culprit, Evidence, Incident
 from orchestrator.job.policy import Decision, trouble_of, ways_to_go_on
-from orchestrator.job.stage import IDLE, Stage
-from orchestrator.job.state import Run
+from orchestrator.job.stage import Running
+from orchestrator.job.state import Run, with_incident
 
 MOST_NAMED = 8
 """Ranks that an incident names."""
@@ -60,16 +60,16 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
     reported += [findings.hang.step] if findings.hang else []
     trouble = trouble_of(verdict)
     return Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
+        id=len(run.history.incidents) + 1,
+        attempt=run.attempt.number,
         at=verdict.at,
         kind=verdict.kind,
         cause=verdict.cause,
         culprit=verdict.culprit,
         evidence=verdict.evidence,
         action=action,
-        step=max([run.step, *reported]),
-        saved=None if findings.within in IDLE else run.saved,
+        step=max([run.attempt.step, *reported]),
+        saved=None if findings.idle else run.progress.saved,
         signature=verdict.signature,
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
@@ -89,8 +89,8 @@ def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advic
     """
     by_hook = why.startswith(f"{BEFORE_HOOK}: ")
     incident = Incident(
-        id=len(run.incidents) + 1,
-        attempt=run.attempt,
+        id=len(run.history.incidents) + 1,
+        attempt=run.attempt.number,
         at=at,
         kind=PREFLIGHT,
         cause=cause or f"{host} failed the check before the start: {why}",
@@ -101,9 +101,9 @@ def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advic
         scope="host",
         remedy="replace",
         rule="preflight",
-        step=run.step,
+        step=run.attempt.step,
         detected_after_s=0.0,
-        recovered_after_s=0.0 if run.stage is Stage.RUNNING else None,
+        recovered_after_s=0.0 if isinstance(run.stage, Running) else None,
         advice=advice,
     )
-    return replace(run, incidents=(*run.incidents, incident))
+    return with_incident(run, incident)

@@ -1,0 +1,50 @@
+"""How far a job has trained: in its present attempt, and in all of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.contract.messages.events import StragglerFound
+from orchestrator.contract.skipped_batches import Window
+from orchestrator.job.plans import Rollback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """The present attempt; between two attempts the last one."""
+
+    number: int = 0
+    """0 before the first attempt."""
+    placement: tuple[str, ...] = ()
+    """Its hosts in node-rank order."""
+    done: Mapping[str, bool] = field(default_factory=dict)
+    """Host without a process of this attempt -> whether all its ranks returned 0."""
+    step: int = 0
+    """The last step that ranks reported; until they report one, that of the attempt before."""
+    drills: tuple[int, ...] = ()
+    """Drills that happened in it."""
+    stragglers: Mapping[int, StragglerFound] = field(default_factory=dict)
+    """Rank that keeps its peers waiting -> when and by how much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Checkpoints and training time of all attempts."""
+
+    saved: int = 0
+    """Newest complete checkpoint's step; 0 for none."""
+    saved_at: float | None = None
+    """When it was complete; None where the journal does not say."""
+    saves: tuple[int, ...] = ()
+    """Steps of the last few checkpoints, oldest first."""
+    skipped: tuple[Window, ...] = ()
+    """Batches that are skipped on purpose."""
+    rollbacks: tuple[Rollback, ...] = ()
+    """Since a person last submitted the job."""
+    save_every: int | None = None
+    """Steps between two checkpoints, where the ranks measured that (`checkpoint.every`)."""
+    trained_s: float = 0.0
+    """Training time of all attempts, as far as steps were reported."""
+    stepped_at: float = 0.0
+    """When a step was last reported."""
+    drills: tuple[int, ...] = ()
+    """Drills that happened since the job was last submitted."""
