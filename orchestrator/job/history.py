@@ -11,7 +11,7 @@ class History:
     """Time of the last event that changed anything."""
     incidents: tuple[Incident, ...] = ()
     advanced: int = 0
-    """Number of incidents before the last new checkpoint: the job made progress in spite of them."""
+    """Number of incidents before the last new checkpoint: the job got past them."""
     forgiven: int = 0
     """Number of incidents before a person last submitted the job: they may be fixed."""
     restarts: int = 0

@@ -42,8 +42,8 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
         ),
     )
     reason = (
-        f"back to {_name(to)} as attempt {run.attempt.number + 1}, and on without batches {window} of"
-        f" the data, which steps {to + 1} to {failed} read"
+        f"back to {_name(to)} as attempt {run.attempt.number + 1}, and on without batches {window}"
+        f" of the data, which steps {to + 1} to {failed} read"
     )
     return before, replace(decision, reason=reason)
 
