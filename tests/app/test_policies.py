@@ -1,4 +1,4 @@
-"""`ndctl policy`: what failures of a class meet, and what docs/policy.md says of it."""
+"""`ndctl policy`: what failures of a class meet, and what docs/recover.md says of it."""
 
 import re
 from dataclasses import fields
@@ -17,7 +17,7 @@ from orchestrator.errors import SpecError
 from orchestrator.job.policy import default_rules
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "policy.md").read_text()
+DOCUMENT = (ROOT / "docs" / "recover.md").read_text()
 OWN: dict[str, Any] = yaml.safe_load(
     DOCUMENT.split("```yaml\n")[1].split("```")[0]  # the example of the document
 )

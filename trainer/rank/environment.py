@@ -1,6 +1,6 @@
 """What torch reads from the environment while it is imported or makes process groups.
 
-Whoever starts the ranks may set these otherwise; docs/operations.md says why they are as they are.
+Whoever starts the ranks may set these otherwise; docs/reference.md says why they are as they are.
 """
 
 from collections.abc import Mapping
