@@ -78,7 +78,7 @@ from orchestrator.leader.spec_acceptance import Accepting
 from orchestrator.leader.strike_writer import new_strikes, record
 from orchestrator.leader.translate import event_of, gathered, registered, without_stacks
 from orchestrator.posix.retry_io import once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Leader:
         supervisor: Supervisor,
         run_dir: RunDir,
         secret: JobSecret,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
         granted: Granted,
         planners: Planners,
