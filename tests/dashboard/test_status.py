@@ -308,7 +308,7 @@ def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
     assert text.count("the same error twice") == 1
     assert text.count("boom") == 1, "the cause stands with the incident"
     (done,) = labelled("ndctl did", text)
-    assert done.startswith("stopped the job (rule same-error-twice); ")
+    assert done.startswith("stopped the job (rule repeated-error); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
     again = "once that is fixed: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
