@@ -42,7 +42,7 @@ from orchestrator.job.hosts.scheduler_notices import (
 )
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.state import Run
-from orchestrator.leader.agent_sessions import Connections
+from orchestrator.leader.agent_sessions import AgentSessions
 from orchestrator.posix.fd_limit import files_needed, judge_files
 from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler
 
@@ -76,13 +76,13 @@ class Planners:
     less: Refitter
 
 
-class Errands:
+class BackendCalls:
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
         *,
         job: JobSubmitted,
         run: Callable[[], Run],
-        connections: Connections,
+        sessions: AgentSessions,
         backend: AllocationBackend,
         planners: Planners,
         clock: Clock,
@@ -94,7 +94,7 @@ class Errands:
     ) -> None:
         self.job = job
         self.run = run
-        self.connections = connections
+        self.sessions = sessions
         self.backend = backend
         self.replanner, self.refitter = planners.fewer, planners.less
         self.clock = clock
@@ -131,7 +131,7 @@ class Errands:
         silent_s = {event.host: event.silent_s for event in lost}
         taken = await self._taken(silent_s) if has_successors(self.run()) else {}
         for event in lost:
-            if event.host not in self.connections.by_host:
+            if event.host not in self.sessions.by_host:
                 known = taken.get(event.host, "")
                 self.happened(replace(event, taken=known, cut_off_s=cut_off_s))
 
@@ -191,7 +191,7 @@ class Errands:
         """Until the agents of these hosts are heard again, or for as long as that may take."""
         until = self.clock.monotonic() + self.job.launch.agent_timeout + LISTEN_S
         log.warning("the scheduler is heard again: listening to %s", ", ".join(hosts))
-        while self.clock.monotonic() < until and {*hosts} - {*self.connections.by_host}:
+        while self.clock.monotonic() < until and {*hosts} - {*self.sessions.by_host}:
             await asyncio.sleep(CHECK_POLL_S)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
@@ -212,7 +212,7 @@ class Errands:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
         return await looked_up(register.host, register.address, "the leader's host", patience_s)
 
-    async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
+    async def call(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:
             case ReplaceAgent():
                 await self._replace_agent(action)
@@ -292,7 +292,7 @@ class Errands:
         if action.host == self.host and not action.elsewhere:
             return
         try:
-            silent_s = self.connections.silent_for(action.host)
+            silent_s = self.sessions.silent_for(action.host)
             await asyncio.to_thread(
                 partial(
                     self.backend.replace,
@@ -306,10 +306,10 @@ class Errands:
         except (Unanswered, Ended) as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:
-            if isinstance(exc, MustLeave) and action.host in self.connections.by_host:
+            if isinstance(exc, MustLeave) and action.host in self.sessions.by_host:
                 # It ends by itself, with the code for which the scheduler starts another one.
                 log.warning("%s: so it is told to leave (%s)", exc.message, action.reason)
-                self.connections.order(action.host, Leave(reason=action.reason, again=True))
+                self.sessions.order(action.host, Leave(reason=action.reason, again=True))
                 return
             log.error("no new agent for %s: %s", action.host, exc)
             why = f"no agent can be had there: {exc.message}"
@@ -331,7 +331,7 @@ class Errands:
                 master_port=port,
                 timeout_s=action.timeout_s,
             )
-            self.connections.order(host, order)
+            self.sessions.order(host, order)
         deadline = self.clock.monotonic() + action.timeout_s + CHECK_SLACK_S
         reports: dict[str, Checked] = {}
         while len(reports) < len(hosts) and self.clock.monotonic() < deadline:

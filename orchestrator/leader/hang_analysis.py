@@ -33,7 +33,7 @@ SCHEDULER_S = 5.0
 MOST_FLAGGED = 8
 
 
-class Judge:
+class HangAnalysis:
     def __init__(
         self,
         job: JobSubmitted,
