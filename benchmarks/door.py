@@ -25,7 +25,7 @@ from orchestrator.contract.codec import encode_tagged
 from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.leader.agent_sessions import report_in
-from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.leader_server import LeaderServer
 from orchestrator.posix.fd_limit import allow_files
 
 AGENTS = 2_048
@@ -125,7 +125,7 @@ async def measure(agents: int, tls: bool) -> None:
             async def listen(_: Register, ws: web.WebSocketResponse) -> None:
                 await serve(ws, admitted)
 
-            reception = Reception(secret_from(secret.read_text()), 1, listen, print)
+            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print)
             port = await reception.open("127.0.0.1", 0, Path(folder))
             url = f"https://127.0.0.1:{port}{AGENT_PATH}"
         else:

@@ -21,8 +21,8 @@ from orchestrator.contract.messages.agent_protocol import Digest, RankDigest, St
 from orchestrator.contract.messages.events import Event, HostStopped, Tick
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.leader.event_queue import Deciding
-from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.event_queue import EventQueue
+from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
 from tests.job.supervise_stage import Job, exited, host
 
@@ -59,7 +59,7 @@ def standstill(supervisor: Supervisor, ranks: int, at: float) -> list[Event]:
     """What the detectors make of it, up to the look that finds the hang."""
     job = supervisor.run.job
     assert job is not None
-    lookout = Lookout(job)
+    lookout = Monitor(job)
     lookout.begin(1, supervisor.run, at)
     events: list[Event] = []
     now = at
@@ -107,7 +107,7 @@ async def measure(ranks: int, folder: Path, what: str, kind: type[Action]) -> No
         else:
             events = standstill(supervisor, ranks, job.at)
         lines, size = journal.seq, path.stat().st_size
-        deciding = Deciding(supervisor, perform)
+        deciding = EventQueue(supervisor, perform)
         for event in events:
             deciding.happened(event)
         begun, cpu = time.perf_counter(), time.process_time()

@@ -24,7 +24,7 @@ from orchestrator.errors import BackendError
 from orchestrator.job.failures.collective_mismatch import ended_over_it
 from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ SCHEDULER_S = 5.0
 MOST_FLAGGED = 8
 
 
-class Judge:
+class HangAnalysis:
     def __init__(
         self,
         job: JobSubmitted,
         run: Callable[[], Run],
         run_dir: RunDir,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
     ) -> None:
         self.job = job
@@ -77,9 +77,10 @@ class Judge:
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
-        if self.run().allocation is None:
+        granted = self.backend.granted
+        if self.run().allocation is None or granted is None:
             return ()
-        asking = asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
+        asking = asyncio.to_thread(granted.notices, self.job.launch, hosts)
         try:
             found = await asyncio.wait_for(asking, SCHEDULER_S)
             said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}

@@ -34,7 +34,7 @@ Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
 """Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
 
 
-class Reception:
+class LeaderServer:
     def __init__(
         self, secret: JobSecret, launch: int, listen: Listen, cancel: Callable[[str], object]
     ) -> None:

@@ -21,7 +21,7 @@ from orchestrator.leader.translate import (
 )
 
 
-class Lookout:
+class Monitor:
     def __init__(self, job: JobSubmitted) -> None:
         self.limits = Limits(
             hang=job.hang_timeout, init=job.init_timeout, checkpoint=job.checkpoint_timeout

@@ -41,8 +41,8 @@ from orchestrator.job.hosts.host_pool import has_successors
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import MOST_LINES
 from orchestrator.journal.supervisor import Supervisor, is_told
-from orchestrator.leader.agent_sessions import Connections, Silence
-from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.agent_sessions import AgentSessions, Silence
+from orchestrator.leader.monitor import Monitor
 from orchestrator.leader.translate import event_of, registered
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.orders import Orders
@@ -72,7 +72,9 @@ class Leader:
         self.job = job
         self.offset = self.host.clock.offset
         """Of its clock, which it reads once."""
-        self.connections = Connections(job.launch.launch, job.launch.agent_timeout, self.host.clock)
+        self.connections = AgentSessions(
+            job.launch.launch, job.launch.agent_timeout, self.host.clock
+        )
         self.agents: dict[str, Agent] = {}
         self.errands = Errands(world, self)
         self.events: deque[Event] = deque()
@@ -81,7 +83,7 @@ class Leader:
         self.busy = False
         """With a write that takes time."""
         self.todo: deque[Action] = deque()
-        self.lookout = Lookout(self.job)
+        self.lookout = Monitor(self.job)
         self.orders = Orders(self)
         self.ending: EndJob | Requeue | None = None
         self.alive = self.serves = True

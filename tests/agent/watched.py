@@ -1,7 +1,7 @@
 """Ranks of the real trainer with agents and a leader around them, as far as these hear and decide.
 
 Heartbeats, exits, last lines and dumps come to each host's `Attempt`, digests and reports go to the
-leader's `Lookout`, `step` and judge, all of them the real ones. What is missing is what launches
+leader's `Monitor`, `step` and judge, all of them the real ones. What is missing is what launches
 ranks, and the network between the hosts.
 """
 
@@ -34,7 +34,7 @@ from orchestrator.contract.messages.events import Event, JobSubmitted
 from orchestrator.contract.messages.rank_messages import Datagram, RankEnded, RankStarted
 from orchestrator.job.state import Run
 from orchestrator.leader.hang_analysis import judged_of
-from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.monitor import Monitor
 from orchestrator.leader.translate import event_of
 from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
@@ -115,7 +115,7 @@ class Leader:
         self.job = Job(plan=replace(plan(), mesh=mesh), max_restarts=0).starts()
         submitted = self.job.run.job
         assert isinstance(submitted, JobSubmitted)
-        self.lookout = Lookout(submitted)
+        self.monitor = Monitor(submitted)
         self.events: list[Event] = []
         self.heard: list[Evidence] = []
         self.stop_by: float | None = None
@@ -130,7 +130,7 @@ class Leader:
     async def lead(self, ranks: list[BaseProcess]) -> None:
         """Until no rank is left, and what that amounts to is decided."""
         now = time.monotonic()
-        self.lookout.begin(1, self.run, now)
+        self.monitor.begin(1, self.run, now)
         transports = [await listen(host.place.socket, ear_of(host)) for host in self.hosts]
         for number, pid in pids_of(ranks).items():
             self._host(number).hear(
@@ -145,7 +145,7 @@ class Leader:
             if now - told > PULSE_S:
                 told = now
                 self._digest(now)
-            await self._decide(list(self.lookout.look(self.run, lambda: True, now, time.time())))
+            await self._decide(list(self.monitor.look(self.run, lambda: True, now, time.time())))
             if self.stop_by is not None and now > self.stop_by:
                 for rank in left.values():
                     rank.kill()
@@ -159,7 +159,7 @@ class Leader:
     def _digest(self, now: float) -> None:
         for host in self.hosts:
             digest = Digest(attempt=1, ranks=host.digest())
-            for event in self.lookout.hear(digest, now, time.time()):
+            for event in self.monitor.hear(digest, now, time.time()):
                 self._happened(event)
 
     async def _bury(self, left: dict[int, BaseProcess]) -> None:
@@ -193,7 +193,7 @@ class Leader:
     async def _perform(self, action: Action) -> None:
         match action:
             case StopAttempt():
-                self.lookout.end()
+                self.monitor.end()
                 self.stop_by = time.monotonic() + action.grace_s
                 for host in self.hosts:
                     await host.stop(0.0)

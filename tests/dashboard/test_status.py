@@ -62,13 +62,13 @@ from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
 from orchestrator.dashboard.event_text import (
-    action_words,
+    describe_action,
+    describe_event,
     event_line,
-    event_words,
-    in_order_of_time,
+    sort_by_time,
 )
 from orchestrator.dashboard.follow.follow import summary_text
-from orchestrator.dashboard.format import moment
+from orchestrator.dashboard.format import date_time
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
@@ -166,7 +166,7 @@ def test_a_failed_save_is_a_warning_in_every_form() -> None:
     assert (checkpoint["step"], checkpoint["failed"]["why"]) == (None, why)
     text = describe_text(seen, UTC)
     assert f"none yet; warning: the save at step 20 failed: {why}" in text
-    assert f"  warning     the save at step 20 failed at {moment(START, UTC)}:" in text
+    assert f"  warning     the save at step 20 failed at {date_time(START, UTC)}:" in text
     line = event_line(Entry(seq=1, event=SAVE_FAILED, actions=()), UTC)
     assert line.endswith(f"warning: the checkpoint of step 20 failed: {why}")
 
@@ -308,7 +308,7 @@ def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
     assert text.count("the same error twice") == 1
     assert text.count("boom") == 1, "the cause stands with the incident"
     (done,) = labelled("ndctl did", text)
-    assert done.startswith("stopped the job (rule same-error-twice); ")
+    assert done.startswith("stopped the job (rule repeated-error); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
     again = "once that is fixed: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
@@ -698,7 +698,7 @@ def scheduled() -> list[Event]:
 
 
 def test_what_a_scheduler_does_is_told_in_words() -> None:
-    lines = [event_words(event) for event in scheduled()]
+    lines = [describe_event(event) for event in scheduled()]
     assert lines[0] == "the scheduler asks the job to leave: why is being asked (SIGUSR2)"
     assert lines[2] == "host-1 is DRAINING: bad fan"
     assert lines[3] == "host-1 is open again"
@@ -707,11 +707,11 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
-    assert event_words(started) == (
+    assert describe_event(started) == (
         "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
     )
     deaf = LeaderStarted(at=START, host="host-0", pid=7, unable="no scontrol")
-    assert event_words(deaf) == "host-0 cannot lead: no scontrol"
+    assert describe_event(deaf) == "host-0 cannot lead: no scontrol"
 
 
 def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
@@ -724,7 +724,7 @@ def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
         crossing=(3 << 30, 1 << 30),
     )
     line = "start attempt 1, a step sends 3.0 GiB out of hosts, 1.0 GiB a leaf switch"
-    assert action_words(start) == line
+    assert describe_action(start) == line
 
 
 def test_every_kind_of_event_has_one_line() -> None:
@@ -745,7 +745,7 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
     lost = replace(killed(START + 50, rank=0), signal=None)
     told = [*hung(), stopped, lost]
     entries = [Entry(seq=n, event=event, actions=()) for n, event in enumerate(told)]
-    lines = [event_line(entry, UTC) for entry in in_order_of_time(entries)]
+    lines = [event_line(entry, UTC) for entry in sort_by_time(entries)]
     assert [line[:19] for line in lines] == sorted(line[:19] for line in lines)
     assert lines[-1] == (
         "2023-11-14 22:14:25 UTC  rank 2 on host-1 was ended after step 24 as its attempt was"
@@ -753,7 +753,7 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
     )
     assert lines[-2].endswith("(limit 10 s), rank 3 behind"), lines[-2]
     assert "rank 0 on host-0 vanished after step 24 (seen after 0.2 s)" in lines[-3]
-    arrived = [entry.seq for entry in in_order_of_time(entries) if entry.event.at == START + 2]
+    arrived = [entry.seq for entry in sort_by_time(entries) if entry.event.at == START + 2]
     assert arrived == sorted(arrived), "what happened at one moment stays as it was told"
 
 
@@ -767,7 +767,7 @@ def test_every_kind_of_action_is_told_with_its_reason() -> None:
     actions.append(Requeue(exclude=("host-1",), reason="none is left"))
     assert {type(action) for action in actions} == set(get_args(Action))
     for action in actions:
-        assert action.reason in action_words(action)
+        assert action.reason in describe_action(action)
 
 
 def test_a_decision_stands_on_the_line_of_its_event() -> None:
@@ -781,13 +781,13 @@ def test_a_decision_stands_on_the_line_of_its_event() -> None:
 
 
 def test_an_exit_is_told_as_it_was() -> None:
-    assert "was killed by SIGKILL after step 24" in event_words(killed(START))
-    assert "raised ValueError: boom" in event_words(raised(1, START))
+    assert "was killed by SIGKILL after step 24" in describe_event(killed(START))
+    assert "raised ValueError: boom" in describe_event(raised(1, START))
 
 
 def test_a_long_error_is_cut_in_its_line() -> None:
     error = RankError(error="RuntimeError", message="peer " * 200, step=3, traceback="")
-    assert len(event_words(replace(raised(1, START), error=error))) < 250
+    assert len(describe_event(replace(raised(1, START), error=error))) < 250
 
 
 def test_a_restarting_job_is_recovering() -> None:
@@ -823,7 +823,7 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
     """Not as one that waits: it may well train on."""
     away = replace(snapshot(started(), metrics(1, 23), now=START + 240, alive=False), sighting=AWAY)
     text = status_text(away, UTC)
-    at = moment(START + 40, UTC)
+    at = date_time(START + 40, UTC)
     assert text.splitlines()[0] == (
         f"quickstart: RUNNING as of {at} (3 min 20 s ago); the API server of context prod cannot be"
         " reached: Connection refused"
@@ -859,7 +859,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
     there = replace(snapshot(leads), sighting=Sighting("Slurm job 12", held=False))
-    ends = moment(START + 40 + 7200, UTC)
+    ends = date_time(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
 

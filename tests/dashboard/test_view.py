@@ -14,8 +14,8 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     TrainingResumed,
 )
-from orchestrator.dashboard.metrics import NOTHING
-from orchestrator.dashboard.status import checkpoint_words
+from orchestrator.dashboard.metrics import NO_PROGRESS
+from orchestrator.dashboard.status import checkpoint_text
 from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
@@ -149,14 +149,14 @@ def test_a_failed_save_is_shown_until_one_is_complete() -> None:
     shown = view_of([*recovered(), full]).checkpoint
     assert (shown.step, shown.at) == (20, START + 25)
     assert shown.failed == FailedSave(step=40, at=START + 40, why=full.why, since=START + 40)
-    words = checkpoint_words(shown, view_of(recovered()))
+    words = checkpoint_text(shown, view_of(recovered()))
     assert "warning: the save at step 40 failed: No space left on device: /c" in words
     again = replace(full, at=START + 50, step=60)
     both = view_of([*recovered(), full, again]).checkpoint
     assert both.failed == FailedSave(
         step=60, at=START + 50, why=full.why, since=START + 40, times=2
     )
-    words = checkpoint_words(both, view_of(recovered()))
+    words = checkpoint_text(both, view_of(recovered()))
     assert "the save at step 60 failed, as did 1 before it in a row: No space" in words
     saved = CheckpointSaved(at=START + 41, attempt=2, step=41)
     assert view_of([*recovered(), full, saved]).checkpoint.failed is None
@@ -201,7 +201,7 @@ def test_sixteen_thousand_ranks_fold() -> None:
         events += [changed(rank, "slow"), changed(rank, "ok")]
     events.append(changed(16_383, "silent"))
     seen = seen_of(events)
-    shown = view(seen, NOTHING, leader_alive=True, now=START + 60)
+    shown = view(seen, NO_PROGRESS, leader_alive=True, now=START + 60)
     assert Counter(health(shown)) == {"ok": 16_383, "silent": 1}
     assert shown.hosts[-1].worst == "silent"
 

@@ -37,7 +37,7 @@ from orchestrator.contract.messages.agent_protocol import (
 from orchestrator.contract.messages.rank_messages import RankEnded
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.leader.agent_sessions import Connection
+from orchestrator.leader.agent_sessions import AgentSession
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import DETECT_S, Granted, Leader
 from orchestrator.leader.leader_server import PURPOSES
@@ -156,7 +156,7 @@ class Led:
 
     async def pass_time(self, *speaking: FakeAgent) -> None:
         """As much as lies between two looks of the leader or more, in which these agents speak."""
-        connections = self.leader.connections.by_host
+        connections = self.leader.sessions.by_host
         for agent in speaking:
             before = connections[agent.host].heard
             await agent.say(Digest(attempt=0, ranks=()))
@@ -215,7 +215,7 @@ async def led(
                 await asyncio.gather(task, return_exceptions=True)
 
 
-def _later(connection: Connection, than: float) -> bool:
+def _later(connection: AgentSession, than: float) -> bool:
     return connection.heard > than
 
 

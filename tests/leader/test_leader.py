@@ -34,7 +34,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.messages.rank_messages import Resumed, Saved
 from orchestrator.journal.journal import read
-from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 from tests.leader.leader_world import SILENT_S, FakeAgent, Led, exited, go, play, stopped
 
@@ -83,7 +83,7 @@ def test_an_agent_that_finds_the_leader_at_once_comes_after_its_beginning(
 
     async def script(job: Led) -> None:
         await job.agent("host-0")
-        await until(lambda: job.leader.connections.by_host, "the agent")
+        await until(lambda: job.leader.sessions.by_host, "the agent")
         registered.set()
         await job.happens(AgentRegistered)
         assert [type(entry.event) for entry in read(job.run_dir.journal)] == [
@@ -257,7 +257,7 @@ def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_pat
 
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
-        both = [Reception(SECRET, LAUNCH, nothing, str) for _ in range(2)]
+        both = [LeaderServer(SECRET, LAUNCH, nothing, str) for _ in range(2)]
         found = [await one.open("127.0.0.1", wanted, tmp_path) for one in both]
         for one in both:
             await one.close()

@@ -317,7 +317,7 @@ def test_a_leader_hears_which_hosts_a_person_has_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Granting(FakeBackend):
-        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        def allocation(self, launch: LaunchPlan) -> Allocation:
             return Allocation(id="7", restarts=0, hosts=launch.hosts)
 
         def cluster(self) -> str:
@@ -345,7 +345,7 @@ def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Deaf(FakeBackend):
-        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        def allocation(self, launch: LaunchPlan) -> Allocation:
             raise CannotLead("no scontrol in this image", fix="mount it")
 
     monkeypatch.setattr("orchestrator.backends.entry.leader.backend_named", lambda *_, **__: Deaf())

@@ -5,7 +5,13 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.dashboard.follow.follow import Follower, Told, summary_text, tell, tell_metric
+from orchestrator.dashboard.follow.follow import (
+    Follower,
+    Printed,
+    entry_lines,
+    metric_lines,
+    summary_text,
+)
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.journal.journal import Entry
@@ -78,10 +84,10 @@ def test_about_a_tenth_of_the_steps_is_told() -> None:
 
 
 def test_a_slow_step_is_told_each_minute() -> None:
-    told, _ = tell(Told(), journal(started())[0], UTC)
+    printed, _ = entry_lines(Printed(), journal(started())[0], UTC)
     lines = []
     for number in range(1, 5):
-        told, news = tell_metric(told, metric(number, at=START + 50 * number), UTC)
+        printed, news = metric_lines(printed, metric(number, at=START + 50 * number), UTC)
         lines += news
     assert [line.split()[4] for line in lines] == ["1/60", "3/60"]
 
@@ -110,8 +116,10 @@ def test_a_hang_is_told_when_it_is_seen() -> None:
 
 def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
     text = followed(journal(short_of_a_host()), metrics(1, 24))
-    told = "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 UTC all are"
-    assert f"2023-11-14 22:13:52 UTC {told} given back" in " ".join(text.split())
+    printed = (
+        "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 UTC all are"
+    )
+    assert f"2023-11-14 22:13:52 UTC {printed} given back" in " ".join(text.split())
     assert text.count("waits for hosts") == 1
 
 

@@ -14,7 +14,7 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
     TrainingResumed,
 )
-from orchestrator.dashboard.metrics import NOTHING, fold_metrics
+from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
@@ -282,7 +282,7 @@ def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
     away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
     shown = view(
         seen,
-        fold_metrics(NOTHING, metrics(1, 30)),
+        fold_metrics(NO_PROGRESS, metrics(1, 30)),
         leader_alive=False,
         now=seen.run.last_at + 200,
         sighting=away,
