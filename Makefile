@@ -44,7 +44,7 @@ demo: $(READY)
 	$(BIN)/ndctl submit examples/quickstart.yaml --new --follow --drill kill:rank=1@step=25
 
 docs: $(DEV_READY)
-	$(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m mkdocs build --strict
 
 testbed-slurm: $(DEV_READY)
 	@$(SLURM_TESTBED) play

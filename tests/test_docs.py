@@ -130,3 +130,20 @@ def test_every_promise_names_tests_that_exist() -> None:
     assert len(named) > 15
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:orchestrator|trainer|tests)/[\w/.]+)`", text)
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_job_that_the_architecture_follows_is_short() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    walk = text.split("## One job")[1].split("## State")[0]
+    assert len(walk.split()) <= 1500
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
