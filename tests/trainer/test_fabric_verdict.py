@@ -19,8 +19,8 @@ def a_check(rank: int, hosts: tuple[str, ...] = HOSTS) -> Check:
 
 
 def connected(check: Check, store: Store) -> Check:
-    check.signs.store = store
-    check.signs.connected.set()
+    check.heartbeat.store = store
+    check.heartbeat.connected.set()
     return check
 
 
