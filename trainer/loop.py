@@ -66,7 +66,7 @@ def train(job: Training, done: int) -> int:
         # A rank that exits at once would break connections that its peers are still opening.
         meet()
         if job.ranks.env.rank == 0:
-            LOG.info("no steps left to train: %d of %d are done", done, last)
+            LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exit_codes.OK
     target = FaultTarget(job.stepper.parameters, job.stepper.batches.stall)
     for step in range(done + 1, last + 1):

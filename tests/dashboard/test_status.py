@@ -379,7 +379,7 @@ def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
     assert "the leader on host-0 died" in status_text(seen, UTC).splitlines()[0]
     text = describe_text(seen, UTC)
     assert labelled("see why", text)[0] == "ndctl logs quickstart --agents --tail 20"
-    assert labelled("its leader", text) == ["/runs/quickstart/logs/agent-host-0.log"]
+    assert labelled("leader log", text) == ["/runs/quickstart/logs/agent-host-0.log"]
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
@@ -700,7 +700,7 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     lines = [describe_event(event) for event in scheduled()]
     assert lines[0] == "the scheduler asks the job to stop: the cause is not known yet (SIGUSR2)"
     assert lines[2] == "host-1 is DRAINING: bad fan"
-    assert lines[3] == "host-1 is open again"
+    assert lines[3] == "host-1 is available again"
     assert lines[4] == "the scheduler is removing host-1 from the job: SIGTERM"
     assert lines[6] == "the hosts were tried together: host-1 (both links are slow)"
     assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
@@ -747,8 +747,8 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
     lines = [event_line(entry, UTC) for entry in sort_by_time(entries)]
     assert [line[:19] for line in lines] == sorted(line[:19] for line in lines)
     assert lines[-1] == (
-        "2023-11-14 22:14:25 UTC  rank 2 on host-1 was ended after step 24 as its attempt was"
-        " stopped"
+        "2023-11-14 22:14:25 UTC  rank 2 on host-1 was stopped after step 24 while ndctl stopped"
+        " its attempt"
     )
     assert lines[-2].endswith("(limit 10 s), rank 3 behind"), lines[-2]
     assert "rank 0 on host-0 vanished after step 24 (seen after 0.2 s)" in lines[-3]
@@ -835,7 +835,9 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
     assert (body["state"], body["as_of"], body["leader_alive"]) == ("RUNNING", START + 40, None)
     _, row = list_text(list_rows([away]), UTC, START + 240).splitlines()
     assert "RUNNING 3 min 20 s ago" in row
-    assert stale_reasons([away, away]) == [f"{AWAY.unknown}; 2 jobs shown as last known"]
+    assert stale_reasons([away, away]) == [
+        f"{AWAY.unknown}; 2 jobs shown with the last known state"
+    ]
     there = status_json(snapshot(started(), metrics(1, 23)))
     assert (there["as_of"], there["leader_alive"]) == (None, True)
     assert stale_reasons([snapshot(started())]) == []

@@ -17,5 +17,5 @@ def admit_all() -> None:
 
 
 def admit_of(run: RunDir, env: RankEnv) -> Admit:
-    """Under plain torchrun attempts are not ours to count, and admit_all may write."""
+    """The fence check of this rank. Without ndctl (plain torchrun) there is no fence."""
     return partial(check_attempt, run.fence, env.attempt) if env.heartbeat_socket else admit_all

@@ -1,4 +1,4 @@
-"""What reaches a rank from runtime its configuration, gathered by the frame and handed inwards."""
+"""What a rank gets from its process in addition to the training configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

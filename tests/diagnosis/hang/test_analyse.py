@@ -140,8 +140,8 @@ def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
     scene = replace(found.scene, facts={**found.scene.facts, found.culprit: facts})
     verdict = analyse(scene)
     assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
-    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), and did not get"
-    assert verdict.cause.startswith(f"{begin} on for 75 s; it did not call"), verdict.cause
+    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), without progress"
+    assert verdict.cause.startswith(f"{begin} for 75 s; it did not call"), verdict.cause
     assert not any("state D" in sign for sign in verdict.evidence), "it is said once"
 
 

@@ -492,7 +492,7 @@ def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
         (seen(), None, "not-known"),
         (seen(*(found(n, process_state="T") for n in (0, 3))), None, "not-known"),
         (seen(found(0, stack=()), only=1), None, "not-known"),
-        ((), None, "there is no evidence"),
+        ((), None, "no dump and no stack was found"),
     ],
 )
 def test_without_dumps_only_a_sure_sign_blames_a_host(
