@@ -171,7 +171,7 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     raised = told[-1]
     assert isinstance(raised, Raised)
     assert (raised.step, raised.error) == (2, "RuntimeError")
-    assert "in suffer" in raised.traceback
+    assert "in inject_fault" in raised.traceback
 
 
 def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> None:
