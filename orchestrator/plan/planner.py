@@ -16,11 +16,12 @@ from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
-from orchestrator.plan.search.alternatives import first_mesh, nearest_plans
+from orchestrator.plan.search.admitted import first_mesh, likely_mesh
+from orchestrator.plan.search.alternatives import nearest_plans
 from orchestrator.plan.search.best import Found, search
-from orchestrator.plan.search.degrees import likely_mesh
 from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
-from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
+from orchestrator.plan.search.rule import Hosts, Refusal, Request
+from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import WayOut, ways_out
 from orchestrator.plan.show.methods import methods_of
@@ -55,10 +56,10 @@ def relief_of(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) ->
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     """All ways to run it, of which there is one at least but for memory."""
-    blocks = inventory.blocks(spec.cluster.gpus_per_host)
-    mesh = first_mesh(spec, shape, blocks) or likely_mesh(spec, shape, blocks)
-    if reasons := refusals(spec, inventory, shape, mesh):
-        raise _refusal(spec, inventory, shape, reasons)
+    request = Request(spec, shape, Hosts.of(spec, inventory))
+    mesh = first_mesh(request) or likely_mesh(request)
+    if broken := refusals(request, mesh):
+        raise _refusal(spec, inventory, shape, broken)
     fabric = fabric_of(spec, inventory)
     if fabric is None:
         raise PlanError(
@@ -69,17 +70,16 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
 
 
 def _refusal(
-    spec: JobSpec, inventory: Inventory, shape: ModelShape, reasons: tuple[str, ...]
+    spec: JobSpec, inventory: Inventory, shape: ModelShape, broken: tuple[Refusal, ...]
 ) -> PlanError:
     fixes = [str(found) for found in nearest_plans(spec, inventory, shape)]
-    if shape.vocab_size < BYTE_TOKENS:
-        fixes = [
-            f"use a model with a vocab_size of {BYTE_TOKENS} or more"
-            f" (--set model.config.vocab_size={BYTE_TOKENS} where the config is inline)"
-        ]
-    many = "the nearest plans that can:\n    " if len(fixes) > 1 else ""
-    fix = many + "\n    ".join(fixes) if fixes else "free or add hosts, or ask for fewer"
-    return PlanError("\n  ".join([_head(spec), *reasons]), fix=fix)
+    head = "the nearest plans that can run:"
+    if not fixes:
+        # No value that the planner may propose helps, as with a model that cannot be trained.
+        fixes = list(dict.fromkeys(one.fix for one in broken))
+        head = "all of these:"
+    fix = "\n    ".join([head, *fixes]) if len(fixes) > 1 else fixes[0]
+    return PlanError("\n  ".join([_head(spec), *map(str, broken)]), fix=fix)
 
 
 def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:

@@ -6,33 +6,33 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.search.constraints import Barrier
 
+Bar = tuple[str, str]
+"""The axis of a rule, and the limit that meshes break."""
 MANY = 4
 """Degrees of an axis that are named one by one."""
 
 
 def rejected_families(
-    barred: Mapping[Barrier, Sequence[Mesh]],
+    barred: Mapping[Bar, Sequence[Mesh]],
     too_large: Mapping[Mesh, Memory],
     others: int,
     objective: str,
 ) -> tuple[Rejected, ...]:
     """Every mesh that is not shown, once. `others` fit, and are not as good as those shown."""
     return (
-        *(_of_barrier(barrier, found) for barrier, found in barred.items()),
+        *(_of_rule(*bar, found) for bar, found in barred.items()),
         *_of_memory(too_large),
         *_of_rank(others, objective),
     )
 
 
-def _of_barrier(barrier: Barrier, found: Sequence[Mesh]) -> Rejected:
-    if barrier.axis in AXES:
-        degrees = {getattr(mesh, barrier.axis) for mesh in found}
+def _of_rule(axis: str, limit: str, found: Sequence[Mesh]) -> Rejected:
+    if axis in AXES:
+        degrees = {getattr(mesh, axis) for mesh in found}
     else:
         degrees = {mesh.data_parallel for mesh in found}
-    family = f"{barrier.axis}={_shown(degrees)}"
-    return Rejected(family=family, constraint=barrier.constraint, count=len(found))
+    return Rejected(family=f"{axis}={_shown(degrees)}", constraint=limit, count=len(found))
 
 
 def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:

@@ -12,16 +12,12 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Inventory
-from orchestrator.plan.search.alternatives import (
-    Value,
-    apply,
-    first_mesh,
-    show_edits,
-    value_at,
-)
+from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import can_fit
+from orchestrator.plan.search.edits import Value, apply, show_edits, value_at
 from orchestrator.plan.search.hosts import least_hosts, with_hosts
-from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.rule import Hosts, Request
+from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Space
 
 SHOWN = 3
@@ -59,12 +55,13 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
     except Invalid:
         return False  # Keys that exclude each other.
     changed = replace(with_hosts(space, spec.cluster.hosts), spec=spec)
-    mesh = first_mesh(spec, space.shape, space.fabric.blocks)
+    mesh = first_mesh(changed.request)
     if mesh is None:
         return False
-    more = spec.cluster.hosts > space.spec.cluster.hosts
-    reasons = () if more else refusals(spec, inventory, space.shape, mesh)
-    return not reasons and can_fit(changed)
+    if spec.cluster.hosts > space.spec.cluster.hosts:
+        return can_fit(changed)  # The inventory may not have the hosts that are proposed.
+    request = Request(spec, space.shape, Hosts.of(spec, inventory))
+    return not refusals(request, mesh) and can_fit(changed)
 
 
 def _freer(space: Space, inventory: Inventory) -> Iterator[WayOut]:

@@ -8,8 +8,8 @@ from hypothesis import assume, event, given, settings
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Host, Inventory
-from orchestrator.plan.search.alternatives import Edits, apply, show_edits
 from orchestrator.plan.search.best import can_fit, search
+from orchestrator.plan.search.edits import Edits, apply, show_edits
 from orchestrator.plan.search.hosts import with_hosts
 from orchestrator.plan.search.search_space import Space
 from orchestrator.plan.search.smallest_change import WayOut, ways_out
