@@ -1,4 +1,4 @@
-"""From a spec, the hosts that there are and the model's config to one plan, with its reasons."""
+"""Plans a job: from its spec, the inventory and the model's config to one plan with its reasons."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -32,7 +32,7 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     """The plan for `spec` on `inventory`; `config` holds the values of the model's config.json.
 
     Raises:
-        PlanError: with every reason why not, and the nearest plans that can.
+        PlanError: no plan; it lists every broken rule and the nearest specs that have a plan.
     """
     shape = shape_of(config)
     space = _space(spec, inventory, shape)
@@ -55,7 +55,7 @@ def relief_of(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) ->
 
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
-    """All ways to run it, of which there is one at least but for memory."""
+    """All ways to run the job; at least one mesh breaks no rule, though memory may not suffice."""
     request = Request(spec, shape, Hosts.of(spec, inventory))
     mesh = first_mesh(request) or likely_mesh(request)
     if broken := refusals(request, mesh):
@@ -63,7 +63,7 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     fabric = fabric_of(spec, inventory)
     if fabric is None:
         raise PlanError(
-            "the hardware of the hosts is not known: no profile is given",
+            "the hardware of the hosts is unknown: the inventory names no profile",
             fix="name one in the inventory, for example profile: h100-sxm-80gb",
         )
     return Space(spec, shape, fabric)
@@ -83,12 +83,12 @@ def _refusal(
 
 
 def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
-    """Something could be, were there more memory."""
+    """Some mesh breaks no rule, but none fits the memory of a device."""
     assert found.least is not None
     items = sorted(found.least.items.items(), key=lambda pair: -pair[1])
     most = ", ".join(f"{item} {show_bytes(size)}" for item, size in items[:4])
     reason = (
-        f"memory: the emptiest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
+        f"memory: the smallest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
         f" ({most}, …), a device has {show_bytes(space.limit)}"
     )
     families = [f"{one.family}: {one.constraint} ({one.count})" for one in found.rejected]
@@ -130,7 +130,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
 
 
 def _decided(option: Option, ranks_per_host: int) -> Plan:
-    """What the search decided, on no hosts yet."""
+    """What the search decided; hosts are placed later."""
     setup = option.setup
     return Plan(
         mesh=setup.mesh,
@@ -149,7 +149,7 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
 def _placed(
     space: Space, mesh: Mesh, inventory: Inventory, traffic: tuple[Traffic, ...]
 ) -> tuple[tuple[str, ...], PlacementCost | None]:
-    """Where the nodes go, by name where nobody knows how the hosts are connected."""
+    """Which host takes which node: in name order where the switches are unknown."""
     devices = space.fabric.devices_per_host
     hosts = inventory.with_devices(devices)
     switches = tree_of(hosts)

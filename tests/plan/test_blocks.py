@@ -63,7 +63,7 @@ def test_tp_is_as_wide_as_a_block_holds_and_its_groups_stay_in_one() -> None:
     assert plan_json(found)["placement"]["levels"] == ["host", "nvlink block", "leaf"]
     shown = describe_plan(found)
     assert "out of an NVLink block" in shown
-    assert "each of its groups is 2 hosts of one NVLink block" in shown
+    assert "each group takes 2 hosts of one NVLink block" in shown
 
 
 def test_a_search_weighs_wide_groups_with_the_others() -> None:

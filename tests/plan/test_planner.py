@@ -398,7 +398,7 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
 
 
 def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
-    """On devices that hold the emptiest plan and no more, with a micro batch that is too large."""
+    """On devices that just hold the smallest plan, with a micro batch that is too large."""
     limit = planned(
         job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
     ).memory.peak_bytes
@@ -411,13 +411,13 @@ def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
             ),
             device_bytes=limit,
         )
-    assert "memory: the emptiest plan needs" in caught.value.message
+    assert "memory: the smallest plan needs" in caught.value.message
     assert "the smallest changes that fit" in caught.value.fix
 
 
 def test_missing_spares_are_noted() -> None:
     notes = plan(job(cluster__spare_hosts=2), local_inventory(job().cluster), TINY).notes
-    assert "2 spare hosts asked for, 0 there" in notes
+    assert "2 spare hosts requested, 0 available" in notes
 
 
 def test_nothing_is_left_to_decide_for_the_trainer() -> None:
@@ -538,9 +538,9 @@ def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
 def test_a_pipeline_that_waits_says_so() -> None:
     wish = {"schedule": "1f1b"}
     few = job(parallel__pp=2, parallel__tp=2, parallel__pipeline=wish, train__global_batch_size=2)
-    assert any("its ranks wait about 33% of the time" in note for note in planned(few).notes)
+    assert any("pipeline bubble is about 33% of the step" in note for note in planned(few).notes)
     many = apply(few, {"train.global_batch_size": 16, "train.micro_batch_size": 1})
-    assert not any("of the time" in note for note in planned(many).notes)
+    assert not any("bubble" in note for note in planned(many).notes)
 
 
 def test_an_auto_micro_batch_suits_the_schedule() -> None:
@@ -566,9 +566,9 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
     assert found.mesh == Mesh(pp=2, cp=2, tp=2)
     assert found.methods["context"] == "all_gather"
     assert found.methods["pipeline"].startswith(
-        f"gpipe, 1 stage a rank, {found.gradient_accumulation} micro batches, ranks wait"
+        f"gpipe, 1 stage per rank, {found.gradient_accumulation} micro batches, bubble"
     )
-    assert found.methods["adapters"] == "lora of rank 4 on q_proj, the frozen weights in nf4"
+    assert found.methods["adapters"] == "LoRA of rank 4 on q_proj, frozen weights in nf4"
 
 
 @pytest.mark.parametrize(
@@ -582,14 +582,14 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
             {"dp_replicate": 2, "fsdp": {"reshard_after_forward": True}},
             "hsdp: weights gathered layer by layer (ZeRO-3)",
         ),
-        ({"data": "ddp", "dp_replicate": 4}, "ddp: everything copied"),
+        ({"data": "ddp", "dp_replicate": 4}, "ddp: everything replicated"),
         (
             {"dp_replicate": 4, "dp_shard": 1},
-            "hsdp: everything copied, gradients averaged layer by layer",
+            "hsdp: everything replicated, gradients averaged layer by layer",
         ),
         (
             {"data": "zero1", "dp_replicate": 4},
-            "zero1: everything copied but the optimizer's state",
+            "zero1: everything replicated except optimizer state",
         ),
         (
             {"fsdp": {"reshard_after_forward": False}},
@@ -610,9 +610,9 @@ def test_axes_whose_groups_span_hosts_are_noted() -> None:
     inside = planned(job(parallel__cp=2, parallel__tp=1))
     assert not any("hosts" in note for note in inside.notes)
     across = planned(job(parallel__cp=2, parallel__tp=2))
-    assert any(note.startswith("cp=2: its groups span hosts") for note in across.notes)
+    assert any(note.startswith("cp=2: groups span hosts") for note in across.notes)
     staged = planned(job(parallel__pp=2))
-    assert any(note.startswith("pp=2: its stages are on different hosts") for note in staged.notes)
+    assert any(note.startswith("pp=2: stages are on different hosts") for note in staged.notes)
     alone = planned(job(parallel__pp=2, cluster__hosts=1))
     assert not any("different hosts" in note for note in alone.notes)
 
@@ -620,7 +620,7 @@ def test_axes_whose_groups_span_hosts_are_noted() -> None:
 def test_a_tokenizer_of_its_own_is_left_to_the_trainer_with_a_note() -> None:
     spec = job(data__tokenizer="models/llama")
     assert any(
-        "seen when the ranks start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
+        "the trainer checks at start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
     )
 
 

@@ -287,8 +287,9 @@ def other_world(case: Case) -> Broken | None:
         made = f"a multiple of {case.mesh.world_size // case.mesh.dp_shard}"
     degrees = " x ".join(f"{axis}={_degree(spec, axis, case.mesh)}" for axis in AXES)
     hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
+    many = f"{hosts} host{'s' if hosts > 1 else ''} x {ranks}"
     return Broken(
-        f"degrees must multiply to the {world} ranks of {hosts} hosts x {ranks}",
+        f"degrees must multiply to the {world} ranks of {many}",
         f"; {degrees} multiply to {made}",
     )
 

@@ -156,7 +156,7 @@ def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
         assert not can_fit(with_hosts(space, hosts))
 
 
-def test_the_emptiest_plan_is_emptier_than_the_quickest() -> None:
+def test_the_smallest_plan_needs_less_memory_than_the_fastest() -> None:
     space = space_of(
         DEEP, {}, {"global_batch_size": 16}, {"hosts": 2, "gpus_per_host": 4}, 80_000 * MIB
     )
