@@ -722,7 +722,10 @@ def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
         reason="attempt 1",
         crossing=(3 << 30, 1 << 30),
     )
-    line = "start attempt 1, network traffic per step: 3.0 GiB between hosts (1.0 GiB between leaf switches)"
+    line = (
+        "start attempt 1, network traffic per step: 3.0 GiB between hosts"
+        " (1.0 GiB between leaf switches)"
+    )
     assert describe_action(start) == line
 
 

@@ -36,7 +36,7 @@ def told(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered
 
 
 def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnosis:
-    """Rank 3 did not call the operation in which the others wait; ranks 6 and 7 of h3 gave no stack, and there is
+    """Rank 3 did not call what the others wait in; ranks 6 and 7 of h3 gave no stack, and there is
     no dump of those in `lost`."""
     ranks = recorders(WORLD)
     for number in range(5):
