@@ -176,6 +176,7 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
         [*started(), SAVE_FAILED, replace(SAVE_FAILED, at=START + 20, step=40)], metrics(1, 47)
     )
     (said,) = labelled("next", status_text(seen, UTC))
+    assert SAVE_FAILED.reading is not None
     assert said == (
         f"{SAVE_FAILED.reading.advice}: saving checkpoints to {seen.checkpoints} fails since"
         " 2023-11-14 22:13:20 UTC; none is complete yet; 47 steps of work at risk; to watch:"
