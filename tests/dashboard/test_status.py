@@ -704,11 +704,11 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert lines[3] == "host-1 is available again"
     assert lines[4] == "the scheduler is removing host-1 from the job: SIGTERM"
     assert lines[6] == "host check failed: host-1 (both links are slow)"
-    assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
+    assert lines[9] == "the scheduler refused to requeue the job: Slurm job 7 has ended"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
     assert describe_event(started) == (
-        "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
+        "leader started on host-0 (pid 7) in allocation 17 (2 hosts, requeued 2 times)"
     )
     deaf = LeaderStarted(at=START, host="host-0", pid=7, unable="no scontrol")
     assert describe_event(deaf) == "host-0 cannot run the leader: no scontrol"
