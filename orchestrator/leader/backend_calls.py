@@ -16,6 +16,7 @@ from orchestrator.contract.messages.actions import CheckHosts, ReplaceAgent, Rep
 from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric, Leave, Register
 from orchestrator.contract.messages.events import (
     AgentLost,
+    AgentRegistered,
     Event,
     HostsChecked,
     HostUnavailable,
@@ -196,9 +197,10 @@ class BackendCalls:
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
-        skew = clock_skew(register.host, register.sent_at, self.clock.now())
-        name = await self._look_up(register) if self.names_resolve else None
-        files = self._own_files() if register.host == self.host else None
+        agent = register.agent
+        skew = clock_skew(agent.host, register.sent_at, self.clock.now())
+        name = await self._look_up(agent) if self.names_resolve else None
+        files = self._own_files() if agent.host == self.host else None
         return tuple(finding for finding in (skew, name, files) if finding is not None)
 
     def _own_files(self) -> Finding | None:
@@ -208,9 +210,9 @@ class BackendCalls:
         found = judge_files(files_needed(hosts, hosts * launch.devices_per_host))
         return found if found.verdict == "warns" else None
 
-    async def _look_up(self, register: Register) -> Finding | None:
+    async def _look_up(self, agent: AgentRegistered) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
-        return await looked_up(register.host, register.address, "the leader's host", patience_s)
+        return await looked_up(agent.host, agent.address, "the leader's host", patience_s)
 
     async def call(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:

@@ -163,6 +163,6 @@ def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
     code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
     out = capsys.readouterr().out
     assert code == exit_codes.CANCELLED
-    assert out.count("the API server cannot be reached; the job may train on") == 1
-    assert out.count("how the job stands is known again") == 1
+    assert out.count("the API server cannot be reached; the job may still be training") == 1
+    assert out.count("the state of the job is known again") == 1
     assert "CANCELLED, it was deleted" in out

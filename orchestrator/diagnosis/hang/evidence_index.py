@@ -31,7 +31,8 @@ STATES = {
 STARVED = "starved of CPU"
 THROTTLED = ", and its control group is throttled (cpu.max)"
 STARVED_SHARE = 0.5
-"""A rank is starved if it was ready but without a CPU for this share of its time without progress."""
+"""A rank is starved if it was ready but without a CPU for this share of the time without progress.
+"""
 
 
 class Case:

@@ -109,7 +109,7 @@ def went_past(case: Case) -> Diagnosis | None:
         ranks=ranks,
         hosts=(),
         confidence=0.6 if len(ranks) == 1 else 0.3,
-        cause=f"{ranks_words(ranks)} skipped the operation in which the others wait: {named(stuck)}",
+        cause=f"{ranks_words(ranks)} skipped an operation in which the others wait: {named(stuck)}",
         evidence=tuple(
             f"there is no dump of rank {rank}; others completed {after} with it, which is later"
             for rank, (_, after) in sorted(found.items())

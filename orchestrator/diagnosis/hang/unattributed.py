@@ -27,7 +27,7 @@ def network(case: Case) -> Diagnosis | None:
         evidence=(f"in {len(inside)} groups no member is missing; all other ranks wait for them",),
         waiting=tuple(case.waiting(stuck) for stuck in inside[:SHOWN]),
         advice="check the links of these hosts (ibstat, nvidia-smi nvlink -e, the kernel log);"
-        " if it happens again on the same hosts, run ndctl check on them",
+        " if it happens again on the same hosts, test the network between them",
     )
 
 

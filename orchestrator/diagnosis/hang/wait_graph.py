@@ -128,7 +128,7 @@ def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterato
         return
     for rank in sorted(dumped):
         if case.signs_against(rank)[1] >= 0:
-            yield f"but the dump of rank {rank} shows that it is missing and waits for no other rank"
+            yield f"but the dump of rank {rank} shows that it is missing and waits for no rank"
 
 
 def left_inside(case: Case) -> Diagnosis | None:

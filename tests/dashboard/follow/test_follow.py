@@ -65,11 +65,11 @@ def test_a_whole_job_is_told_in_order() -> None:
             "step 1/60  loss 5.5000",
             "step 12/60",
             "checkpoint step-20 is complete",
-            "drill 1 happened to rank 1 at step 25",
+            "drill 1 fired on rank 1 at step 25",
             "incident 1, rank-killed (drill kill:rank=1@step=25): rank 1 was killed by SIGKILL",
             "culprit rank 1 on host-0, detected after 0.2 s; restart as attempt 2",
             "starting attempt 2 on 2 hosts from checkpoint step-20",
-            "attempt 2 goes on from checkpoint step-20",
+            "attempt 2 resumes from checkpoint step-20",
             "recovered from incident 1 after 7.0 s: attempt 2 trains",
             "step 60/60",
             "SUCCEEDED: all ranks finished in attempt 2",
@@ -111,16 +111,17 @@ def test_what_is_known_is_not_told_again() -> None:
 
 
 def test_a_hang_is_told_when_it_is_seen() -> None:
-    assert "looking into it: no progress for 10.5 s" in followed(journal(hung()), [])
+    assert "collecting evidence: no progress for 10.5 s" in followed(journal(hung()), [])
 
 
 def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
     text = followed(journal(short_of_a_host()), metrics(1, 24))
     printed = (
-        "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 UTC all are"
+        "waiting for hosts: 1 of 2 hosts available; if this does not change, ndctl releases all"
+        " hosts at 2023-11-14 22:23:52 UTC and requeues the job"
     )
-    assert f"2023-11-14 22:13:52 UTC {printed} given back" in " ".join(text.split())
-    assert text.count("waits for hosts") == 1
+    assert f"2023-11-14 22:13:52 UTC {printed}" in " ".join(text.split())
+    assert text.count("waiting for hosts") == 1
 
 
 def test_on_a_terminal_a_bar_shows_the_progress() -> None:
