@@ -27,7 +27,7 @@ EXIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
+class Assumptions:
     """What neither spec nor plan nor inventory tells; None: reckoned or assumed, as said above."""
 
     rates: Rates
@@ -55,7 +55,7 @@ class Basis:
     """What was taken for what, in words."""
 
 
-def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
+def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
     """For a plan whose time is predicted."""
     assert plan.time is not None
     hosts, step_s = len(plan.hosts), plan.time.step_s
@@ -116,7 +116,7 @@ def _interval_words(every: Interval) -> str:
     )
 
 
-def _stall_words(spec: JobSpec, around: Circumstances) -> str:
+def _stall_words(spec: JobSpec, around: Assumptions) -> str:
     if around.stall_s is not None:
         return "given"
     if not spec.checkpoint.async_:

@@ -15,7 +15,7 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes, show_seconds
-from orchestrator.plan.planner import plan, relief_of
+from orchestrator.plan.planner import memory_changes, plan
 from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, value_at
 
 SHOWN = 3
@@ -24,7 +24,7 @@ ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class MemorySaving:
     edits: Edits
     """Of the spec, so that it is planned like this."""
     price: str
@@ -35,9 +35,9 @@ class Way:
         return f"{show_edits(self.edits)}  ({self.price})"
 
 
-def ways_within(
+def memory_savings(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
-) -> tuple[Way, ...]:
+) -> tuple[MemorySaving, ...]:
     """Up to three, where `former` did not fit; `inventory` has the memory that is believed now.
 
     Raises:
@@ -55,7 +55,7 @@ def ways_within(
     return tuple(found[:SHOWN])
 
 
-def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
+def _unlike(known: list[Edits], ways: Iterable[MemorySaving]) -> Iterator[MemorySaving]:
     """Two kinds of change may come to the same."""
     for way in ways:
         if way.edits not in known:
@@ -65,7 +65,7 @@ def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
 
 def _chosen(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], best: Plan, former: Plan
-) -> Iterator[Way]:
+) -> Iterator[MemorySaving]:
     """What the spec leaves open, decided otherwise."""
     choices = [best.choice, *best.alternatives]
     for number, choice in enumerate(choice for choice in choices if choice is not None):
@@ -74,7 +74,7 @@ def _chosen(
             found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
         decided = _decided(spec, choice, found.pipeline.stages_per_rank)
         edits = {path: value for path, value in decided.items() if value_at(spec, path) != value}
-        yield Way(edits=edits, price=_price(choice, former), plan=None if number else best)
+        yield MemorySaving(edits=edits, price=_price(choice, former), plan=None if number else best)
 
 
 def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
@@ -101,13 +101,13 @@ def _price(choice: Choice, former: Plan | None) -> str:
 
 def _relieved(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
-) -> Iterator[Way]:
+) -> Iterator[MemorySaving]:
     """What the spec fixes, changed.
 
     Nothing is left to the planner: whoever resumes plans with all the memory that a device is
     said to have, and would be given the plan that did not fit.
     """
-    for way in relief_of(spec, inventory, config):
+    for way in memory_changes(spec, inventory, config):
         try:
             changed = apply(spec, way.edits)
             found = plan(changed, _with_hosts(inventory, changed.cluster.hosts), config)
@@ -122,7 +122,7 @@ def _relieved(
         price = _price(found.choice, former if same else None)
         if len(edits) > len(decided.keys() & edits.keys()):
             price = f"{way.price}; {price}"  # than how it is split, too, something is changed
-        yield Way(edits=edits, price=price, plan=found if same else None)
+        yield MemorySaving(edits=edits, price=price, plan=found if same else None)
 
 
 def _with_hosts(inventory: Inventory, count: int) -> Inventory:

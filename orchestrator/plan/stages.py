@@ -22,7 +22,7 @@ STAGES_AT_ONCE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class StageLayers:
     """What one rank along pp has of the model."""
 
     stages: tuple[int, ...]
@@ -55,11 +55,11 @@ def stage_ranks(
             is_last=held.is_last,
             kept=_kept(held, pp, spec, rank, micro_batches),
         )
-        for rank, held in enumerate(held_along(shape, pp, spec, tokens))
+        for rank, held in enumerate(layers_along_pp(shape, pp, spec, tokens))
     )
 
 
-def _kept(held: Held, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
+def _kept(held: StageLayers, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
     if pp == 1:
         return 1  # one micro batch goes back before the next goes forward
     if spec.schedule == BACK_AND_FORTH:
@@ -68,21 +68,23 @@ def _kept(held: Held, pp: int, spec: PipelineSpec, rank: int, micro_batches: int
 
 
 @cache
-def held_along(shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int) -> tuple[Held, ...]:
+def layers_along_pp(
+    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
+) -> tuple[StageLayers, ...]:
     """By every rank along pp.
 
     With fewer layers than stages, which is refused elsewhere, as if there were as many.
     """
     if pp == 1:
         layers = shape.num_layers
-        return (Held(stages=(layers,), layers=layers, is_first=True, is_last=True),)
+        return (StageLayers(stages=(layers,), layers=layers, is_first=True, is_last=True),)
     cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     found = []
     for rank in range(pp):
         sizes = tuple(cuts[s][1] - cuts[s][0] for s in stages_of_rank(spec, pp, rank))
         found.append(
-            Held(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
+            StageLayers(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
         )
     return tuple(found)
 
@@ -198,7 +200,7 @@ def most_sends(spec: PipelineSpec, pp: int) -> int:
     return max(sends.values(), default=0)
 
 
-def takes(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
+def can_run(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
     """The schedule can do a step of so many micro batches."""
     return pp == 1 or demand(spec, pp, micro_batches) is None
 

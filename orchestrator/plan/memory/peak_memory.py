@@ -14,7 +14,7 @@ from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.reserve import reserve_bytes
 from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
-from orchestrator.plan.memory.timeline import At, moments_of
+from orchestrator.plan.memory.timeline import Usage, usages_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES
@@ -27,7 +27,7 @@ class _Rank(NamedTuple):
     number: int
     states: States
     boundaries: int
-    moments: list[At]
+    usages: list[Usage]
     peak: int
 
 
@@ -55,7 +55,7 @@ class Peak(NamedTuple):
 def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
     """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
     mesh = setup.mesh
-    ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    ranks = _largest_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
     return _peak(setup, worst, fabric)
 
@@ -84,7 +84,7 @@ def _peak(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Peak:
     return Peak(setup, fabric, rank, reserve, rank.peak + sum(reserve.values()))
 
 
-def least_bytes(setup: Setup) -> int:
+def min_peak_bytes(setup: Setup) -> int:
     """No more than the bytes of `peak_of`, for a fraction of its time: weights, moments and kept
     activations of the pipeline's first rank, as the last micro batch has gone forward."""
     mesh = setup.mesh
@@ -105,19 +105,19 @@ def _first(
 
 
 @cache
-def _telling(
+def _largest_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> Mapping[int, StageRank]:
     """Of `stage_ranks` those that no other has at least as much of everything as; the first of
     equals. A search asks for the same ones for every arrangement of data-parallel ranks."""
     told: dict[int, StageRank] = {}
     for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
-        if not any(_has_all_of(other, rank) for other in told.values()):
+        if not any(_covers(other, rank) for other in told.values()):
             told[number] = rank
     return told
 
 
-def _has_all_of(one: StageRank, other: StageRank) -> bool:
+def _covers(one: StageRank, other: StageRank) -> bool:
     return (
         one.layers >= other.layers
         and one.kept >= other.kept
@@ -129,17 +129,17 @@ def _has_all_of(one: StageRank, other: StageRank) -> bool:
 def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
     units = units_of(setup, rank)
     states = states_of(setup, rank, units)
-    boundaries, moments = boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
+    boundaries, usages = boundary_bytes(setup, rank), usages_of(setup, rank, units, states)
     kept = states.parameters + states.optimizer + boundaries
     update = 0 if states.host else states.gradients
-    peak = kept + max(update, math.ceil(max(map(sum, moments))))
-    return _Rank(number, states, boundaries, moments, peak)
+    peak = kept + max(update, math.ceil(max(map(sum, usages))))
+    return _Rank(number, states, boundaries, usages, peak)
 
 
 def _items(rank: _Rank) -> dict[str, int]:
     """Each at its own most in the step."""
     states = rank.states
-    most = At(*map(max, zip(*rank.moments, strict=True)))
+    most = Usage(*map(max, zip(*rank.usages, strict=True)))
     items = {
         "parameters": states.parameters,
         "gradients": max(states.gradients, math.ceil(most.gradients)),

@@ -20,10 +20,10 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.layers import Slice
-from orchestrator.plan.cost.lower_bound import Least, least_of, least_step_s
+from orchestrator.plan.cost.lower_bound import LowerBound, lower_bound_of, lower_bound_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of
-from orchestrator.plan.memory.peak_memory import least_bytes
+from orchestrator.plan.memory.peak_memory import min_peak_bytes
 from orchestrator.plan.search.admitted import (
     checkpointings,
     micro_sizes,
@@ -206,7 +206,7 @@ def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> M
     for node in nodes:
         for widest in reversed(node.setups):
             setup = widest if mesh is widest.mesh else replace(widest, mesh=mesh)
-            if least is not None and least_bytes(setup) >= max(least.peak_bytes, space.limit):
+            if least is not None and min_peak_bytes(setup) >= max(least.peak_bytes, space.limit):
                 continue
             peak = space.peak(setup)
             if space.fits(peak, node.smallest):
@@ -270,7 +270,7 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
 def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
     machine = machine_of(space.fabric)
     parts: dict[tuple[int, int], Slice] = {}
-    known: dict[tuple[int, int, int], Least] = {}
+    known: dict[tuple[int, int, int], LowerBound] = {}
     for node in nodes:
         mesh = node.family[0]
         cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
@@ -278,9 +278,9 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
             parts[cut] = slice_of(node.setups[0])
         if key not in known:
             part = replace(parts[cut], sequences=node.micro)
-            known[key] = least_of(machine, space.shape, part)
+            known[key] = lower_bound_of(machine, space.shape, part)
         stride, count = space.world // mesh.pp, node.micro_batches
-        found = least_step_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
+        found = lower_bound_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
         yield found * ROUNDING
 
 
@@ -300,7 +300,7 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
             break  # nothing takes less
         if least is not None and least <= node.seconds[number]:
             continue
-        if space.is_too_large(least_bytes(setup)):
+        if space.is_too_large(min_peak_bytes(setup)):
             continue
         if space.fits(space.peak(setup), node.smallest):
             seconds = node.seconds[number] if number else node.first_seconds
@@ -324,7 +324,7 @@ def _options(
             if objective != "memory" and seconds > least:
                 continue
             setup = replace(widest, mesh=mesh, reshard=reshard)
-            if space.is_too_large(least_bytes(setup)):
+            if space.is_too_large(min_peak_bytes(setup)):
                 continue
             peak = space.peak(setup)
             if space.fits(peak, node.smallest):
