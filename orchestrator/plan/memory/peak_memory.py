@@ -1,6 +1,8 @@
-"""How many bytes the fullest rank needs at its peak, and for what.
+"""Peak memory of the fullest rank, by item.
 
-Formulas, their sources and how far off they are: `docs/memory.md`.
+peak = parameters + optimizer + pipeline buffers + max(gradients, highest usage in a step) + reserve
+
+The terms and their sources: `states.py`, `activations.py`, `timeline.py` and `reserve.py`.
 """
 
 import math
@@ -32,8 +34,7 @@ class _Rank(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """Of the fullest rank. What it is made of is told apart only where somebody asks: of most
-    setups a search wants to know whether they fit."""
+    """Of the fullest rank. `memory()` computes the items, which a search needs for few setups."""
 
     setup: Setup
     fabric: Fabric | None
@@ -53,7 +54,7 @@ class Peak(NamedTuple):
 
 
 def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
-    """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
+    """The peak of the fullest rank of `setup`, on devices of `fabric`."""
     mesh = setup.mesh
     ranks = _largest_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
@@ -61,12 +62,12 @@ def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
 
 
 def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
-    """The same with all that it is made of."""
+    """The peak by item."""
     return peak_of(setup, fabric).memory()
 
 
 def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
-    """The same of every rank along pp."""
+    """The peak by item, for every rank along pp."""
     ranks = stage_ranks(
         setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
     )
@@ -85,8 +86,8 @@ def _peak(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Peak:
 
 
 def min_peak_bytes(setup: Setup) -> int:
-    """No more than the bytes of `peak_of`, for a fraction of its time: weights, moments and kept
-    activations of the pipeline's first rank, as the last micro batch has gone forward."""
+    """A fast lower bound of `peak_of`: weights, moments and kept activations of the first pipeline
+    rank after the last forward pass."""
     mesh = setup.mesh
     rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     states = states_of(setup, rank, units_of(setup, rank))
@@ -108,8 +109,8 @@ def _first(
 def _largest_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> Mapping[int, StageRank]:
-    """Of `stage_ranks` those that no other has at least as much of everything as; the first of
-    equals. A search asks for the same ones for every arrangement of data-parallel ranks."""
+    """The ranks that can be the fullest: no other rank has as much of everything. Cached, because a
+    search asks again for every arrangement of data-parallel ranks."""
     told: dict[int, StageRank] = {}
     for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
         if not any(_covers(other, rank) for other in told.values()):
@@ -137,7 +138,7 @@ def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
 
 
 def _items(rank: _Rank) -> dict[str, int]:
-    """Each at its own most in the step."""
+    """The peak of each item in the step; the items do not peak together."""
     states = rank.states
     most = Usage(*map(max, zip(*rank.usages, strict=True)))
     items = {
@@ -153,13 +154,13 @@ def _items(rank: _Rank) -> dict[str, int]:
 
 
 def _host(setup: Setup, states: States) -> dict[str, int]:
-    """What a rank has in the host's memory: what is offloaded, and a copy of all that a checkpoint
-    holds, from which it is written while training goes on."""
+    """Bytes in host memory per rank: offloaded states, and the copy that an asynchronous checkpoint
+    is written from."""
     moved = states.host
     saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
     frozen = 0
     if setup.lora is not None:
-        # Checkpoints have the adapters alone.
+        # A checkpoint of a LoRA job holds only the adapters.
         frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
     return {**moved, "checkpoint": saved["parameters"] - frozen + saved["optimizer"]}
 

@@ -1,8 +1,8 @@
-"""What is on a rank at once: the usages of a step at which the peak may be.
+"""Memory of a rank at the points of a step where it may peak.
 
-Between these the amounts go up or down evenly, layer by layer, so the peak is at one of them. Order
-and lifetimes are those of torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and of the
-trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
+Between two of these points memory grows or shrinks monotonically, layer by layer, so the peak is at
+one of them. Order and lifetimes follow torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and
+the trainer's buckets, as traced by `benchmarks/memory.py`.
 """
 
 import math
@@ -24,42 +24,41 @@ from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank
 
 LOSS_KEPT_BYTES = 4
-"""Of a logit: log-softmax keeps its result in float32."""
+"""Per logit: log-softmax keeps its result in float32."""
 LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
-"""More of a logit as the loss goes backward: the gradients of log-softmax's result and of its
-input; where logits are cut over tp, torch's loss_parallel has the exponential of the first, too."""
+"""More bytes per logit during the loss' backward pass: the gradients of log-softmax's result and
+input; with logits cut over tp, torch's loss_parallel also holds an exponential."""
 
 
 class Usage(NamedTuple):
-    """Bytes beside the states that are kept from step to step."""
+    """Bytes at one point of a step, without the states that are kept from step to step."""
 
     gradients: float = 0
     gathered: float = 0
-    """Weights of whole units, as they are computed with."""
+    """Gathered weights of whole FSDP units, in the compute type."""
     activations: float = 0
-    """With the temporary values of the layer that goes backward."""
+    """Kept activations, and temporary values of the layer in its backward pass."""
     logits: float = 0
     temporary: float = 0
-    """Gradients of whole units, and what they are reduced in."""
+    """Unsharded gradients of whole units, and reduction buffers."""
     apart: float = 0
-    """Zero, or less where the others are each at their most in the turn of one layer: how much of
-    them is not there at once."""
+    """Zero or negative: a correction where two items peak at different times inside one layer."""
 
 
 class _LayerBackward(NamedTuple):
-    """Of a layer that goes backward: each at its most, in bytes."""
+    """Peak bytes of each item during one layer's backward pass."""
 
     activations: float
     weights: float
-    """Gradients of its weights."""
+    """Gradients of the layer's weights."""
     apart: float
-    """As of `At`."""
+    """As in `Usage`."""
 
 
 def _layer_backward(
     usages: tuple[LayerUsage, ...], tokens: int, weight_bytes: int
 ) -> _LayerBackward:
-    """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
+    """Without waiting micro batches; `weight_bytes` is the size of a gradient element."""
     most = weights = both = 0.0
     for of_token, grown in usages:
         activations, gradients = of_token * tokens, grown * weight_bytes
@@ -69,13 +68,13 @@ def _layer_backward(
 
 
 class _Rank(NamedTuple):
-    """What the usages of one rank are made of, in bytes."""
+    """The inputs from which the usages of one rank are computed."""
 
     setup: Setup
     units: Units
     layer: Layer
     kept: float
-    """Micro batches that are kept at once."""
+    """Micro batches whose activations are kept at once."""
     tokens: int
     """Of a micro batch, on this rank."""
     size: int
@@ -91,11 +90,11 @@ class _Rank(NamedTuple):
 
     @property
     def others(self) -> float:
-        """Activations of the micro batches that wait."""
+        """Activations of micro batches that wait for their backward pass."""
         return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
 
     def below(self, layers: float) -> float:
-        """Activations of so many of the lowest layers of one micro batch."""
+        """Activations of one micro batch in the lowest `layers`."""
         setup = self.setup
         if setup.checkpointing != "every_k":
             return layers * self.layer.kept * self.tokens
@@ -103,7 +102,7 @@ class _Rank(NamedTuple):
         return (plain * self.layer.whole + (layers - plain) * self.layer.kept) * self.tokens
 
     def plain(self, layers: float) -> float:
-        """How many of the lowest layers keep all that they are computed with."""
+        """How many of the lowest `layers` keep all activations (no recomputation)."""
         kind = self.setup.checkpointing
         if kind == "every_k":
             return layers - layers // every(self.setup)
@@ -111,7 +110,7 @@ class _Rank(NamedTuple):
 
     @property
     def loss(self) -> Usage:
-        """The loss goes backward, and no layer has yet."""
+        """During the loss' backward pass, before that of any layer."""
         if not self.has_loss:
             return Usage()
         setup, shape = self.setup, self.setup.shape
@@ -151,7 +150,7 @@ class _Rank(NamedTuple):
 
 
 def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Usage]:
-    """Every moment at which `rank` may be at its peak."""
+    """Every point of a step at which `rank` may peak."""
     mesh = setup.mesh
     alone = shard_count(setup) * mesh.dp_replicate == 1
     plain = alone and setup.dtype == "float32" and not setup.cpu_offload
@@ -174,7 +173,7 @@ def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> li
 
 
 def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
-    """Under FSDP2: units are gathered for their use, and their gradients reduced behind it."""
+    """FSDP2: units are gathered for use, and their gradients reduced afterwards."""
     setup, units, size = rank.setup, rank.units, rank.size
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     grads = _Gradients.of(rank, states)
