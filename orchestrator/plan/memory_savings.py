@@ -71,9 +71,8 @@ def _chosen(
     choices = [best.choice, *best.alternatives]
     for number, choice in enumerate(choice for choice in choices if choice is not None):
         found = best
-        if (
-            number and choice.schedule is not None
-        ):  # A choice does not say how many stages a rank has.
+        # A choice does not say how many stages a rank has.
+        if number and choice.schedule is not None:
             found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
         decided = _decided(spec, choice, found.pipeline.stages_per_rank)
         edits = {path: value for path, value in decided.items() if value_at(spec, path) != value}
