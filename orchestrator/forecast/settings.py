@@ -23,7 +23,7 @@ REPAIR_H = 24.0
 QUEUE_S = 600.0
 """Until the scheduler grants a free host; an assumption."""
 EXIT_S = 2.0
-"""Until ndctl detects that a rank exited, as measured (docs/measurements.md)."""
+"""Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 peak = parameters + optimizer + pipeline buffers + max(gradients, highest usage in a step) + reserve
 
 The terms and their sources: `states.py`, `activations.py`, `timeline.py` and `reserve.py`.
+How far off they are: `docs/planner_model.md`.
 """
 
 import math
