@@ -8,7 +8,7 @@ from orchestrator.app.planning.plans import Planned, inventory_at, plan_spec
 from orchestrator.errors import PlanError
 from orchestrator.forecast.monte_carlo import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
-from orchestrator.forecast.settings import Basis, Circumstances, basis_of
+from orchestrator.forecast.settings import Assumptions, Basis, basis_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def forecast_spec(
     else:
         rates = rates.for_devices(planned.plan.ranks_per_host)
     storage = asked.storage_gb_per_s
-    around = Circumstances(
+    around = Assumptions(
         rates=rates,
         days=asked.days,
         storage_bytes_per_s=None if storage is None else storage * 1e9,

@@ -18,7 +18,7 @@ from orchestrator.journal.current_launch import counting_spec
 from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
-from orchestrator.plan.memory_savings import ways_within
+from orchestrator.plan.memory_savings import memory_savings
 from orchestrator.plan.planner import plan
 from orchestrator.plan.search.edits import apply, show_edits
 from orchestrator.plan.show.explain import plan_json
@@ -77,7 +77,7 @@ def refit(
     if len(former.hosts) != spec.cluster.hosts:
         spec = _for_hosts(spec, len(former.hosts))
     inventory = _inventory(former, hosts, switches, short.device_bytes)
-    ways = ways_within(spec, inventory, config, former)
+    ways = memory_savings(spec, inventory, config, former)
     told, typed = tuple(map(str, ways)), tuple(show_edits(way.edits) for way in ways)
     first = next((way for way in ways if way.plan is not None), None)
     if first is None or first.plan is None:
