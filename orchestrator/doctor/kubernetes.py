@@ -152,7 +152,7 @@ def _account(api: Asks, namespace: str, name: str) -> Finding:
     try:
         item = api.get(ACCOUNTS, namespace, name)
     except Forbidden as exc:
-        found = f"{name}; whether it exists may not be asked ({exc.message})"
+        found = f"{name}; no right to check whether it exists ({exc.message})"
         return Finding(what=what, verdict="note", found=found)
     if item is not None:
         return Finding(what=what, verdict="ok", found=name)
@@ -180,5 +180,5 @@ def _devices(api: Asks, spec: KubernetesSpec) -> Finding:
         fix = f"set cluster.kubernetes.gpu_resource to one of {', '.join(known)}, or to null"
         if not known:
             fix = "install the device plugin (the GPU operator), or set gpu_resource to null"
-    fix += "; where nodes are made on demand, name a spec that says cluster.gpu"
+    fix += "; where nodes are created on demand, name a spec that says cluster.gpu"
     return Finding(what="nodes", verdict="warns", found=found, fix=fix)

@@ -304,7 +304,7 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     ):
         try:
             for notes in evil:
-                said = log_of(kube).count("cannot be asked for")
+                said = log_of(kube).count("have an invalid request")
                 change = json.dumps({"metadata": {"annotations": notes}})
                 assert (
                     account.kubectl(

@@ -164,7 +164,7 @@ def test_all_that_the_controller_does_it_may(kind: Kind) -> None:
             if action.does.startswith("suspend"):
                 pods = pods[1:]
     placed = [] if kind == "pytorchjob" else ["create"]
-    assert told == ["look", "keep", *placed, "suspend", "resume"]
+    assert told == ["manage", "keep", *placed, "suspend", "resume"]
 
 
 CHANGES: dict[str, Any] = {

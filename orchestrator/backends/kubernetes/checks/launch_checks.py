@@ -64,7 +64,7 @@ def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tup
         return found
     said = "\n".join(f"{one.what}: {one.found}\n  fix: {one.fix}" for one in stops)
     message = (
-        f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
+        f"this job cannot run on Kubernetes (namespace {namespace}, {api.server}):\n  "
         + said.replace("\n", "\n  ")
     )
     if mistakes := tuple(problems(handover.launch)):
@@ -117,7 +117,7 @@ def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> I
     yield from _runs(api, namespace, spec, hosts)
     yield from _security(api, namespace, spec, hosts)
     if spec.guaranteed and spec.kind == "pytorchjob" and hosts > 1:
-        fix = "have that template set, or use kind: jobset, whose pods have no such container"
+        fix = "set that template, or use kind: jobset, whose pods have no such container"
         yield Finding(what=f"{AT}.guaranteed", verdict="warns", found=BURSTABLE, fix=fix)
     yield from _quotas(api, namespace, launch)
     yield from queue_there(api, namespace, spec)
@@ -130,7 +130,7 @@ def namespace_there(api: Asks, namespace: str) -> Finding:
     try:
         there = api.get(NAMESPACES, None, namespace)
     except Forbidden:
-        found = f"{namespace}; whether it exists may not be asked"
+        found = f"{namespace}; no right to check whether it exists"
         return Finding(what=what, verdict="note", found=found)
     if there is None:
         fix = f"`kubectl create namespace {namespace}`, or set {AT}.namespace"
@@ -195,9 +195,9 @@ def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[F
                 Problem(
                     path="name",
                     value=launch.job,
-                    limit=f"one that no {kind.kind} of namespace {namespace} has",
+                    limit=f"a name that no {kind.kind} of namespace {namespace} has",
                     fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
-                    f" {JOB_KINDS[mine].resource.kind}; or take another name",
+                    f" {JOB_KINDS[mine].resource.kind}; or use another name",
                 )
             )
 
@@ -205,8 +205,8 @@ def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[F
 def _of_strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Finding]:
     """What has the name of an object of the job is not overwritten, nor deleted with it."""
     for helper in strangers(api, namespace, spec, job):
-        limit = f"such that {helper} is free: namespace {namespace} has one, of something else"
-        yield _stops(Problem(path="name", value=job, limit=limit, fix="take another name"))
+        limit = f"such that {helper} is free: namespace {namespace} has one of another owner"
+        yield _stops(Problem(path="name", value=job, limit=limit, fix="use another name"))
 
 
 def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterat
     if claim is None and spec.runs.host_path is None:
         return  # the spec lacks it, which was said
     if claim is None:
-        found = f"{spec.runs.host_path} of each node, which has to be the same everywhere"
+        found = f"{spec.runs.host_path} of each node; it must be the same file system on all nodes"
         yield Finding(what=what, verdict="note", found=found)
         return
     item = get_or_none(api, CLAIMS, namespace, claim)
@@ -225,10 +225,10 @@ def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterat
     phase = lookup(item, ("status", "phase"), "Pending")
     found = f"{claim} is {phase}, {', '.join(modes)}"
     if SHARED not in modes and hosts > 1:
-        fix = f"make it of a storage class of a shared file system, with accessModes [{SHARED}]"
+        fix = f"create it with a storage class of a shared file system and accessModes [{SHARED}]"
         yield Finding(what=what, verdict="stops", found=f"{found}; {hosts} hosts write", fix=fix)
     elif phase == "Lost":
-        fix = "its volume is gone: make another claim"
+        fix = "its volume was deleted: create another claim"
         yield Finding(what=what, verdict="stops", found=found, fix=fix)
     else:
         yield Finding(what=what, verdict="ok" if phase == "Bound" else "note", found=found)
@@ -245,12 +245,12 @@ def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> It
         yield _stops(
             Problem(
                 path=f"{AT}.{key}",
-                limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
-                fix="leave it out, or have an administrator type"
+                limit=f"unset: pods of namespace {namespace} must meet the standard {level}",
+                fix="remove it, or have an administrator run"
                 f" `{to_allow('privileged', namespace)}`",
             )
         )
-    found = f"pods of {namespace} have to keep to the standard {level}"
+    found = f"pods of {namespace} must meet the standard {level}"
     if level == "restricted" and spec.kind == "pytorchjob" and hosts != 1:
         fix = f"{to_allow('baseline', namespace)}  (as an administrator)"
         found = f"{found}: {INIT_CONTAINER}"
@@ -277,7 +277,7 @@ def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
                         value=amount,
                         limit=f"such that {total} fit into {hard[resource]}, the quota"
                         f" {name_of(quota)}'s {resource}",
-                        fix="ask for less or for fewer hosts, or for more quota",
+                        fix="request less or fewer hosts, or get more quota",
                     )
                 )
 

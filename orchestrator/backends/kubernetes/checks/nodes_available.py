@@ -30,7 +30,7 @@ def nodes_there(api: Asks, plan: Plan, launch: LaunchPlan, table: GpuTable) -> I
     try:
         nodes = [parse_node(item) for item in api.list(NODES, None).items]
     except Forbidden as exc:
-        found = f"not known, and not needed: {exc.message}"
+        found = f"unknown, and not required: {exc.message}"
         yield Finding(what=WHAT, verdict="note", found=found)
         return
     cluster = ClusterSpec(
@@ -67,7 +67,7 @@ def _enough(
     wanted = len(launch.hosts)
     of = f" with {launch.devices_per_host} {spec.gpu_resource}" if spec.gpu_resource else ""
     if len(ours) >= wanted:
-        found = f"{len(ours)} nodes{of} fit, of which the job takes {wanted}"
+        found = f"{len(ours)} nodes{of} fit; the job uses {wanted}"
         return Finding(what=WHAT, verdict="ok", found=found)
     left_out = [
         f"{one.name} is {state_of(one)}"
@@ -79,13 +79,13 @@ def _enough(
     shown = "; ".join(left_out[:NAMED])
     more = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     maker = f"queue {spec.queue}" if spec.queue else makes_nodes(api)
-    wait = f"until {maker} brings them" if maker else "until there are more"
+    wait = f"until {maker} adds them" if maker else "until more exist"
     return Finding(
         what=WHAT,
         verdict="warns",
-        found=f"{len(ours)} of the {wanted} nodes{of} that the job takes are there; its pods wait"
+        found=f"{len(ours)} of the {wanted} nodes{of} that the job needs exist; its pods wait"
         f" {wait}" + (f" ({shown}{more})" if shown else ""),
-        fix="wait, where nodes are made on demand; else ask for fewer hosts, or for less of each",
+        fix="wait if nodes are created on demand; else request fewer hosts or less per host",
     )
 
 

@@ -134,8 +134,8 @@ def refused(api: Asks, lacking: Sequence[Right], namespace: str, what: str) -> F
     commands = "\n".join(f"    {line}" for line in commands_of(lacking, namespace, user))
     return Forbidden(
         f"{user or 'you'} may not {listing(lacking)} in namespace {namespace}: {what}",
-        fix=f"an administrator adds these rules to a Role of yours in {namespace}\n{lines}\n"
-        f"  or types\n{commands}\n"
+        fix=f"an administrator adds these rules to your Role in {namespace}\n{lines}\n"
+        f"\n  or runs\n{commands}\n"
         f"  or binds you to the Role {ROLE} of manifests/base, which has all of them",
         user=user or "",
     )

@@ -41,12 +41,12 @@ def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gan
     if len(queues) == 1:
         (queue,) = queues
         note = f"the job goes into {queue}, the queue of Kueue in namespace {namespace}:"
-        note += f" {AT}.queue: {queue} says so in the spec, gang_scheduler: null keeps it out"
+        note += f" {AT}.queue: {queue} states it in the spec; gang_scheduler: null opts out"
         return Gang(replace(spec, queue=queue), note, kueue_levels(api))
     for name in GANG_SCHEDULERS[spec.kind]:
         if _serves(api, POD_GROUPS[name]):
-            note = f"{name} is there, and binds the job's pods all at once:"
-            note += f" {AT}.gang_scheduler: {name} says so in the spec, null leaves it out"
+            note = f"{name} is installed and binds all pods of the job at once:"
+            note += f" {AT}.gang_scheduler: {name} states it in the spec; null opts out"
             return Gang(replace(spec, gang_scheduler=name), note)
     return Gang(spec)
 
@@ -78,9 +78,9 @@ def gang_there(spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
     yield Finding(
         what="gang scheduling",
         verdict="warns",
-        found="none was found: of two jobs that want more nodes than there are, each may hold some"
-        " and wait for ever for the others",
-        fix=f"have Kueue installed (manifests/overlays/kueue), or volcano; set {AT}.queue where"
+        found="no gang scheduler found: two jobs that need more nodes than exist may each hold some"
+        " and wait forever for the rest",
+        fix=f"install Kueue (manifests/overlays/kueue) or volcano; set {AT}.queue if"
         f" there are several queues; or {AT}.gang_scheduler: null, if jobs never compete",
     )
 
@@ -92,8 +92,8 @@ def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Fin
         resource = _local_queues(api)
     except Missing:
         if queue is not None:
-            found = f"{AT}.queue={queue}, and there is no Kueue"
-            fix = f"set {AT}.queue to null, or have Kueue installed"
+            found = f"{AT}.queue={queue}, but Kueue is not installed"
+            fix = f"set {AT}.queue to null, or install Kueue"
             yield Finding(what=what, verdict="stops", found=found, fix=fix)
         return
     except BackendError as exc:
@@ -105,10 +105,10 @@ def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Fin
         return
     yield _queue(api, resource, namespace, queue)
     levels = kueue_levels(api)
-    said = ", ".join(levels) if levels else "none" if levels is not None else "may not be read"
+    said = ", ".join(levels) if levels else "none" if levels is not None else "no right to read it"
     hint = ""
     if levels and spec.topology is None:
-        hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} asks for pods near to each other"
+        hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} prefers pods close to each other"
     yield Finding(what="kueue topology", verdict="note", found=f"levels: {said}{hint}")
 
 
@@ -117,10 +117,10 @@ def _queue(api: Asks, resource: Resource, namespace: str, name: str) -> Finding:
     try:
         item = api.get(resource, namespace, name)
     except Forbidden as exc:
-        found = f"{name}; whether it exists may not be asked ({exc.message})"
+        found = f"{name}; no right to check whether it exists ({exc.message})"
         return Finding(what=what, verdict="note", found=found)
     if item is not None:
         return Finding(what=what, verdict="ok", found=name)
-    fix = f"`kubectl -n {namespace} get localqueues` lists those that there are"
+    fix = f"`kubectl -n {namespace} get localqueues` lists existing ones"
     found = f"there is no {name} in {namespace}"
     return Finding(what=what, verdict="stops", found=found, fix=fix)

@@ -181,7 +181,7 @@ def _lack(api: Asks, namespace: str | None, reference: Reference) -> str | None:
         return None
     where = f"namespace {namespace}" if namespace else "the cluster"
     if item is None:
-        return f"must be a {resource.kind} of {where}; there is no {name}"
+        return f"must be a {resource.kind} of {where}; {name} does not exist"
     keys = {*lookup(item, ("data",), {}), *lookup(item, ("binaryData",), {})}
     if key is not None and key not in keys:
         there = ", ".join(sorted(keys)) or "none"
@@ -199,7 +199,7 @@ def _to_create(namespace: str, reference: Reference, path: str) -> str:
         SECRETS: f"`{of} create secret generic {name}{from_file}`",
         CONFIG_MAPS: f"`{of} create configmap {name}{from_file}`",
         CLAIMS: f"name one that `{of} get pvc` shows, or make it",
-        ACCOUNTS: "leave it out: then the job gets one of its own, with the rights that it needs",
+        ACCOUNTS: "remove it: then ndctl creates one with the required rights",
         PRIORITIES: "name one that `kubectl get priorityclass` shows",
         RUNTIME_CLASSES: "name one that `kubectl get runtimeclass` shows",
     }

@@ -1,4 +1,4 @@
-"""The nodes of a job, as its leader asks for them again and again."""
+"""A cache of the nodes of a job, for its leader's repeated reads."""
 
 import threading
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class LeadersNodes:
         self.asking = threading.Lock()
 
     def of(self, api: Api, hosts: Sequence[str]) -> dict[str, Object]:
-        """By name, those that there are."""
+        """By name; missing nodes are left out."""
         if len(hosts) > FEW:
             with self.asking:
                 if self.watching is None:

@@ -61,7 +61,7 @@ def rules(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
     found = [
         # Which hosts the job has; a list cannot be limited to names.
         _rule([PODS], ["get", "list", "watch"]),
-        # Why a pod waits, or went.
+        # To read why a pod waits or was deleted.
         _rule([EVENTS], ["list"]),
         # Whether it is still this launch, is suspended, was cancelled.
         _rule([JOB_KINDS[spec.kind].resource], ["get"], [job]),

@@ -67,7 +67,7 @@ def test_rights_that_a_person_cannot_give_to_pods_are_named() -> None:
     error = refusal(Asked(verb="create", path="/x"), 403, said(message))
     assert isinstance(error, Forbidden)
     assert error.user == "dev"
-    assert error.message.startswith("dev may not give the job's pods rights that dev does not have")
+    assert error.message.startswith("dev may not grant the job's pods rights that dev does not")
     assert 'Resources:["pods"]' in error.message
     assert "ndctl-user" in error.fix
 

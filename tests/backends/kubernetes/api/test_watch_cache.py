@@ -162,7 +162,7 @@ def test_without_the_right_to_watch_all_is_listed_now_and_then(
     assert 3 <= server.requests.count("list") <= 6
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1
-    assert "nodes are listed every 3 s: dev may not watch nodes" in said[0]
+    assert "no right to watch nodes, listing them every 3 s: dev may not watch nodes" in said[0]
 
 
 def test_without_the_right_to_list_nothing_can_be_known() -> None:
