@@ -123,7 +123,7 @@ HOST_PATH = replace(SPEC, runs=RunVolume(host_path="/runs"))
     ("level", "spec", "hosts", "verdict", "words"),
     [
         ("restricted", SPEC, 2, "warns", "init container"),
-        ("restricted", SPEC, 1, "ok", "keep to the standard restricted"),
+        ("restricted", SPEC, 1, "ok", "meet the standard restricted"),
         ("restricted", replace(SPEC, kind="jobset"), 2, "ok", "restricted"),
         ("baseline", SPEC, 2, "ok", "baseline"),
     ],
@@ -276,16 +276,20 @@ def test_what_a_spec_names_has_to_be_there() -> None:
     )
     found = {one.what: one for one in examine_kubernetes(sound(), spec, job(spec))}
     for key, words, fix in (
-        ("service_account", "must be a ServiceAccount of namespace team-a; there is no other", ""),
-        ("priority_class", "must be a PriorityClass of the cluster; there is no high", ""),
+        (
+            "service_account",
+            "must be a ServiceAccount of namespace team-a; other does not exist",
+            "",
+        ),
+        ("priority_class", "must be a PriorityClass of the cluster; high does not exist", ""),
         (
             "image_pull_secrets[0]",
-            "must be a Secret of namespace team-a; there is no registry",
+            "must be a Secret of namespace team-a; registry does not exist",
             "kubectl -n team-a create secret docker-registry registry",
         ),
         (
             "runs.claim",
-            "must be a PersistentVolumeClaim of namespace team-a; there is no nowhere",
+            "must be a PersistentVolumeClaim of namespace team-a; nowhere does not exist",
             "kubectl -n team-a get pvc",
         ),
     ):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.controller.wishes import digest_of
+from orchestrator.backends.kubernetes.controller.pod_requests import digest_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import affinity
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
@@ -135,8 +135,8 @@ def asked(kube: KubeTestbed, namespace: str) -> dict[str, str]:
 
 def ask(kube: KubeTestbed, namespace: str, *exclude: str) -> None:
     """As a person types it."""
-    wish = json.dumps({"by": "ada", "at": time.time(), "exclude": exclude})
-    note = f"{names.GANG_ANNOTATION}={wish}"
+    request = json.dumps({"by": "ada", "at": time.time(), "exclude": exclude})
+    note = f"{names.GANG_ANNOTATION}={request}"
     kube.kubectl("annotate", "configmap", "job-launch", note, "--overwrite", "-n", namespace)
 
 

@@ -14,7 +14,7 @@ from celpy.adapter import json_to_cel
 
 from orchestrator.backends.kubernetes.controller.actions import Create, Patch
 from orchestrator.backends.kubernetes.controller.decide import decide
-from orchestrator.backends.kubernetes.controller.wishes import GangRestart
+from orchestrator.backends.kubernetes.controller.pod_requests import GangRestart
 from orchestrator.backends.kubernetes.render import names, objects
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object
 from orchestrator.contract.spec.kubernetes_spec import Kind

@@ -12,9 +12,9 @@ from orchestrator.backends.kubernetes import submitting
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.cluster_id import cluster_name
 from orchestrator.backends.kubernetes.checks.launch_checks import check
-from orchestrator.backends.kubernetes.controller import asking
-from orchestrator.backends.kubernetes.controller.wishes import GangRestart
-from orchestrator.backends.kubernetes.leader.node_cache import LeadersNodes
+from orchestrator.backends.kubernetes.controller import controller_client
+from orchestrator.backends.kubernetes.controller.pod_requests import GangRestart
+from orchestrator.backends.kubernetes.leader.node_cache import NodeCache
 from orchestrator.backends.kubernetes.leader.own_job import OwnJob
 from orchestrator.backends.kubernetes.leader.reporting import LeaderReporter
 from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer
@@ -77,7 +77,7 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
-        self.nodes = LeadersNodes(clock)
+        self.nodes = NodeCache(clock)
         self.own_job: OwnJob | None = None
         """Of a leader."""
 
@@ -128,7 +128,7 @@ class KubernetesBackend:
             submitting.adopt(api, namespace, kind, job)
             if runs:
                 noted = {names.RUNS_ANNOTATION: runs}
-                asking.note(api, namespace, launch.job, lambda _: noted)
+                controller_client.note(api, namespace, launch.job, lambda _: noted)
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen, spec = self._seen([launch])[0], spec_of(launch)
@@ -206,7 +206,7 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := object_fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=asking.restarts_of(api, namespace, launch.job, job),
+            restarts=controller_client.restarts_of(api, namespace, launch.job, job),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
@@ -368,7 +368,7 @@ class KubernetesBackend:
         agents do themselves: they leave with a code for which an operator makes a pod again."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
-        if whole and asking.ask(
+        if whole and controller_client.ask(
             api,
             self.clock,
             namespace,
@@ -394,16 +394,18 @@ class KubernetesBackend:
             )
         try:
             if counted:
-                asking.note(api, namespace, launch.job, asking.given_back)
+                controller_client.note(api, namespace, launch.job, controller_client.given_back)
             if hosts:
-                asking.note(api, namespace, launch.job, asking.avoid(hosts))
+                controller_client.note(api, namespace, launch.job, controller_client.avoid(hosts))
         except Unanswered:
             raise
         except BackendError as exc:
             # Then only the leader's own list of excluded hosts has effect.
             log.warning("cannot exclude %s: %s", ", ".join(hosts) or "no nodes", exc.message)
             return
-        if hosts and not asking.kept_off(api, self.clock, namespace, spec.kind, job, hosts):
+        if hosts and not controller_client.kept_off(
+            api, self.clock, namespace, spec.kind, job, hosts
+        ):
             log.warning("%s", not_kept_off(hosts))
 
     # The end

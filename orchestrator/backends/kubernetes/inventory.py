@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, Resource, lookup
 from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.files.env import KUBERNETES_GPUS
@@ -59,7 +59,7 @@ class HostsFor:
 
 
 def read_cluster(
-    api: Asks, namespace: str | None = None, resources: Sequence[str] = ANY
+    api: ApiReader, namespace: str | None = None, resources: Sequence[str] = ANY
 ) -> Cluster:
     """Every node, with what pods take of `resources`: those of all namespaces, or where this may
     not be asked those of `namespace`, which a note says then.
@@ -74,7 +74,7 @@ def read_cluster(
     return Cluster(nodes=nodes, used=taken(pods, resources), notes=notes)
 
 
-def _pods(api: Asks, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
+def _pods(api: ApiReader, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
     try:
         return _listed(api, PODS, None), ()
     except Forbidden as exc:
@@ -86,7 +86,7 @@ def _pods(api: Asks, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]
     return own, (f"{note} only devices used by pods of {namespace} are excluded",)
 
 
-def _listed(api: Asks, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
+def _listed(api: ApiReader, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
     """In pages. Starts over when the continue token has expired."""
     fields = BOUND if resource is PODS else ""
     try:
@@ -102,7 +102,7 @@ def usual(cluster: Cluster) -> Use:
     return use if has_gpus else replace(use, device=None)
 
 
-def hosts_for(api: Asks, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+def hosts_for(api: ApiReader, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     """The hosts to plan a job for.
 
     Those that are free; where these are too few, those as well that other pods use now, for the
@@ -130,7 +130,9 @@ def hosts_for(api: Asks, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     return found if in_all >= wanted else _with_those_to_come(api, found, cluster, in_all)
 
 
-def _with_those_to_come(api: Asks, found: HostsFor, cluster: ClusterSpec, in_all: int) -> HostsFor:
+def _with_those_to_come(
+    api: ApiReader, found: HostsFor, cluster: ClusterSpec, in_all: int
+) -> HostsFor:
     """For a job that requests more than the `in_all` existing hosts."""
     kinds = {
         host.profile.name
@@ -149,7 +151,7 @@ def _with_those_to_come(api: Asks, found: HostsFor, cluster: ClusterSpec, in_all
     return replace(found, to_come=kind, notes=notes)
 
 
-def makes_nodes(api: Asks) -> str | None:
+def makes_nodes(api: ApiReader) -> str | None:
     """What creates nodes on demand in this cluster; None if unknown."""
     try:
         groups = api.read("/apis").get("groups", ())
@@ -186,7 +188,7 @@ def _check_known(found: HostsFor, use: Use, devices: int) -> None:
     )
 
 
-def kueue_levels(api: Asks) -> tuple[str, ...] | None:
+def kueue_levels(api: ApiReader) -> tuple[str, ...] | None:
     """Node labels in every Topology of Kueue; None if unknown."""
     try:
         group = api.read(f"/apis/{KUEUE}")

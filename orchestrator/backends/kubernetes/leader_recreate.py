@@ -12,7 +12,7 @@ from typing import Literal
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.controller import controller_client
 from orchestrator.backends.kubernetes.observe.object_fields import (
     LABEL,
     alive,
@@ -24,7 +24,7 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
     node_of,
     scheduled_at,
 )
-from orchestrator.backends.kubernetes.observe.pending_reasons import pod_trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import pod_problem
 from orchestrator.backends.kubernetes.pod_deletion import end_pod, node_answers
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
@@ -76,7 +76,7 @@ def fate_of(
         return None
     host = node_of(pod)
     if not host:
-        trouble = pod_trouble(pod, events)
+        trouble = pod_problem(pod, events)
         return Fate(pod=pod, does="wait", why=str(trouble or "no node is assigned yet"))
     if is_leaving(pod):
         return Fate(pod=pod, does="end", why=f"it is being deleted but still runs on {host}")
@@ -85,7 +85,7 @@ def fate_of(
     waited_s = now - scheduled_at(pod)
     if waited_s < min(BEGIN_S, patience_s / 2):
         return Fate(pod=pod, does="wait", why=f"it was scheduled to {host} {waited_s:.0f} s ago")
-    trouble = pod_trouble(pod, events)
+    trouble = pod_problem(pod, events)
     if trouble is None:  # pulling a large image takes long
         return Fate(pod=pod, does="move-if-silent", why=f"{host} is unreachable")
     why = f"it has not started on {host} for {waited_s:.0f} s, {trouble.what}: {trouble.why}"
@@ -154,7 +154,7 @@ def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
         return {names.NEVER_BEGAN_ANNOTATION: ",".join((*before, host))}
 
     try:
-        return asking.note(api, namespace, launch.job, change, tries=1)
+        return controller_client.note(api, namespace, launch.job, change, tries=1)
     except Forbidden as exc:
         words = f"{fate.why}; and ndctl has no right to record that it was moved off {host}"
         fix = f"{way}\n  or {exc.fix}"

@@ -4,8 +4,8 @@ import logging
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
-from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
+from orchestrator.backends.kubernetes.controller import controller_client
 from orchestrator.backends.kubernetes.finalizers import by_force
 from orchestrator.backends.kubernetes.node_affinity import INSTALL
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, alive, is_leaving
@@ -70,7 +70,9 @@ def _end_by_controller(
     job, of = metadata["labels"][LABEL], JOB_KINDS[kind].resource.kind
     way = f"`{by_force(pod)}`\n  or an administrator types `{INSTALL}`, and it is done by itself"
     deadline = clock.monotonic() + force_after_s
-    asked = is_leaving(pod) or asking.end(api, clock, metadata["namespace"], kind, job, pod)
+    asked = is_leaving(pod) or controller_client.end(
+        api, clock, metadata["namespace"], kind, job, pod
+    )
     if not asked:
         raise MustLeave(
             f"pod {name} on {host} is not deleted: only the controller may delete pods of a {of},"
@@ -145,7 +147,7 @@ def await_no_pods(api: Api, clock: Clock, namespace: str, job: str) -> None:
     )
 
 
-def _watching(api: Api, clock: Clock, namespace: str, job: str) -> Watching:
-    return Watching(
+def _watching(api: Api, clock: Clock, namespace: str, job: str) -> ListWatch:
+    return ListWatch(
         api=api, clock=clock, resource=PODS, namespace=namespace, labels=f"{LABEL}={job}"
     )

@@ -8,7 +8,7 @@ from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, deleted_at, is_leaving
 from orchestrator.backends.kubernetes.observe.observe import Observed
-from orchestrator.backends.kubernetes.observe.pending_reasons import Trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import PendingReason
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,
@@ -70,7 +70,9 @@ def _without_events(seen: Observed, why: str) -> Observed:
     """Events explain a waiting pod where its status does not."""
     if seen.troubles or seen.meaning not in ("waiting", "suspended"):
         return seen
-    said = Trouble(what="unknown reason", why=why, advice="ask an administrator for that right")
+    said = PendingReason(
+        what="unknown reason", why=why, advice="ask an administrator for that right"
+    )
     return replace(seen, troubles=(said,))
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Api, Asks
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.client import Api, ApiReader
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.checks import permissions
-from orchestrator.backends.kubernetes.controller.wishes import belongs_to
+from orchestrator.backends.kubernetes.controller.pod_requests import belongs_to
 from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
@@ -285,7 +285,7 @@ def is_ours(item: Object, job: object) -> bool:
     return bool(labels.get(names.MANAGED_LABEL) == "ndctl" and labels.get(LABEL) == job)
 
 
-def strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
+def strangers(api: ApiReader, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
     """Objects with the name of one of the job's objects but another owner."""
     for helper in helpers_of(spec, job):
         with contextlib.suppress(Forbidden, Missing):
@@ -302,7 +302,7 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
     deadline = clock.monotonic() + GONE_S
     for resource in (kind.resource, PODS):
-        watching = Watching(
+        watching = ListWatch(
             api=api,
             clock=clock,
             resource=resource,

@@ -54,7 +54,7 @@ class Expired(BackendError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ApiRequest:
     """One request to the API server."""
 
     verb: str
@@ -72,7 +72,7 @@ def is_undecided(status: int, body: bytes) -> bool:
     return status in AGAIN and UNTYPED.encode() not in body
 
 
-def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
+def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
     """The error for an answer with `status`."""
     said = _status(body)
     message = str(said.get("message") or body[:300].decode(errors="replace").strip() or status)
@@ -109,7 +109,7 @@ def _status(body: bytes) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def _forbidden(asked: Asked, message: str) -> BackendError:
+def _forbidden(asked: ApiRequest, message: str) -> BackendError:
     """Status 403: a missing right, or a quota or policy of the namespace."""
     if asked.verb == "patch" and (wordless := WORDLESS.fullmatch(message)) is not None:
         place = re.search("/namespaces/([^/]+)/", asked.path)
@@ -170,7 +170,7 @@ def role_lines(found: re.Match[str]) -> str:
     )
 
 
-def _missing(asked: Asked, said: Mapping[str, Any], message: str) -> BackendError:
+def _missing(asked: ApiRequest, said: Mapping[str, Any], message: str) -> BackendError:
     details = said.get("details")
     named = bool(details.get("name")) if isinstance(details, Mapping) else False
     for kind in JOB_KINDS.values():

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.api.access import Access
-from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, Forbidden, Missing, refusal
+from orchestrator.backends.kubernetes.api.api_errors import (
+    JSON,
+    ApiRequest,
+    Forbidden,
+    Missing,
+    refusal,
+)
 from orchestrator.backends.kubernetes.api.pod_exec import execute
 from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
@@ -32,7 +38,7 @@ class Listed:
     """The resourceVersion to start a watch from."""
 
 
-class Asks(Protocol):
+class ApiReader(Protocol):
     """The part of `Api` that checks use: reads, and writes as dry runs."""
 
     @property
@@ -227,7 +233,7 @@ class Api:
             "fieldSelector": fields,
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
-        asked = Asked(verb="watch", path=resource.path(namespace))
+        asked = ApiRequest(verb="watch", path=resource.path(namespace))
         for line in self.sending.lines(asked, query, timeout_s + READ_S):
             event = read_json(line)
             if event["type"] == "ERROR":
@@ -257,7 +263,7 @@ class Api:
             "tailLines": "" if tail is None else str(tail),
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        yield from self.sending.lines(Asked(verb="get", path=path), query, quiet_s)
+        yield from self.sending.lines(ApiRequest(verb="get", path=path), query, quiet_s)
 
     def exec(
         self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup
 from orchestrator.errors import BackendError
 
@@ -37,7 +37,7 @@ class Lacking:
 class KindSchemas:
     """The schemas of one cluster, each document of them read once."""
 
-    api: Asks
+    api: ApiReader
     documents: dict[str, Mapping[str, Schema]] = field(default_factory=dict)
     """Path -> name -> schema; empty where the server has no such document."""
 

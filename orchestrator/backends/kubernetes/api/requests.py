@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.access import Access
-from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, is_undecided, refusal
+from orchestrator.backends.kubernetes.api.api_errors import JSON, ApiRequest, is_undecided, refusal
 from orchestrator.backends.kubernetes.resources import Object
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, Unreachable
@@ -51,7 +51,7 @@ class Requests:
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
-        asked = Asked(verb=verb, path=path, accept=accept)
+        asked = ApiRequest(verb=verb, path=path, accept=accept)
         for wait_s in (*AGAIN_S, None):
             try:
                 timeout = (CONNECT_S, READ_S)
@@ -70,7 +70,7 @@ class Requests:
                 self.clock.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    def lines(self, asked: Asked, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
+    def lines(self, asked: ApiRequest, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
         """Lines of an answer as they come. Raises Unanswered after `quiet_s` without a byte."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
@@ -96,7 +96,7 @@ class Requests:
     def _send(
         self,
         method: str,
-        asked: Asked,
+        asked: ApiRequest,
         query: Mapping[str, str],
         body: Object | None,
         content: str,
@@ -142,7 +142,7 @@ def _retry_after(exc: Any, wait_s: float) -> float:
     return wait_s
 
 
-def _refused(access: Access, asked: Asked, exc: Any) -> BackendError:
+def _refused(access: Access, asked: ApiRequest, exc: Any) -> BackendError:
     """The error for the client's ApiException, which has no status if TLS failed."""
     if not exc.status:
         return unreachable(access, exc)

@@ -1,4 +1,4 @@
-"""A list plus a watch: `Cache` applies events (pure); `Watching` sends the requests."""
+"""A list plus a watch: `Cache` applies events (pure); `ListWatch` sends the requests."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -56,7 +56,7 @@ def _version(item: Object) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Watching:
+class ListWatch:
     """Objects of one kind, kept up to date for as long as somebody iterates.
 
     Survives an API server that goes and comes, and one that has forgotten where the watch was

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
 from orchestrator.backends.kubernetes.checks import permissions
 from orchestrator.backends.kubernetes.checks.kinds_available import fields_unknown, kind_there
@@ -49,7 +49,9 @@ RIGHTS = "rights"
 """What a finding on the rights of the person is about."""
 
 
-def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tuple[Finding, ...]:
+def check(
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
+) -> tuple[Finding, ...]:
     """What does not stop the job.
 
     Raises SpecError, or BackendError where the cluster alone objects, with everything that does.
@@ -73,7 +75,7 @@ def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tup
 
 
 def examine_job(
-    api: Asks, namespace: str, handover: Handover, table: GpuTable
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
 ) -> tuple[Finding, ...]:
     """What is wrong with the spec, a dry run of every object by the server, and a look at all that
     they need. Raises Unanswered where the server does not answer."""
@@ -92,12 +94,12 @@ def examine_job(
     return (*mistakes, there, *cluster, *around, *warned)
 
 
-def _kind(api: Asks, handover: Handover) -> tuple[Finding, ...]:
+def _kind(api: ApiReader, handover: Handover) -> tuple[Finding, ...]:
     spec = handover.launch.kubernetes or KubernetesSpec()
     return (kind_there(KindSchemas(api), spec.kind),)
 
 
-def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ...]:
+def _objects(api: ApiReader, namespace: str, handover: Handover) -> tuple[Finding, ...]:
     """Of a spec that can be rendered: what its kinds and the server say to each object."""
     launch, schemas = handover.launch, KindSchemas(api)
     spec = launch.kubernetes or KubernetesSpec()
@@ -108,7 +110,9 @@ def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ..
     return (kind, *unknown, *_tried(api, namespace, launch, made, own_kind=known))
 
 
-def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> Iterator[Finding]:
+def _around(
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
+) -> Iterator[Finding]:
     """What is in the cluster already."""
     launch = handover.launch
     spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
@@ -125,7 +129,7 @@ def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> I
     yield from nodes_there(api, handover.job.plan, launch, table)
 
 
-def namespace_there(api: Asks, namespace: str) -> Finding:
+def namespace_there(api: ApiReader, namespace: str) -> Finding:
     what = "namespace"
     try:
         there = api.get(NAMESPACES, None, namespace)
@@ -144,7 +148,7 @@ def namespace_there(api: Asks, namespace: str) -> Finding:
 
 
 def _tried(
-    api: Asks,
+    api: ApiReader,
     namespace: str,
     launch: LaunchPlan,
     made: list[dict[str, Any]],
@@ -186,7 +190,7 @@ def _stops(problem: Problem) -> Finding:
     return Finding(what=problem.path, verdict="stops", found=problem.said, fix=problem.fix)
 
 
-def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
     mine = (launch.kubernetes or KubernetesSpec()).kind
     for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
@@ -202,14 +206,16 @@ def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[F
             )
 
 
-def _of_strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Finding]:
+def _of_strangers(
+    api: ApiReader, namespace: str, spec: KubernetesSpec, job: str
+) -> Iterator[Finding]:
     """What has the name of an object of the job is not overwritten, nor deleted with it."""
     for helper in strangers(api, namespace, spec, job):
         limit = f"such that {helper} is free: namespace {namespace} has one of another owner"
         yield _stops(Problem(path="name", value=job, limit=limit, fix="use another name"))
 
 
-def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+def _runs(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
     """The volume of run directories, that all pods of a job read and write."""
     what, claim = "run volume", spec.runs.claim
     if claim is None and spec.runs.host_path is None:
@@ -234,7 +240,9 @@ def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterat
         yield Finding(what=what, verdict="ok" if phase == "Bound" else "note", found=found)
 
 
-def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+def _security(
+    api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int
+) -> Iterator[Finding]:
     """Whether the job's pods would be let in: a dry run of the job makes none."""
     there = get_or_none(api, NAMESPACES, None, namespace)
     level, what = level_of(there or {}), "pod security"
@@ -259,7 +267,7 @@ def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> It
         yield Finding(what=what, verdict="ok", found=found)
 
 
-def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+def _quotas(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """What can never fit; what does not fit now waits, and says so."""
     try:
         quotas = api.list(QUOTAS, namespace).items

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.inventory import makes_nodes
 from orchestrator.backends.kubernetes.resources import NODES
 from orchestrator.contract.check_results import Finding
@@ -24,7 +24,9 @@ NAMED = 4
 """Nodes that are named with what keeps the job off them; the others are counted."""
 
 
-def nodes_there(api: Asks, plan: Plan, launch: LaunchPlan, table: GpuTable) -> Iterator[Finding]:
+def nodes_there(
+    api: ApiReader, plan: Plan, launch: LaunchPlan, table: GpuTable
+) -> Iterator[Finding]:
     """Those that the job may have, whether or not others use them at the moment."""
     spec = launch.kubernetes or KubernetesSpec()
     try:
@@ -58,7 +60,7 @@ def _is_let_in(node: Node, asked: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _enough(
-    api: Asks,
+    api: ApiReader,
     spec: KubernetesSpec,
     ours: Sequence[Host],
     hosts: Sequence[Host],

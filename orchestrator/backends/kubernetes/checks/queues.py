@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.render.checks import GANG_SCHEDULERS
 from orchestrator.backends.kubernetes.resources import Resource, name_of
@@ -33,7 +33,7 @@ class Gang:
     """The labels that are levels of Kueue's Topology; None where they were not read."""
 
 
-def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
+def gang_for(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
     """`spec` as it is where it says itself what binds its pods, or has one alone."""
     if spec.gang_scheduler != "auto" or spec.queue is not None or hosts == 1:
         return Gang(spec)
@@ -51,7 +51,7 @@ def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gan
     return Gang(spec)
 
 
-def _queues(api: Asks, namespace: str) -> list[str]:
+def _queues(api: ApiReader, namespace: str) -> list[str]:
     """The namespace's; none where there is no Kueue, or no right to see them."""
     try:
         return [name_of(one) for one in api.list(_local_queues(api), namespace).items]
@@ -59,13 +59,13 @@ def _queues(api: Asks, namespace: str) -> list[str]:
         return []
 
 
-def _local_queues(api: Asks) -> Resource:
+def _local_queues(api: ApiReader) -> Resource:
     """Raises Missing where there is no Kueue."""
     version = str(api.read(f"/apis/{KUEUE}")["preferredVersion"]["version"])
     return Resource(KUEUE, version, "localqueues", "LocalQueue")
 
 
-def _serves(api: Asks, group: str) -> bool:
+def _serves(api: ApiReader, group: str) -> bool:
     try:
         return bool(api.read(f"/apis/{group}"))
     except BackendError:
@@ -85,7 +85,7 @@ def gang_there(spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
     )
 
 
-def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
+def queue_there(api: ApiReader, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
     """Whether the spec's queue is, and which levels of nearness may be asked for."""
     queue, what = spec.queue, "queue"
     try:
@@ -112,7 +112,7 @@ def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Fin
     yield Finding(what="kueue topology", verdict="note", found=f"levels: {said}{hint}")
 
 
-def _queue(api: Asks, resource: Resource, namespace: str, name: str) -> Finding:
+def _queue(api: ApiReader, resource: Resource, namespace: str, name: str) -> Finding:
     what = "queue"
     try:
         item = api.get(resource, namespace, name)

@@ -5,7 +5,7 @@ judge training: of a job whose pods run it knows nothing. `suspend` of a job in 
 such a job's pods are deleted instead, and Kueue sees to the rest.
 
 It alone may change a job. Of a job it changes `suspend`, node affinity and its own annotations, and
-it does that for what the job's pods ask for (`wishes.py`), for that job alone.
+it does that for what the job's pods ask for (`pod_requests.py`), for that job alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
-from orchestrator.backends.kubernetes.controller.state_notes import state_notes
-from orchestrator.backends.kubernetes.controller.taints import taints
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
-    Wishes,
+    PodRequests,
     excluded_of,
     number_in,
     wishes_of,
 )
+from orchestrator.backends.kubernetes.controller.state_notes import state_notes
+from orchestrator.backends.kubernetes.controller.taints import taints
 from orchestrator.backends.kubernetes.finalizers import failed, is_held
 from orchestrator.backends.kubernetes.node_affinity import without
 from orchestrator.backends.kubernetes.observe import object_fields, observe
@@ -130,10 +130,10 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
     asked = [(kind, job, _asked(kind, job, seen)) for kind, job in ours]
     # Before pods are deleted, because placeholders copy a pod of the job.
     chains: list[tuple[Action, ...]] = [(one,) for one in placeholders(ours, seen.pods, seen.nodes)]
-    for kind, job, wishes in asked:
+    for kind, job, pod_requests in asked:
         there = pods.get(_place(job), ())
-        chains += filter(None, [_served(kind, job, there, wishes, scope)])
-        chains += [(one,) for one in _ended(wishes, there)]
+        chains += filter(None, [_served(kind, job, there, pod_requests, scope)])
+        chains += [(one,) for one in _ended(pod_requests, there)]
     mine = [pod for pod in seen.pods if is_ours(pod) and _job_of(pod) not in anothers]
     chains += [(one,) for one in _lost(mine, seen.nodes, timers)]
     chains += [(one,) for one in _late([job for _, job in ours], pods, timers)]
@@ -151,12 +151,15 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
         chains=tuple(chains),
         since=timers.after,
         due_s=timers.due_s,
-        busy=timers.due_s is not None or any(_is_busy(job, wishes) for _, job, wishes in asked),
-        refused=tuple(_said(job, why) for _, job, wishes in asked for why in _refused(job, wishes)),
+        busy=timers.due_s is not None
+        or any(_is_busy(job, pod_requests) for _, job, pod_requests in asked),
+        refused=tuple(
+            _said(job, why) for _, job, pod_requests in asked for why in _refused(job, pod_requests)
+        ),
     )
 
 
-def _asked(kind: Kind, job: Object, seen: Seen) -> Wishes:
+def _asked(kind: Kind, job: Object, seen: Seen) -> PodRequests:
     """The requests of the pods of `job`, from the only ConfigMap that they may write."""
     namespace, name = _place(job)
     wanted = (namespace, names.config_map_of(name))
@@ -164,9 +167,9 @@ def _asked(kind: Kind, job: Object, seen: Seen) -> Wishes:
     return wishes_of(kind, job, next(found, None))
 
 
-def _refused(job: Object, wishes: Wishes) -> Iterator[str]:
-    yield from wishes.refused
-    if too_many := _to_keep_off(job, wishes)[1]:
+def _refused(job: Object, pod_requests: PodRequests) -> Iterator[str]:
+    yield from pod_requests.refused
+    if too_many := _to_keep_off(job, pod_requests)[1]:
         yield (
             f"{names.AVOID_ANNOTATION}: {', '.join(too_many)}; a job may avoid {MOST_NODES} at most"
         )
@@ -213,9 +216,9 @@ def _by_job(pods: Iterable[Object]) -> dict[Place, list[Object]]:
 # Requests of pods
 
 
-def _is_busy(job: Object, wishes: Wishes) -> bool:
+def _is_busy(job: Object, pod_requests: PodRequests) -> bool:
     asked = (
-        wishes.restart is not None
+        pod_requests.restart is not None
         or names.SUSPENDED_ANNOTATION in object_fields.annotations_of(job)
     )
     return asked and not _is_over(job)
@@ -226,7 +229,7 @@ def _is_over(job: Object) -> bool:
 
 
 def _served(
-    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
+    kind: Kind, job: Object, pods: Sequence[Object], pod_requests: PodRequests, scope: Scope
 ) -> tuple[Action, ...] | None:
     """The next change of `job`. One at a time: the object must show it before the next."""
     notes = object_fields.annotations_of(job)
@@ -236,16 +239,16 @@ def _served(
     if names.CONTROLLER_ANNOTATION not in notes:
         return (_look_after(kind, job, scope),)
     # Exclude nodes before a restart, because new pods must not start on them.
-    if missing := _to_keep_off(job, wishes)[0]:
+    if missing := _to_keep_off(job, pod_requests)[0]:
         return (_keep_off(kind, job, missing),)
-    return _restart(kind, job, pods, wishes, scope)
+    return _restart(kind, job, pods, pod_requests, scope)
 
 
-def _to_keep_off(job: Object, wishes: Wishes) -> tuple[list[str], list[str]]:
+def _to_keep_off(job: Object, pod_requests: PodRequests) -> tuple[list[str], list[str]]:
     """Nodes that new pods are to be kept off besides, and those that are too many for one job:
     asked for one after the other they could be all that a cluster has."""
     before = {*excluded_of(job)}
-    missing = sorted(wishes.nodes - before)
+    missing = sorted(pod_requests.nodes - before)
     room = max(0, MOST_NODES - len(before))
     return missing[:room], missing[room:]
 
@@ -262,9 +265,9 @@ def _keep_off(kind: Kind, job: Object, hosts: Sequence[str]) -> Patch:
     )
 
 
-def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
+def _ended(pod_requests: PodRequests, pods: Sequence[Object]) -> Iterator[Delete]:
     """Only pods of this job: matched by label, name and uid."""
-    wanted = {*wishes.end}
+    wanted = {*pod_requests.end}
     for pod in pods:
         if (name_of(pod), pod["metadata"]["uid"]) in wanted and not object_fields.is_leaving(pod):
             why = "its job requested a replacement"
@@ -272,26 +275,26 @@ def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
 
 
 def _restart(
-    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
+    kind: Kind, job: Object, pods: Sequence[Object], pod_requests: PodRequests, scope: Scope
 ) -> tuple[Action, ...] | None:
     notes = object_fields.annotations_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
     there = [pod for pod in pods if object_fields.alive([pod]) or object_fields.is_leaving(pod)]
-    if wishes.restart is None and not by_us:
+    if pod_requests.restart is None and not by_us:
         return None
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
-        return _give_back(kind, job, there, wishes)
+        return _give_back(kind, job, there, pod_requests)
     if not suspended:
         if by_us:
-            return (_settle(kind, job, wishes, reason="it was resumed by someone else"),)
-        return (_suspend(kind, job, wishes, scope),)
+            return (_settle(kind, job, pod_requests, reason="it was resumed by someone else"),)
+        return (_suspend(kind, job, pod_requests, scope),)
     if there:
         return None
     if by_us:
-        return (_resume(kind, job, wishes),)
+        return (_resume(kind, job, pod_requests),)
     words = "it was suspended by someone else and has no pods"
-    return (_settle(kind, job, wishes, reason=words),)
+    return (_settle(kind, job, pod_requests, reason=words),)
 
 
 def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
@@ -304,50 +307,54 @@ def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
     )
 
 
-def _suspend(kind: Kind, job: Object, wishes: Wishes, scope: Scope) -> Patch:
+def _suspend(kind: Kind, job: Object, pod_requests: PodRequests, scope: Scope) -> Patch:
     what = Ref.of(JOB_KINDS[kind].resource, job)
     note = {"metadata": {"annotations": {names.SUSPENDED_ANNOTATION: f"{scope.home}/controller"}}}
     return Patch(
         what=what,
         change={**nested(JOB_KINDS[kind].suspend, True), **note},
         does=f"suspend {what}",
-        reason=_why(wishes),
+        reason=_why(pod_requests),
     )
 
 
-def _why(wishes: Wishes) -> str:
-    if wishes.restart is None:
+def _why(pod_requests: PodRequests) -> str:
+    if pod_requests.restart is None:
         return "new pods in place of all were requested"
-    but = f", not on {', '.join(wishes.restart.exclude)}" if wishes.restart.exclude else ""
-    return f"{wishes.restart.by} requests new pods in place of all{but}"
+    but = (
+        f", not on {', '.join(pod_requests.restart.exclude)}"
+        if pod_requests.restart.exclude
+        else ""
+    )
+    return f"{pod_requests.restart.by} requests new pods in place of all{but}"
 
 
-def _resume(kind: Kind, job: Object, wishes: Wishes) -> Patch:
-    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, wishes)
+def _resume(kind: Kind, job: Object, pod_requests: PodRequests) -> Patch:
+    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, pod_requests)
     change["spec"] = merged(change.get("spec", {}), nested(JOB_KINDS[kind].suspend, False)["spec"])
     number = number_in(job, names.RESTARTS_ANNOTATION) + 1
     reason = f"no pod is left; restart {number}"
     return Patch(what=what, change=change, does=f"resume {what}", reason=reason)
 
 
-def _settle(kind: Kind, job: Object, wishes: Wishes, *, reason: str) -> Patch:
+def _settle(kind: Kind, job: Object, pod_requests: PodRequests, *, reason: str) -> Patch:
     """Leaves `suspend` unchanged: someone else controls it now."""
     what = Ref.of(JOB_KINDS[kind].resource, job)
     return Patch(
         what=what,
-        change=_settled(job, wishes),
+        change=_settled(job, pod_requests),
         does=f"complete the gang restart of {what}",
         reason=reason,
     )
 
 
-def _settled(job: Object, wishes: Wishes) -> dict[str, Any]:
+def _settled(job: Object, pod_requests: PodRequests) -> dict[str, Any]:
     """By its digest it is known again: what asks for it is not the controller's to take away."""
     number = str(number_in(job, names.RESTARTS_ANNOTATION) + 1)
     notes: dict[str, Any] = {
         names.SUSPENDED_ANNOTATION: None,
         names.RESTARTS_ANNOTATION: number,
-        **({names.RESTARTED_ANNOTATION: wishes.digest} if wishes.digest else {}),
+        **({names.RESTARTED_ANNOTATION: pod_requests.digest} if pod_requests.digest else {}),
     }
     return {"metadata": {"annotations": notes}}
 
@@ -363,14 +370,14 @@ def _forget(kind: Kind, job: Object) -> Patch:
 
 
 def _give_back(
-    kind: Kind, job: Object, there: Sequence[Object], wishes: Wishes
+    kind: Kind, job: Object, there: Sequence[Object], pod_requests: PodRequests
 ) -> tuple[Action, ...]:
     """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
     themselves: their leader has asked."""
-    reason = f"{_why(wishes)}, and `suspend` is Kueue's"
+    reason = f"{_why(pod_requests)}, and `suspend` is Kueue's"
     staying = [pod for pod in there if not object_fields.is_leaving(pod)]
     return (
-        _settle(kind, job, wishes, reason=reason),
+        _settle(kind, job, pod_requests, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
     )
 

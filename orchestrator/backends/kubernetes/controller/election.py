@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller.asking import LEASE
+from orchestrator.backends.kubernetes.controller.controller_client import LEASE
 from orchestrator.backends.kubernetes.resources import LEASES
 from orchestrator.errors import Unanswered
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api.api_errors import Missing
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
@@ -31,12 +31,12 @@ class Informer:
     changed: threading.Event
     trim: Callable[[Object], Object]
     """Reduces an object to what is kept of it."""
-    watching: Watching = field(init=False)
+    watching: ListWatch = field(init=False)
     items: Sequence[Object] | None = None
     """None: unknown."""
 
     def __post_init__(self) -> None:
-        self.watching = Watching(
+        self.watching = ListWatch(
             api=self.api,
             clock=self.clock,
             resource=self.resource,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Ref
-from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.controller.pod_requests import excluded_of
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import CHANGEABLE

@@ -7,7 +7,7 @@ trouble with any more. Taints that others made, or another controller, are their
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
-from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.controller.pod_requests import excluded_of
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import NODES, Object, lookup, name_of

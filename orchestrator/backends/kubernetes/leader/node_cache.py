@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import NODES, Object
 from orchestrator.seams import Clock
 
@@ -12,10 +12,10 @@ FEW = 16
 """Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
-class LeadersNodes:
+class NodeCache:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.watching: Watching | None = None
+        self.watching: ListWatch | None = None
         """Of the whole cluster, for a leader of many hosts."""
         self.asking = threading.Lock()
 
@@ -24,7 +24,7 @@ class LeadersNodes:
         if len(hosts) > FEW:
             with self.asking:
                 if self.watching is None:
-                    self.watching = Watching(
+                    self.watching = ListWatch(
                         api=api,
                         clock=self.clock,
                         resource=NODES,

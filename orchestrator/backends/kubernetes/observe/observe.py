@@ -28,10 +28,10 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
 )
 from orchestrator.backends.kubernetes.observe.pending_reasons import (
     DISRUPTED,
-    Trouble,
+    PendingReason,
     gravity,
     job_troubles,
-    pod_trouble,
+    pod_problem,
 )
 from orchestrator.backends.kubernetes.render.names import (
     AVOID_ANNOTATION,
@@ -60,7 +60,7 @@ class Observed:
     running: int = 0
     hosts: int = 0
     """How many pods it should have."""
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[PendingReason, ...] = ()
     """The most severe first."""
     reason: str = ""
     """The operator's message."""
@@ -161,7 +161,7 @@ def observe(
     mine = pods_of(job, pods)
     there = alive(mine)
     running = [pod for pod in there if is_running(pod)]
-    troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
+    troubles = [trouble for pod in mine if (trouble := pod_problem(pod, events)) is not None]
     troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
     meaning, reason = _standing(kind, job, bool(running))
     if is_leaving(job) and not has_ended(job):
@@ -191,7 +191,7 @@ def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observe
     return replace(seen, troubles=tuple(sorted((*seen.troubles, *more), key=gravity)))
 
 
-def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
     """The same launch was applied again with another text: pods that are made anew read it, and go
     on with the run as it began."""
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
@@ -204,10 +204,10 @@ def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
     )
     name = name_of(job)
     advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
-    return [Trouble(what="applied objects not in use", why=why, advice=advice)]
+    return [PendingReason(what="applied objects not in use", why=why, advice=advice)]
 
 
-def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
     """Pods may come again to nodes that the job has no use for: it takes a controller to keep them
     off."""
     wanted = dict.fromkeys(filter(None, asked.get(AVOID_ANNOTATION, "").split(",")))
@@ -216,7 +216,7 @@ def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
     if not (left := [host for host in wanted if host not in done]):
         return []
     why = f"new pods may be scheduled to {', '.join(left)}, which the job excludes"
-    return [Trouble(what="no controller", why=why, advice=not_kept_off(left))]
+    return [PendingReason(what="no controller", why=why, advice=not_kept_off(left))]
 
 
 def _bare(name: str) -> str:
@@ -263,7 +263,7 @@ def taken(
     """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
     there = [pod for pod in pods if node_of(pod) == host]
     newest = max(there, key=begun_at, default={})
-    trouble = pod_trouble(newest) if newest else None
+    trouble = pod_problem(newest) if newest else None
     if trouble is not None and trouble.what in TAKEN and phase_of(newest) == "Failed":
         return f"{trouble.what}: {trouble.why}" if trouble.why else trouble.what
     for event in newest_first(events):

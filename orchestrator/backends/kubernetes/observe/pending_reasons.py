@@ -20,7 +20,7 @@ from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class PendingReason:
     """Why something does not run."""
 
     what: str
@@ -88,7 +88,7 @@ SCHEDULING: Sequence[tuple[str, str]] = (
 """Text in the scheduler's message -> advice. The first match counts."""
 
 
-def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
+def pod_problem(pod: Object, events: Sequence[Object] = ()) -> PendingReason | None:
     """Why a pod does not run or stopped; None for a healthy pod."""
     name, status = name_of(pod), lookup(pod, ("status",), {})
     conditions = {str(one.get("type")): one for one in status.get("conditions") or ()}
@@ -96,26 +96,28 @@ def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
     if target.get("status") == "True":
         what, why = DISRUPTED.get(str(target.get("reason")), (str(target.get("reason")), ""))
         said = one_line(str(target.get("message", "")))
-        return Trouble(pod=name, what=what, why=f"{why} ({said})" if why and said else why or said)
+        return PendingReason(
+            pod=name, what=what, why=f"{why} ({said})" if why and said else why or said
+        )
     if phase_of(pod) == "Failed" and status.get("reason"):
         reason = str(status["reason"])
         what, why = LEFT.get(reason, (reason, ""))
-        return Trouble(pod=name, what=what, why=one_line(str(status.get("message") or why)))
+        return PendingReason(pod=name, what=what, why=one_line(str(status.get("message") or why)))
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         preempted = _said(name, events, "Preempted")
         before = f"; its previous pod was preempted: {preempted}" if preempted else ""
         return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled) + before)
     about = [one for one in newest_first(events) if is_about(one, pod)]
-    return _container_trouble(name, status, about) or _leaving(pod)
+    return _container_problem(name, status, about) or _leaving(pod)
 
 
-def _leaving(pod: Object) -> Trouble | None:
+def _leaving(pod: Object) -> PendingReason | None:
     """A reachable node ends the pod soon; an unreachable one never does."""
     until = lookup(pod, ("metadata", "deletionTimestamp"))
     if until is None:
         return None
-    return Trouble(
+    return PendingReason(
         pod=name_of(pod),
         what="Terminating",
         why=f"{node_of(pod)} should end it by {until}",
@@ -130,16 +132,18 @@ def _said(pod: str, events: Sequence[Object], reason: str) -> str:
     return next((one_line(str(one.get("message"))) for one in about), "")
 
 
-def _unscheduled(pod: str, reason: str, message: str) -> Trouble:
+def _unscheduled(pod: str, reason: str, message: str) -> PendingReason:
     advice = next((advice for part, advice in SCHEDULING if part in message), "")
     if reason == "SchedulingGated":
-        return Trouble(pod=pod, what=reason, why=message, advice="Kueue has not admitted it yet")
+        return PendingReason(
+            pod=pod, what=reason, why=message, advice="Kueue has not admitted it yet"
+        )
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+\w)", message)))
     what = reason + (f" (insufficient {', '.join(lacking)})" if lacking else "")
-    return Trouble(pod=pod, what=what, why=message, advice=advice)
+    return PendingReason(pod=pod, what=what, why=message, advice=advice)
 
 
-def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Trouble | None:
+def _container_problem(pod: str, status: Object, events: Sequence[Object]) -> PendingReason | None:
     """`events`: about this pod, the newest first."""
     every = [
         *(status.get("initContainerStatuses") or ()),
@@ -149,7 +153,7 @@ def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Tr
         ended = lookup(container, ("state", "terminated"), {})
         before = lookup(container, ("lastState", "terminated"), {})
         if "OOMKilled" in (ended.get("reason"), before.get("reason")):
-            return Trouble(
+            return PendingReason(
                 pod=pod,
                 what="OOMKilled",
                 why="it exceeded its memory limit",
@@ -160,11 +164,11 @@ def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Tr
         if reason in WAITING:
             said = _image_said(pod, events) if "Pull" in reason else ""
             message = said or one_line(str(waiting.get("message", ""))) or _ended(before)
-            return Trouble(pod=pod, what=reason, why=message, advice=WAITING[reason])
+            return PendingReason(pod=pod, what=reason, why=message, advice=WAITING[reason])
         if reason in ("ContainerCreating", "PodInitializing"):
             return _mounting(pod, events)
         if ended.get("exitCode"):
-            return Trouble(pod=pod, what="Error", why=_ended(ended))
+            return PendingReason(pod=pod, what="Error", why=_ended(ended))
     return None
 
 
@@ -195,7 +199,7 @@ COMES_ON = ("Pulling", "Pulled", "Created", "Started")
 """Event reasons that show that volumes and network are ready."""
 
 
-def _mounting(pod: str, events: Sequence[Object]) -> Trouble | None:
+def _mounting(pod: str, events: Sequence[Object]) -> PendingReason | None:
     """An early failure that later succeeded does not block the pod."""
     failed = next((one for one in events if one.get("reason") in UNMADE), None)
     went_on = next((event_time(one) for one in events if one.get("reason") in COMES_ON), "")
@@ -203,12 +207,14 @@ def _mounting(pod: str, events: Sequence[Object]) -> Trouble | None:
         return None
     reason = str(failed["reason"])
     advice = "" if "Sandbox" in reason else "check cluster.kubernetes.runs and volumes"
-    return Trouble(pod=pod, what=reason, why=one_line(str(failed.get("message"))), advice=advice)
+    return PendingReason(
+        pod=pod, what=reason, why=one_line(str(failed.get("message"))), advice=advice
+    )
 
 
 def job_troubles(
     kind: JobKind, job: Object, events: Sequence[Object], *, whole: bool
-) -> Iterator[Trouble]:
+) -> Iterator[PendingReason]:
     """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
     for event in newest_first(events):
         reason, message = event.get("reason"), one_line(str(event.get("message", "")))
@@ -216,7 +222,7 @@ def job_troubles(
             continue
         if lookup(event, ("involvedObject", "kind")) == WORKLOAD:
             if reason in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
-                yield Trouble(what="Kueue", why=message)
+                yield PendingReason(what="Kueue", why=message)
         elif not whole and reason in ("FailedCreate", "FailedCreatePod"):
             yield creation_trouble(message)
 
@@ -242,30 +248,30 @@ def _concerns(event: Object, kind: JobKind, job: Object) -> bool:
     return called in (name, f"{name}-{NODE}-0")
 
 
-def creation_trouble(message: str) -> Trouble:
+def creation_trouble(message: str) -> PendingReason:
     """Why an operator could not create a pod, from its event."""
     if "exceeded quota" in message:
-        return Trouble(
+        return PendingReason(
             what="quota exceeded",
             why=message,
             advice="`kubectl describe resourcequota` shows what is used",
         )
     if "PodSecurity" in message:
-        return Trouble(
+        return PendingReason(
             what="admission refused",
             why=message,
             advice="the namespace's pod security level forbids it: use a namespace that allows"
             " it, or remove what it names (host_network, host paths)",
         )
     if "denied the request" in message or "is forbidden" in message:
-        return Trouble(what="admission refused", why=message)
-    return Trouble(what="cannot create pods", why=message)
+        return PendingReason(what="admission refused", why=message)
+    return PendingReason(what="cannot create pods", why=message)
 
 
 GRAVE = ("quota", "admission", "no pod", "ErrImage", "ImagePull", "InvalidImage", "Create", "Run")
 
 
-def gravity(trouble: Trouble) -> tuple[int, str]:
+def gravity(trouble: PendingReason) -> tuple[int, str]:
     """Problems that do not resolve by themselves sort first."""
     grave = trouble.what.startswith(GRAVE)
     return (0 if grave else 1, trouble.pod)

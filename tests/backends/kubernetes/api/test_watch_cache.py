@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
 from orchestrator.backends.kubernetes.api.client import Listed
-from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, Watching
+from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, ListWatch
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.leader.node_cache import FEW
 from orchestrator.backends.kubernetes.resources import NODES, Object, Resource
@@ -74,8 +74,8 @@ class Server:
         return self.nodes.get(name)
 
 
-def watching(server: Server) -> Watching:
-    return Watching(
+def watching(server: Server) -> ListWatch:
+    return ListWatch(
         api=server,  # type: ignore[arg-type]
         clock=TurnedClock(),
         resource=NODES,

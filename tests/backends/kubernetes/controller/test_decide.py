@@ -15,7 +15,11 @@ from orchestrator.backends.kubernetes.controller.decide import (
     Seen,
     decide,
 )
-from orchestrator.backends.kubernetes.controller.wishes import MOST_NODES, GangRestart, digest_of
+from orchestrator.backends.kubernetes.controller.pod_requests import (
+    MOST_NODES,
+    GangRestart,
+    digest_of,
+)
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,

@@ -16,7 +16,7 @@ from orchestrator.backends.kubernetes.observe.observe import (
     taken,
     with_notes,
 )
-from orchestrator.backends.kubernetes.observe.pending_reasons import pod_trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import pod_problem
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -188,7 +188,7 @@ TROUBLES = [
 def test_a_pod_in_trouble_says_which_and_what_to_do(
     given: dict[str, Any], what: str | None, words: str
 ) -> None:
-    found = pod_trouble(given)
+    found = pod_problem(given)
     assert (found.what if found else None) == what
     assert words in str(found or "")
 
@@ -198,14 +198,14 @@ def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
         event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
         event("run-1-worker-0", "Failed", 'Failed to pull image "x": manifest unknown'),
     ]
-    found = pod_trouble(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
+    found = pod_problem(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
     assert found is not None
     assert found.why == 'Failed to pull image "x": manifest unknown'
 
 
 def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() -> None:
     waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
-    found = pod_trouble(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
+    found = pod_problem(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
     assert found is not None
     assert found.what == "Unschedulable (insufficient memory, nvidia.com/gpu)"
     assert found.why.endswith("its previous pod was preempted: by team-b/x on node node-7")
@@ -213,17 +213,17 @@ def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() 
 
 def test_a_volume_that_cannot_be_mounted_is_named() -> None:
     events = [event("run-1-worker-0", "FailedMount", 'configmap "run-1-launch" not found')]
-    found = pod_trouble(pod(containerStatuses=waiting("ContainerCreating")), events)
+    found = pod_problem(pod(containerStatuses=waiting("ContainerCreating")), events)
     assert found is not None
     assert found.why == 'configmap "run-1-launch" not found'
-    assert pod_trouble(pod(containerStatuses=waiting("ContainerCreating"))) is None
+    assert pod_problem(pod(containerStatuses=waiting("ContainerCreating"))) is None
 
 
 def mounting(*events: dict[str, Any]) -> str:
     """Of a pod that is being made for some time."""
     given = pod(containerStatuses=waiting("ContainerCreating"))
     given["metadata"]["uid"] = "u2"
-    found = pod_trouble(given, events)
+    found = pod_problem(given, events)
     return found.what if found else ""
 
 
@@ -243,7 +243,7 @@ def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
     assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
     given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
     given["metadata"]["uid"] = "u2"
-    found = pod_trouble(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
+    found = pod_problem(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
     assert (found and found.why) == "Back-off"
 
 
@@ -567,6 +567,6 @@ def test_an_eviction_of_another_day_excuses_nobody() -> None:
 )
 def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
     ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
-    trouble = pod_trouble(pod(phase="Failed", containerStatuses=ended))
+    trouble = pod_problem(pod(phase="Failed", containerStatuses=ended))
     assert trouble is not None
     assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
     GangRestart,
     digest_of,
@@ -116,10 +116,10 @@ def _listed(notes: Notes, annotation: str) -> tuple[str, ...]:
     return tuple(filter(None, notes.get(annotation, "").split(",")))
 
 
-def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRestart) -> bool:
+def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: GangRestart) -> bool:
     """Whether a controller takes all pods away and sees to new ones. False: the caller has to.
 
-    That it lives is what its Lease says; that it does it is seen, and else the wish is withdrawn.
+    Its Lease shows that it is alive. If it does not act, the request is withdrawn.
     One that begins at the very moment of the withdrawal restarts the job all the same: then pods
     go twice, and nothing is lost.
     """
@@ -130,7 +130,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
     duration_s = lives_for(api, clock, job)
     if duration_s is None:
         return False
-    text = wish.text()
+    text = request.text()
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: text})
     deadline = clock.monotonic() + duration_s + PATIENCE_S
     while clock.monotonic() < deadline:

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
     MOST_PODS,
     MOST_TEXT,
     NODE,
     GangRestart,
-    NotAWish,
+    InvalidRequest,
     nodes_in,
     pods_in,
     restart_in,
@@ -26,8 +26,8 @@ UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
 
 
 def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
-    wish = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
-    assert restart_in(wish.text()) == wish
+    request = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
+    assert restart_in(request.text()) == request
     assert restart_in("{}") == GangRestart()
     assert nodes_in("") == ()
     assert nodes_in("node-7,ip-10-0-0-1.ec2") == ("node-7", "ip-10-0-0-1.ec2")
@@ -45,7 +45,7 @@ def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
 def test_pods_are_named_with_their_uids(kind: Kind, pod: str) -> None:
     assert pods_in(kind, "job", f"{pod}/{UID}") == ((pod, UID),)
     for other in (f"{pod}", f"{pod}/", f"{pod}/{UID}x", f"x{pod}/{UID}", f"{pod}-b/{UID}"):
-        with pytest.raises(NotAWish):
+        with pytest.raises(InvalidRequest):
             pods_in(kind, "job", other)
 
 
@@ -68,7 +68,7 @@ def test_pods_are_named_with_their_uids(kind: Kind, pod: str) -> None:
     ],
 )
 def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str) -> None:
-    with pytest.raises(NotAWish, match=words.replace("[", r"\[")) as raised:
+    with pytest.raises(InvalidRequest, match=words.replace("[", r"\[")) as raised:
         restart_in(text)
     assert len(str(raised.value)) < 250
     assert "\x1b" not in str(raised.value)
@@ -77,9 +77,9 @@ def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str
 def test_there_is_a_limit_to_all_of_it() -> None:
     nodes = [f"node{number}" for number in range(MOST_NODES + 1)]
     assert len(nodes_in(",".join(nodes[1:]))) == MOST_NODES
-    with pytest.raises(NotAWish, match=f"a job may avoid {MOST_NODES} at most"):
+    with pytest.raises(InvalidRequest, match=f"a job may avoid {MOST_NODES} at most"):
         nodes_in(",".join(nodes))
-    with pytest.raises(NotAWish, match="at most"):
+    with pytest.raises(InvalidRequest, match="at most"):
         pods_in("pytorchjob", "job", f"job-master-0/{UID}," * MOST_PODS)
 
 
