@@ -81,11 +81,11 @@ STATES = {
     "D": "waiting in the kernel",
     "Z": "dead, and not buried",
 }
-"""By Linux's letter, what is not usual."""
+"""Unusual process states, by Linux's letter."""
 
 
 def state_of(pid: int | None) -> str:
-    """Of a process, in words."""
+    """The state of a process, in words."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

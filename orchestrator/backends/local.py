@@ -1,4 +1,4 @@
-"""Hosts played by processes of this machine: one agent each, in a session of its own."""
+"""The local backend: each host is a process group of this machine with one agent."""
 
 import shlex
 import subprocess
@@ -21,12 +21,12 @@ from orchestrator.seams import Clock, Sighting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
-    """What starts one agent."""
+    """The command that starts one agent."""
 
     host: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
-    """Added to the environment of whoever submits."""
+    """Added to the submitter's environment."""
     log: Path
 
 
@@ -52,7 +52,7 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
     mine = gpus[node * devices : (node + 1) * devices]
     visible = ",".join(mine) if len(launch.hosts) * devices <= len(gpus) else ""
     # Loopback: a laptop's host name often resolves to nothing, or to an address that moves.
-    # And no other machine has to do with the job: gloo and NCCL listen there alone.
+    # No other machine takes part in the job, so gloo and NCCL listen only there.
     environ = {
         "CUDA_VISIBLE_DEVICES": visible,
         "GLOO_SOCKET_IFNAME": "lo",
@@ -95,7 +95,7 @@ class LocalBackend:
             for agent in render(launch, visible_gpus(self.environ)):
                 self._start(agent)
         except BackendError:
-            # Those that did start would wait for the others in vain.
+            # The started agents would wait forever for the missing ones.
             for process in self.started.values():
                 process.kill()
                 process.wait()
@@ -127,7 +127,7 @@ class LocalBackend:
         silent_s: float = 0.0,
     ) -> None:
         former = self.started.pop(host, None)
-        if former is not None:  # it may wait for the lock without holding it
+        if former is not None:  # it may be waiting for the lock
             former.kill()
             former.wait()
         end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)

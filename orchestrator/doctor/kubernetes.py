@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
 from orchestrator.backends.kubernetes.checks import permissions
 from orchestrator.backends.kubernetes.checks.kinds_available import kind_there
@@ -15,7 +15,7 @@ from orchestrator.backends.kubernetes.checks.launch_checks import (
 )
 from orchestrator.backends.kubernetes.checks.permissions import Right
 from orchestrator.backends.kubernetes.checks.queues import queue_there
-from orchestrator.backends.kubernetes.controller.asking import LEASE
+from orchestrator.backends.kubernetes.controller.controller_client import LEASE
 from orchestrator.backends.kubernetes.inventory import WITHOUT_NODES
 from orchestrator.backends.kubernetes.node_affinity import INSTALL
 from orchestrator.backends.kubernetes.pod_deletion import NAMED
@@ -47,7 +47,7 @@ class Job:
 
 
 def examine_kubernetes(
-    api: Asks, spec: KubernetesSpec, job: Job | None = None
+    api: ApiReader, spec: KubernetesSpec, job: Job | None = None
 ) -> tuple[Finding, ...]:
     """Every check; with a `job` also all that `submit` looks at before it makes anything."""
     try:
@@ -56,7 +56,7 @@ def examine_kubernetes(
         return (Finding(what="api server", verdict="stops", found=exc.message, fix=exc.fix),)
 
 
-def _examined(api: Asks, spec: KubernetesSpec, job: Job | None) -> Iterator[Finding]:
+def _examined(api: ApiReader, spec: KubernetesSpec, job: Job | None) -> Iterator[Finding]:
     version = str(api.read("/version").get("gitVersion", "of unknown version"))
     found = f"Kubernetes {version} at {api.server}, context {api.context}"
     yield Finding(what="api server", verdict="ok", found=found)
@@ -80,7 +80,7 @@ def _examined(api: Asks, spec: KubernetesSpec, job: Job | None) -> Iterator[Find
         yield Finding(what="api server warns", verdict="warns", found=text)
 
 
-def _rights(api: Asks, spec: KubernetesSpec, namespace: str) -> Iterator[Finding]:
+def _rights(api: ApiReader, spec: KubernetesSpec, namespace: str) -> Iterator[Finding]:
     wanted = permissions.needed(spec)
     missing = permissions.missing(api, wanted, namespace)
     if not missing:
@@ -97,7 +97,7 @@ def _rights(api: Asks, spec: KubernetesSpec, namespace: str) -> Iterator[Finding
         )
 
 
-def _cluster_rights(api: Asks, *, described: bool) -> Finding:
+def _cluster_rights(api: ApiReader, *, described: bool) -> Finding:
     """`described`: there is a plan, so the nodes need not be seen."""
     what = "cluster rights"
     wide = permissions.missing(api, (Right("list", NODES), Right("list", PODS)), None)
@@ -121,7 +121,7 @@ def _for(missing: Sequence[Right]) -> str:
     return ": `submit --resume` and --new are refused" if "again" in needs else ""
 
 
-def _controller(api: Asks, spec: KubernetesSpec, namespace: str) -> Finding:
+def _controller(api: ApiReader, spec: KubernetesSpec, namespace: str) -> Finding:
     """Jobs run without one; what they do not have then."""
     what = "controller"
     try:
@@ -147,12 +147,12 @@ def _controller(api: Asks, spec: KubernetesSpec, namespace: str) -> Finding:
     )
 
 
-def _account(api: Asks, namespace: str, name: str) -> Finding:
+def _account(api: ApiReader, namespace: str, name: str) -> Finding:
     what = "service account"
     try:
         item = api.get(ACCOUNTS, namespace, name)
     except Forbidden as exc:
-        found = f"{name}; whether it exists may not be asked ({exc.message})"
+        found = f"{name}; no right to check whether it exists ({exc.message})"
         return Finding(what=what, verdict="note", found=found)
     if item is not None:
         return Finding(what=what, verdict="ok", found=name)
@@ -161,7 +161,7 @@ def _account(api: Asks, namespace: str, name: str) -> Finding:
     return Finding(what=what, verdict="stops", found=found, fix=fix)
 
 
-def _devices(api: Asks, spec: KubernetesSpec) -> Finding:
+def _devices(api: ApiReader, spec: KubernetesSpec) -> Finding:
     try:
         nodes = [parse_node(item) for item in api.list(NODES, None).items]
     except Forbidden as exc:
@@ -180,5 +180,5 @@ def _devices(api: Asks, spec: KubernetesSpec) -> Finding:
         fix = f"set cluster.kubernetes.gpu_resource to one of {', '.join(known)}, or to null"
         if not known:
             fix = "install the device plugin (the GPU operator), or set gpu_resource to null"
-    fix += "; where nodes are made on demand, name a spec that says cluster.gpu"
+    fix += "; where nodes are created on demand, name a spec that says cluster.gpu"
     return Finding(what="nodes", verdict="warns", found=found, fix=fix)

@@ -44,8 +44,8 @@ SAY_S = 30.0
 OTHERS_END_S = 30.0
 """A kubelet may take as long to say that a pod has ended."""
 NOT_WHAT_RUNS = (
-    "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
-    " To run this: `ndctl cancel`, then `ndctl submit --resume`"
+    "the applied objects differ from launch %s in %s, which keeps running unchanged. To run the new"
+    " ones: `ndctl cancel`, then `ndctl submit --resume`"
 )
 
 
@@ -81,16 +81,16 @@ class Pod:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
-    of one pod, is the end of the job."""
+    """The exit code of the pod. Only intended codes are final: for the operator, one such code
+    from one pod ends the job."""
     log_to_stderr()
     try:
         return _run(environ)
     except (OSError, JobError) as exc:
-        log.critical("this pod cannot go on, another in its place may: %s", exc)
+        log.critical("this pod cannot continue, a replacement pod may: %s", exc)
     except Exception as exc:
         log.exception("this pod has a defect")
-        log.critical("this pod has a defect, another in its place is to try: %r", exc)
+        log.critical("this pod failed with a defect, a replacement pod will try: %r", exc)
     return exit_codes.LEADER_LOST
 
 
@@ -100,7 +100,7 @@ def _run(environ: Mapping[str, str]) -> int:
         pod = Pod.from_mapping(environ)
         handover = handover_from(read_folder(pod.folder))
     except (KeyError, ValueError, OSError, Invalid) as exc:
-        log.critical("this is no pod of a job of this ndctl: %s", exc)
+        log.critical("this pod does not belong to a job of this ndctl: %s", exc)
         return exit_codes.REFUSED
     run_dir = RunDir(Path(handover.launch.run_dir))
     token = environ.get(env.TOKEN)
@@ -143,10 +143,10 @@ def hear_late(is_leaving: Callable[[], bool], leave: Callable[[], object]) -> th
         try:
             leaving = is_leaving()
         except BackendError as exc:
-            log.info("whether this pod is to go already is not known: %s", exc)
+            log.info("cannot read whether this pod is being deleted: %s", exc)
             return
         if leaving:
-            log.warning("this pod was deleted before its process listened: it leaves")
+            log.warning("this pod was deleted before its process handled signals: leaving")
             leave()
 
     thread = threading.Thread(target=ask, name="hear-late", daemon=True)
@@ -166,22 +166,22 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[floa
     Args:
         see: called now and then with the seconds that were waited, to see to the leader's pod.
 
-    Raises JobError when a later one has come.
+    Raises JobError when a later launch exists.
     """
     (run, tail), waited = recall(run_dir), 0.0
     while True:
         try:
             for entry in tail.each():
                 run, _ = step(run, entry.event)
-        except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
-            log.warning("the journal cannot be read, trying again: %s", exc)
+        except (OSError, JobError) as exc:  # the leader reports a damaged journal
+            log.warning("failed to read the journal, retrying: %s", exc)
         known = run.job.launch.launch if run.job else 0
         if known == launch:
             return run
         if known > launch:
-            raise JobError(f"this pod is of launch {launch}, and launch {known} has come after it")
+            raise JobError(f"this pod is of launch {launch}, and launch {known} is newer")
         if waited % SAY_S == 0:
-            log.info("waiting for the leader's pod to begin launch %s", launch)
+            log.info("waiting for the leader's pod to start launch %s", launch)
             see(waited)
         clock.sleep(WAIT_S)
         waited += WAIT_S
@@ -199,7 +199,7 @@ def _see_to_the_leader(
     try:
         KubernetesBackend(environ, clock).revive_leader(handover.launch, silent_s=None)
     except BackendError as exc:
-        log.error("no other leader can be had yet, trying again: %s", exc)
+        log.error("failed to replace the leader, retrying: %s", exc)
 
 
 def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: bool) -> None:
@@ -212,14 +212,14 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: boo
     try:
         KubernetesBackend(environ, clock).own(handover.launch, runs)
     except BackendError as exc:
-        log.warning("the job does not own what was applied beside it: %s", exc.message)
+        log.warning("cannot set the job as the owner of its other objects: %s", exc.message)
 
 
 def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
-    """A pod that came again after the end, or objects that were deleted and applied once more."""
+    """A pod restarted after the end, or objects that were deleted and applied again."""
     launch = handover.launch
     log.warning(
-        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
+        "nothing to run: launch %s of job %s has ended in %s, %s: %s. To resume from its newest"
         " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
         *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
     )
@@ -249,8 +249,10 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
     with Echo(run_dir, pod.host, sys.stdout):
         try:
             code = agent(argv, rest)
-        except BackendError as exc:  # a right that is missing now is missing in the next pod, too
-            log.critical("the leader cannot begin: %s", exc)
+        except (
+            BackendError
+        ) as exc:  # a right that is missing now will be missing in the next pod too
+            log.critical("the leader cannot start: %s", exc)
             return exit_codes.REFUSED
     if pod.leads:
         _tell_journal(run_dir)
@@ -258,7 +260,7 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
     if pod.leads and code in (exit_codes.OK, exit_codes.FAILED):
         clock = SystemClock()
         await_others(partial(_others_run, handover, environ, clock), clock)
-    log.info("leaving with %s", code)
+    log.info("leaving with exit code %s", code)
     return code
 
 
@@ -270,7 +272,7 @@ def await_others(others_run: Callable[[], int], clock: Clock) -> None:
         try:
             left = others_run()
         except BackendError as exc:
-            log.info("whether other pods still run is not known: %s", exc)
+            log.info("cannot read whether other pods still run: %s", exc)
             return
         if not left:
             return
@@ -289,7 +291,7 @@ def _others_run(handover: Handover, environ: Mapping[str, str], clock: Clock) ->
 def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
     """An agent that fails is no job that has FAILED: that is the journal's to say."""
     if code == exit_codes.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
-        log.critical("this pod's agent failed, another in its place is to try")
+        log.critical("this pod's agent failed, a replacement pod will try")
         return exit_codes.LEADER_LOST
     return code
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def main(environ: Mapping[str, str]) -> int:
-    signal.signal(signal.SIGTERM, _leave)  # until the agent listens for it
+    signal.signal(signal.SIGTERM, _leave)  # until the agent handles it
     from orchestrator.backends.entry.pod_agent import run
 
     return run(environ)

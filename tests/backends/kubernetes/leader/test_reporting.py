@@ -275,7 +275,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again_later(
     assert len(tries) == 4, "not before its time"
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1
-    assert "training goes on without: job-pods may not create events" in said[0]
+    assert "training continues: job-pods may not create events" in said[0]
     assert "fix: ask for it" in said[0]
 
 
