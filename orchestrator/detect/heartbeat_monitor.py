@@ -22,6 +22,7 @@ from orchestrator.contract.messages.events import (
     HangOver,
     Health,
     HealthChanged,
+    Notice,
     Span,
     StepReached,
 )
@@ -202,7 +203,11 @@ class Watch:
         """The next step is recorded at once."""
         self.recorded = float("-inf")
 
-    def health_changes(self, now: float) -> tuple[HealthChanged, ...]:
+    def changes(self, now: float) -> tuple[Notice, ...]:
+        """What a person wants to see and no decision depends on, since this was last asked."""
+        return self._health_changes(now)
+
+    def _health_changes(self, now: float) -> tuple[HealthChanged, ...]:
         """Ranks whose health has another name than when last asked, by that name."""
         changed: dict[Health, dict[int, float]] = {}
         step_s = self.step_s

@@ -525,14 +525,17 @@ AgentEvent = RankEvent | HostStopped | HostLeaving
 """Events that an agent reports as they are. `EvidenceGathered` and `AgentRegistered` travel within
 a message that has more than the event."""
 
+Notice = CheckpointFailed | HealthChanged
+"""Events that no decision depends on: `step` leaves the job as it is."""
+
 Event = (
     JobSubmitted
     | LeaderStarted
     | AgentRegistered
     | AgentLost
     | AgentEvent
+    | Notice
     | StepReached
-    | HealthChanged
     | StragglerFound
     | StragglerGone
     | HangDetected
