@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
+    CheckpointSlow,
     HangDetected,
     HangOver,
     Health,
@@ -268,6 +269,29 @@ def test_ranks_of_another_world_are_not_counted() -> None:
     seen = trained(1.0)
     assert seen.observe([digest(99, 11)], 11.0) is None
     assert seen.step == 10
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_that_takes_much_longer_than_those_before_it_is_slow() -> None:
+    seen, now, told = trained(1.0), 10.0, []
+    for step, took_s in ((11, 4.0), (12, 5.0), (13, 4.0), (14, 9.0), (15, 20.0)):
+        seen.observe([digest(0, step, phase="checkpoint", still_s=0.5)], now + 0.5)
+        now += took_s
+        seen.observe([digest(0, step, still_s=0.25)], now + 0.25)
+        told += [one for one in seen.changes(now) if isinstance(one, CheckpointSlow)]
+        now += 1.0
+    assert told == [CheckpointSlow(attempt=1, step=15, took_s=20.0, usual_s=4.5)]
+
+
+def test_a_save_is_not_called_slow_before_a_few_are_known() -> None:
+    seen, now = trained(1.0), 10.0
+    for step, took_s in ((11, 1.0), (12, 60.0)):
+        seen.observe([digest(0, step, phase="checkpoint")], now)
+        now += took_s
+        seen.observe([digest(0, step)], now)
+    assert not any(isinstance(one, CheckpointSlow) for one in seen.changes(now))
 
 
 # Progress
