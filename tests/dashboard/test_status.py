@@ -30,6 +30,7 @@ from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
+    CheckpointSlow,
     Event,
     EvidenceGathered,
     HangJudged,
@@ -670,6 +671,7 @@ def all_events() -> list[Event]:
         CheckpointIntervalChanged(
             at=START, attempt=1, step=40, old=20, new=35, why="a save costs 2.1 s"
         ),
+        CheckpointSlow(at=START, attempt=1, step=40, took_s=42.0, usual_s=8.0),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),
         killed(START),
