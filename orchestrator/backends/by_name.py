@@ -1,4 +1,4 @@
-"""The backend that a launch names."""
+"""Create a backend by its name."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from orchestrator.seams import Backend, Clock, Shell
 
 HERE = "slurm-here"
-"""Of a job in an allocation of Slurm that was there before it."""
+"""Backend of a job in an existing Slurm allocation."""
 
 
 def backend_named(
@@ -32,4 +32,4 @@ def backend_named(
         return KubernetesBackend(environ, clock)
     from orchestrator.errors import BackendError
 
-    raise BackendError(f"backend {name!r} is not known", fix="use local, slurm or kubernetes")
+    raise BackendError(f"unknown backend {name!r}", fix="use local, slurm or kubernetes")

@@ -229,7 +229,7 @@ def without_slurm(node: Node, job: FakeJob) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (no_batch, "Slurm job 1 is an allocation of yours and no batch job"),
+        (no_batch, "Slurm job 1 is not a batch job"),
         (without_slurm, "this is the batch script of a Slurm job, and runs in none"),
         (lambda node, job: {"SLURM_JOB_NUM_NODES": "1"}, "1 of the 2 nodes that the plan is for"),
     ],

@@ -116,4 +116,4 @@ def test_ranks_that_do_not_end_are_told(run_dir: RunDir, capfd: pytest.CaptureFi
     os.close(fd)
     assert code == exit_codes.FAILED
     said = capfd.readouterr().err
-    assert said.startswith("node1 cannot be cleared: processes of this job's ranks still run")
+    assert said.startswith("node1 cannot be cleared: rank processes of this job are still running")

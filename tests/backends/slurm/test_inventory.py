@@ -133,8 +133,7 @@ def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
     found = hosts_for(asked(shell), TABLE, cluster(8, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
     assert found.notes == (
-        "6 of the 8 hosts are free now: planned for hosts that are busy as well, so the job waits"
-        " in the queue",
+        "only 6 of 8 hosts are free; the plan includes busy hosts, so the job waits in the queue",
     )
     found = hosts_for(asked(shell), TABLE, cluster(9, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
@@ -167,8 +166,8 @@ def test_nodes_that_slurm_does_not_have_are_called_unknown_all_at_once() -> None
     with pytest.raises(SpecError) as caught:
         hosts_for(asked(SaidBefore()), TABLE, wish)
     assert caught.value.message.splitlines() == [
-        "cluster.slurm.nodelist: ghost7 is unknown: Slurm has no such node",
-        "cluster.slurm.exclude: phantom[1-2] is unknown: Slurm has no such node",
+        "cluster.slurm.nodelist: unknown node ghost7",
+        "cluster.slurm.exclude: unknown node phantom[1-2]",
     ]
     assert "sinfo -N" in caught.value.fix
 
