@@ -134,7 +134,7 @@ def test_a_pod_that_is_made_anew_goes_on_with_the_run_as_it_began(
     (folder / "spec.yaml").write_text("name: job\ntrain: {lr: 2}\n")
     assert run(leads) == exit_codes.OK
     assert owned == [True, False]
-    assert caplog.text.count("what was applied is not what runs: launch 1 in") == 1
+    assert caplog.text.count("the applied objects differ from the running launch 1 in") == 1
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])

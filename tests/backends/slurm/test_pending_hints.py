@@ -47,6 +47,6 @@ def test_a_reason_without_advice_has_none() -> None:
 
 def test_a_job_that_waits_is_said_with_what_to_do() -> None:
     waits = SlurmJob(id="7", state="PENDING", reason="JobHeldUser")
-    said = "Slurm job 7 is PENDING (JobHeldUser): the job is held; release it with `scontrol release 7`"
-    assert standing_words(waits) == said
+    hint = "the job is held; release it with `scontrol release 7`"
+    assert standing_words(waits) == f"Slurm job 7 is PENDING (JobHeldUser): {hint}"
     assert standing_words(SlurmJob(id="7", state="RUNNING")) == "Slurm job 7 is RUNNING"
