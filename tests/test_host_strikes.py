@@ -441,14 +441,14 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
         "burnt connector",
     )
     code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
-    assert said.startswith("node9 of tb is always used")
+    assert said.startswith("pinned node9 of tb: always used")
     assert ndctl("hosts", *root, "unpin", "node9") == (0, "unpinned node9 in tb\n")
     code, said = ndctl("hosts", *root, "unpin", "node9")
     assert code == 1
     assert "node9 is not pinned" in said
     code, said = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
     assert code == 1
-    assert "only names" in said
+    assert "not real hosts" in said
 
 
 def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
     """Both are launch 1 and read the same ConfigMap: else two would lead by turns."""
     environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
     assert run(environ) == exit_codes.FAILED
-    assert "this pod is of a jobset, and launch 1 in" in caplog.text
-    assert "is of a pytorchjob of the same name" in caplog.text
+    assert "this pod belongs to a jobset, but launch 1 in" in caplog.text
+    assert "to a pytorchjob of the same name" in caplog.text
 
 
 @pytest.mark.parametrize(

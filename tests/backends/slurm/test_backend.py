@@ -473,7 +473,7 @@ def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Pa
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes["node2"] = "DOWN*"
-    with pytest.raises(BackendError, match=r"node2 is DOWN\+NOT_RESPONDING: bad fan"):
+    with pytest.raises(BackendError, match=r"node2 as DOWN\+NOT_RESPONDING: bad fan"):
         backend.replace(launch, "node2")
     job.nodes = "node1"
     with pytest.raises(BackendError, match="node2 is no longer in Slurm job 1"):

@@ -74,8 +74,8 @@ def starter(mine: Allocated) -> Iterator[None]:
 
 
 def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
-    assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` runs"
-    held = Sighting("step 7.4 of `ndctl submit --here` runs", held=True)
+    assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` is running"
+    held = Sighting("step 7.4 of `ndctl submit --here` is running", held=True)
     assert mine.backend.glance([mine.launch]) == [held]
     mine.slurm.steps = {}
     assert mine.backend.standing(mine.launch) is None
@@ -162,7 +162,7 @@ def test_without_a_starter_the_job_ends(mine: Allocated) -> None:
         ("RUNNING", "node[1-3]", 3600.0, ("node3",), (), ""),
         ("RUNNING", "node[1-3]", 90.0, (), (), "its allocation, Slurm job 7, ends at 20"),
         ("COMPLETING", "", None, (), (), "its allocation, Slurm job 7, is over: COMPLETING"),
-        ("RUNNING", "node[1-3]", None, ("node3",), ("node1",), "has 1 of the 2 nodes"),
+        ("RUNNING", "node[1-3]", None, ("node3",), ("node1",), "has only 1 of 2 needed nodes"),
         ("RUNNING", "node1", None, (), (), "has only 1 of 2 needed nodes left"),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(BackendError) as caught:
         read_cluster(asked(SaidBefore()), "h100,gpu")
     assert caught.value.message == "Slurm has no partition gpu"
-    assert caught.value.fix == "there are h100, a100, cpu"
+    assert caught.value.fix == "partitions: h100, a100, cpu"
 
 
 def test_a_partition_with_a_topology_of_its_own_is_asked_for_that() -> None:
@@ -144,7 +144,7 @@ def test_gpus_that_nobody_knows_are_asked_for() -> None:
     shell = SaidBefore(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
         hosts_for(asked(shell), TABLE, cluster(2))
-    assert "Slurm calls those of n01 gpu:mi300x (features: ib)" in caught.value.message
+    assert "Slurm reports gpu:mi300x (features: ib) for n01" in caught.value.message
     assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
 
 

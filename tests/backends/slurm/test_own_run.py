@@ -166,7 +166,7 @@ def test_a_host_on_which_nothing_starts_is_said_with_sruns_errors_alone(tmp_path
     with pytest.raises(BackendError) as failed:
         backend.clear_host(launch, "node1")
     assert failed.value.message == (
-        "node1 could not be cleared: srun: error: Task launch failed: Communication failure"
+        "failed to clear node1: srun: error: Task launch failed: Communication failure"
     )
 
 
