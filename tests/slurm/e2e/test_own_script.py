@@ -74,7 +74,8 @@ def test_a_script_of_the_users_own_outlives_a_lost_node(own: Job, tmp_path: Path
     second, output = submitted(own, path)
     wait_for(lambda: shown(own.slurm, second)["JobState"] == "COMPLETED", "the refusal", 120)
     told = output.read_text()
-    assert told.count(f"error: job {NAME} already exists in {own.run_dir} and ended SUCCEEDED") == 1, told
+    refused = f"error: job {NAME} already exists in {own.run_dir} and ended SUCCEEDED"
+    assert told.count(refused) == 1, told
     assert "--resume continues from its newest checkpoint" in told
     path = script(own, tmp_path / "scripts", "", "--resume", "--set=train.steps=40")
     third, output = submitted(own, path)
