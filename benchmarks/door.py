@@ -23,9 +23,10 @@ from benchmarks.timing import machine
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged
 from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
+from orchestrator.contract.messages.events import AgentRegistered
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.leader.agent_sessions import report_in
-from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.leader_server import LeaderServer
 from orchestrator.posix.fd_limit import allow_files
 
 AGENTS = 2_048
@@ -36,15 +37,8 @@ Lines = list[web.WebSocketResponse]
 
 
 def register(host: str) -> Register:
-    return Register(
-        host=host,
-        address="127.0.0.1",
-        devices=8,
-        pid=1,
-        incarnation=host,
-        launch=1,
-        sent_at=0.0,
-    )
+    agent = AgentRegistered(host=host, address="127.0.0.1", devices=8, pid=1, incarnation=host)
+    return Register(agent=agent, launch=1, sent_at=0.0)
 
 
 # A helper: many agents in one process
@@ -125,7 +119,7 @@ async def measure(agents: int, tls: bool) -> None:
             async def listen(_: Register, ws: web.WebSocketResponse) -> None:
                 await serve(ws, admitted)
 
-            reception = Reception(secret_from(secret.read_text()), 1, listen, print)
+            reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print)
             port = await reception.open("127.0.0.1", 0, Path(folder))
             url = f"https://127.0.0.1:{port}{AGENT_PATH}"
         else:

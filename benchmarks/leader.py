@@ -18,11 +18,11 @@ from benchmarks.timing import machine
 from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.messages.actions import Action, GatherEvidence, StartAttempt
 from orchestrator.contract.messages.agent_protocol import Digest, RankDigest, StepTimes
-from orchestrator.contract.messages.events import Event, HostStopped, Tick
+from orchestrator.contract.messages.events import Event, HostStopped, Tick, stamped
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.leader.event_queue import Deciding
-from orchestrator.leader.monitor import Lookout
+from orchestrator.leader.event_queue import EventQueue
+from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
 from tests.job.supervise_stage import Job, exited, host
 
@@ -59,15 +59,15 @@ def standstill(supervisor: Supervisor, ranks: int, at: float) -> list[Event]:
     """What the detectors make of it, up to the look that finds the hang."""
     job = supervisor.run.job
     assert job is not None
-    lookout = Lookout(job)
+    lookout = Monitor(job)
     lookout.begin(1, supervisor.run, at)
     events: list[Event] = []
     now = at
     while lookout.hang is None:
         if (now - at) % 1 == 0:
             for digest in digests(ranks, now - at):
-                events += lookout.hear(digest, now, now)
-        events += lookout.look(supervisor.run, lambda: True, now, now)
+                events += (stamped(event, now) for event in lookout.hear(digest, now))
+        events += (stamped(event, now) for event in lookout.look(lambda: True, now))
         events.append(Tick(at=now))
         now += LOOK_S
     return events
@@ -107,7 +107,7 @@ async def measure(ranks: int, folder: Path, what: str, kind: type[Action]) -> No
         else:
             events = standstill(supervisor, ranks, job.at)
         lines, size = journal.seq, path.stat().st_size
-        deciding = Deciding(supervisor, perform)
+        deciding = EventQueue(supervisor, perform)
         for event in events:
             deciding.happened(event)
         begun, cpu = time.perf_counter(), time.process_time()

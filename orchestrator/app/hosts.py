@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.app.cancel_job import user
-from orchestrator.app.schedulers import backend_of
+from orchestrator.app.schedulers import scheduler_of
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
 
@@ -88,7 +88,7 @@ def unknown_node_warning(host: str, cluster: str, environ: Mapping[str, str], cl
     """A warning about a host that Slurm does not know; empty if this is not that Slurm cluster."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         return ""
-    backend = backend_of("slurm", environ, clock)
+    backend = scheduler_of("slurm", environ, clock)
     with contextlib.suppress(BackendError):
         if backend.cluster() == cluster and not backend.known([host]):
             return f"; warning: Slurm has no node {host}, so the pin has no effect; check the name"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -18,16 +18,17 @@ as long as this host is left to us."""
 
 @dataclass(slots=True)
 class Asking:
-    backend_named: Callable[[str], Backend]
+    backend_named: Callable[[str], AllocationBackend]
     clock: Clock
     refused_at: float | None = None
 
     def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
         """Ask once, for a next run without these hosts; whether there is no more to be done."""
         assert run.job is not None
-        launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        launch, granted = run.job.launch, self.backend_named(run.job.backend).granted
+        assert granted is not None, "only agents of a granted allocation ask"
         try:
-            backend.requeue(launch, without)
+            granted.requeue(launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
         except BackendError as exc:

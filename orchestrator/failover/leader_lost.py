@@ -47,7 +47,7 @@ from orchestrator.job.hosts.host_pool import hosts_given
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 if TYPE_CHECKING:
     from orchestrator.agent.agent import Agent
@@ -88,7 +88,7 @@ class Leaderless:
     run_dir: RunDir
     term: Term
     host: str
-    backend_named: Callable[[str], Backend]
+    backend_named: Callable[[str], AllocationBackend]
     clock: Clock
     is_alone: Callable[[], bool] = lambda: True
     """Whether no leader is heard still."""
@@ -207,15 +207,18 @@ class Leaderless:
         """Do what is to be done; None: it has to be tried again."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        granted, fixed_hosts = backend.granted, backend.fixed_hosts
+        assert granted is not None
+        assert fixed_hosts is not None, "elsewhere the cluster replaces a lost leader"
         try:
-            own = backend.own_run(launch, hosts_given(run))
+            own = granted.own_run(launch, hosts_given(run))
         except BackendError as exc:
             return "leave" if self.asking.is_hopeless(launch.job, exc) else None
         found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
         found = remedy(run, self.term, self.host, own, self.clock.now())
         if isinstance(found, ClearHost):
             try:
-                found = TakeOver(backend.clear_host(launch, found.host))
+                found = TakeOver(fixed_hosts.clear_host(launch, found.host))
             except BackendError as exc:
                 found = after_failed_clearing(run, own, exc.message, self._tried_s())
         match found:
@@ -256,7 +259,7 @@ class Leaderless:
 
 
 async def see_to_the_leader(
-    agent: "Agent", turn: int, backend_named: Callable[[str], Backend]
+    agent: "Agent", turn: int, backend_named: Callable[[str], AllocationBackend]
 ) -> None:
     """While no leader is heard, ask now and then for another agent in the place of the last one.
 
@@ -278,11 +281,9 @@ async def see_to_the_leader(
             continue
         if run.job is None or run.ending is not None:
             continue
-        revive = partial(
-            backend_named(run.job.backend).revive_leader,
-            run.job.launch,
-            silent_s=agent.silent_for(),
-        )
+        successors = backend_named(run.job.backend).successors
+        assert successors is not None, "only agents of pods wait for another leader"
+        revive = partial(successors.revive_leader, run.job.launch, silent_s=agent.silent_for())
         try:
             await asyncio.to_thread(revive)
         except BackendError as exc:

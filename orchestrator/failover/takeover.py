@@ -13,7 +13,7 @@ from orchestrator.agent.agent import WARNINGS, Agent
 from orchestrator.contract.files import exit_codes
 from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
 
 
 async def follow(
-    agent: Agent, backend_named: Callable[[str], Backend], clock: Clock, lead: Lead
+    agent: Agent, backend_named: Callable[[str], AllocationBackend], clock: Clock, lead: Lead
 ) -> int:
     """Run an agent that outlives its leaders; the exit code."""
     following = asyncio.create_task(agent.run())
@@ -62,7 +62,9 @@ async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
     return following.done() or agent.exit_code is not None
 
 
-def _settle(agent: Agent, backend_named: Callable[[str], Backend], clock: Clock) -> Outcome:
+def _settle(
+    agent: Agent, backend_named: Callable[[str], AllocationBackend], clock: Clock
+) -> Outcome:
     place = agent.config.place
     leaderless = Leaderless(
         place.run_dir,

@@ -24,7 +24,7 @@ RECONNECT_S = 2.0
 
 
 @dataclass(slots=True)
-class Connection:
+class AgentSession:
     """One agent as the leader sees it; outlives a broken WebSocket."""
 
     host: str
@@ -46,30 +46,31 @@ class Silence:
     silent_s: float
 
 
-class Connections:
+class AgentSessions:
     def __init__(self, launch: int, agent_timeout: float, clock: Clock) -> None:
         self.launch = launch
         self.agent_timeout = agent_timeout
         self.clock = clock
-        self.by_host: dict[str, Connection] = {}
+        self.by_host: dict[str, AgentSession] = {}
         self.begun = clock.monotonic()
         self.last_heard: dict[str, float] = {}
         """Of hosts whose agents were dropped."""
         self.still_s: float | None = None
         """Said with each pulse: agents tell at once of ranks that stand still for so long."""
 
-    def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[Connection, bool]:
+    def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[AgentSession, bool]:
         """The connection of an agent, and whether the agent is a new one."""
-        known = self.by_host.get(register.host)
+        agent = register.agent
+        known = self.by_host.get(agent.host)
         now = self.clock.monotonic()
-        same = known is not None and known.incarnation == register.incarnation
+        same = known is not None and known.incarnation == agent.incarnation
         if known is not None and same and not known.awaited:
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
             for order in known.said:
                 known.orders.put_nowait(order)
             return known, False
-        connection = Connection(register.host, register.incarnation, ws=ws, heard=now)
-        self.by_host[register.host] = connection
+        connection = AgentSession(agent.host, agent.incarnation, ws=ws, heard=now)
+        self.by_host[agent.host] = connection
         return connection, True
 
     def await_agents(self, incarnations: Mapping[str, str]) -> None:
@@ -77,7 +78,7 @@ class Connections:
         time that any agent may be silent, is lost. They are there, and look for it."""
         now = self.clock.monotonic()
         for host, incarnation in incarnations.items():
-            self.by_host[host] = Connection(host, incarnation, ws=None, heard=now, awaited=True)
+            self.by_host[host] = AgentSession(host, incarnation, ws=None, heard=now, awaited=True)
 
     def order(self, host: str, order: Order) -> None:
         """Say `order` to the agent of `host`; without one, nobody hears it."""
@@ -89,7 +90,7 @@ class Connections:
         connection.said.append(order)
         connection.orders.put_nowait(order)
 
-    async def speak(self, connection: Connection, ws: web.WebSocketResponse) -> None:
+    async def speak(self, connection: AgentSession, ws: web.WebSocketResponse) -> None:
         """Send orders as they come, and a pulse when there are none, until `ws` breaks."""
         orders = connection.orders  # a later `ws` of the same agent has a queue of its own
         with contextlib.suppress(ConnectionError):
@@ -99,7 +100,7 @@ class Connections:
                     order = await asyncio.wait_for(orders.get(), PULSE_S)
                 await ws.send_str(wire.encode(order).decode())
 
-    def knows(self, connection: Connection, ws: web.WebSocketResponse) -> bool:
+    def knows(self, connection: AgentSession, ws: web.WebSocketResponse) -> bool:
         """Whether `ws` is still the line to that agent, and the agent not given up."""
         return self.by_host.get(connection.host) is connection and connection.ws is ws
 

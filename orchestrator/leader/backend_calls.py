@@ -16,6 +16,7 @@ from orchestrator.contract.messages.actions import CheckHosts, ReplaceAgent, Rep
 from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric, Leave, Register
 from orchestrator.contract.messages.events import (
     AgentLost,
+    AgentRegistered,
     Event,
     HostsChecked,
     HostUnavailable,
@@ -42,9 +43,9 @@ from orchestrator.job.hosts.scheduler_notices import (
 )
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.state import Run
-from orchestrator.leader.agent_sessions import Connections
+from orchestrator.leader.agent_sessions import AgentSessions
 from orchestrator.posix.fd_limit import files_needed, judge_files
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler
 
 log = logging.getLogger(__name__)
 
@@ -76,14 +77,14 @@ class Planners:
     less: Refitter
 
 
-class Errands:
+class BackendCalls:
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
         *,
         job: JobSubmitted,
         run: Callable[[], Run],
-        connections: Connections,
-        backend: Backend,
+        sessions: AgentSessions,
+        backend: AllocationBackend,
         planners: Planners,
         clock: Clock,
         happened: Callable[[Event], None],
@@ -94,7 +95,7 @@ class Errands:
     ) -> None:
         self.job = job
         self.run = run
-        self.connections = connections
+        self.sessions = sessions
         self.backend = backend
         self.replanner, self.refitter = planners.fewer, planners.less
         self.clock = clock
@@ -109,6 +110,12 @@ class Errands:
         self.names_resolve = names_resolve
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
+
+    @property
+    def granted(self) -> GrantingScheduler:
+        """Only for jobs with an allocation."""
+        assert self.backend.granted is not None
+        return self.backend.granted
 
     async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
         """Agents fell silent; with `hosts`, which are all that the job has, all others did at once.
@@ -125,7 +132,7 @@ class Errands:
         silent_s = {event.host: event.silent_s for event in lost}
         taken = await self._taken(silent_s) if has_successors(self.run()) else {}
         for event in lost:
-            if event.host not in self.connections.by_host:
+            if event.host not in self.sessions.by_host:
                 known = taken.get(event.host, "")
                 self.happened(replace(event, taken=known, cut_off_s=cut_off_s))
 
@@ -139,7 +146,8 @@ class Errands:
 
     async def _taken(self, silent_s: Mapping[str, float]) -> Mapping[str, str]:
         """Did the scheduler take them without a warning? Not known is as good as no."""
-        asking = asyncio.to_thread(self.backend.taken, self.job.launch, silent_s)
+        assert self.backend.successors is not None
+        asking = asyncio.to_thread(self.backend.successors.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)
         except (BackendError, TimeoutError) as exc:
@@ -155,9 +163,12 @@ class Errands:
         answers, agents that live are about to be heard again as well.
         """
         begun, cut_off_s = self.clock.monotonic(), 0.0
+        granted = self.backend.granted
+        if granted is None:
+            return cut_off_s  # all agents run on this machine: nothing can be cut off
         while (waited_s := self.clock.monotonic() - begun) < CUT_OFF_S:
             try:
-                own = await asyncio.to_thread(self.backend.own_run, self.job.launch, hosts)
+                own = await asyncio.to_thread(granted.own_run, self.job.launch, hosts)
             except Unanswered as exc:
                 log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
                 cut_off_s = waited_s + CUT_OFF_POLL_S
@@ -181,14 +192,15 @@ class Errands:
         """Until the agents of these hosts are heard again, or for as long as that may take."""
         until = self.clock.monotonic() + self.job.launch.agent_timeout + LISTEN_S
         log.warning("the scheduler is heard again: listening to %s", ", ".join(hosts))
-        while self.clock.monotonic() < until and {*hosts} - {*self.connections.by_host}:
+        while self.clock.monotonic() < until and {*hosts} - {*self.sessions.by_host}:
             await asyncio.sleep(CHECK_POLL_S)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
-        skew = clock_skew(register.host, register.sent_at, self.clock.now())
-        name = await self._look_up(register) if self.names_resolve else None
-        files = self._own_files() if register.host == self.host else None
+        agent = register.agent
+        skew = clock_skew(agent.host, register.sent_at, self.clock.now())
+        name = await self._look_up(agent) if self.names_resolve else None
+        files = self._own_files() if agent.host == self.host else None
         return tuple(finding for finding in (skew, name, files) if finding is not None)
 
     def _own_files(self) -> Finding | None:
@@ -198,11 +210,11 @@ class Errands:
         found = judge_files(files_needed(hosts, hosts * launch.devices_per_host))
         return found if found.verdict == "warns" else None
 
-    async def _look_up(self, register: Register) -> Finding | None:
+    async def _look_up(self, agent: AgentRegistered) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
-        return await looked_up(register.host, register.address, "the leader's host", patience_s)
+        return await looked_up(agent.host, agent.address, "the leader's host", patience_s)
 
-    async def run_errand(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
+    async def call(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:
             case ReplaceAgent():
                 await self._replace_agent(action)
@@ -214,7 +226,7 @@ class Errands:
     async def ask_why(self, signal_name: str) -> None:
         cause: Cause
         try:
-            cause = await asyncio.to_thread(self.backend.why_ending, self.job.launch)
+            cause = await asyncio.to_thread(self.granted.why_ending, self.job.launch)
         except BackendError as exc:
             log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
             cause = "unknown"
@@ -229,13 +241,13 @@ class Errands:
         this run, and may kill the leader before the ranks have written their checkpoint. What the
         next run does without is said when they have."""
         try:
-            await asyncio.to_thread(self.backend.requeue, self.job.launch, ())
+            await asyncio.to_thread(self.granted.requeue, self.job.launch, ())
         except BackendError as exc:
             log.error("the job is not queued again yet: %s", exc)
 
     async def _in_the_schedulers_words(self) -> str | None:
         with contextlib.suppress(BackendError):
-            return await asyncio.to_thread(self.backend.standing, self.job.launch)
+            return await asyncio.to_thread(self.granted.standing, self.job.launch)
         return None
 
     async def hear_notices(self) -> None:
@@ -245,7 +257,7 @@ class Errands:
             await self._next_question()
             hosts = asked_about(self.run())
             try:
-                found = await asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
+                found = await asyncio.to_thread(self.granted.notices, self.job.launch, hosts)
             except BackendError as exc:
                 log.warning("the scheduler does not answer: %s", exc)
                 continue
@@ -256,10 +268,11 @@ class Errands:
 
     async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:
         """Which of the hosts that no agent has come from cannot have one."""
-        if not hosts:
+        fixed_hosts = self.backend.fixed_hosts
+        if not hosts or fixed_hosts is None:
             return
         try:
-            found = await asyncio.to_thread(self.backend.unbegun, self.job.launch, hosts)
+            found = await asyncio.to_thread(fixed_hosts.unbegun, self.job.launch, hosts)
         except BackendError as exc:
             log.warning("whether agents can begin on %s is not known: %s", ", ".join(hosts), exc)
             return
@@ -281,7 +294,7 @@ class Errands:
         if action.host == self.host and not action.elsewhere:
             return
         try:
-            silent_s = self.connections.silent_for(action.host)
+            silent_s = self.sessions.silent_for(action.host)
             await asyncio.to_thread(
                 partial(
                     self.backend.replace,
@@ -295,10 +308,10 @@ class Errands:
         except (Unanswered, Ended) as exc:
             log.error("whether %s can have a new agent is not known: %s", action.host, exc)
         except BackendError as exc:
-            if isinstance(exc, MustLeave) and action.host in self.connections.by_host:
+            if isinstance(exc, MustLeave) and action.host in self.sessions.by_host:
                 # It ends by itself, with the code for which the scheduler starts another one.
                 log.warning("%s: so it is told to leave (%s)", exc.message, action.reason)
-                self.connections.order(action.host, Leave(reason=action.reason, again=True))
+                self.sessions.order(action.host, Leave(reason=action.reason, again=True))
                 return
             log.error("no new agent for %s: %s", action.host, exc)
             why = f"no agent can be had there: {exc.message}"
@@ -320,7 +333,7 @@ class Errands:
                 master_port=port,
                 timeout_s=action.timeout_s,
             )
-            self.connections.order(host, order)
+            self.sessions.order(host, order)
         deadline = self.clock.monotonic() + action.timeout_s + CHECK_SLACK_S
         reports: dict[str, Checked] = {}
         while len(reports) < len(hosts) and self.clock.monotonic() < deadline:
@@ -374,7 +387,7 @@ class Errands:
     async def requeue(self, action: Requeue) -> bool:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
         where it never will, which is told."""
-        requeued = partial(self.backend.requeue, again=action.again, whole=action.whole)
+        requeued = partial(self.granted.requeue, again=action.again, whole=action.whole)
         refused_at: float | None = None
         while True:
             try:
@@ -398,8 +411,10 @@ class Errands:
 
     async def release(self) -> None:
         """At the end of the job; what cannot be given back then ends at its time limit."""
+        if self.backend.unattended is None:
+            return
         try:
-            await asyncio.to_thread(self.backend.release, self.job.launch)
+            await asyncio.to_thread(self.backend.unattended.release, self.job.launch)
         except BackendError as exc:
             log.error("whether the hosts are given back is not known: %s", exc)
 
@@ -408,6 +423,6 @@ class Errands:
         cause: Cause = "unknown"
         if over:
             with contextlib.suppress(BackendError):
-                cause = await asyncio.to_thread(self.backend.why_ending, self.job.launch)
+                cause = await asyncio.to_thread(self.granted.why_ending, self.job.launch)
         cancelled = cause == "cancelled"
         self.happened(RequeueRefused(at=self.now(), why=why.message, cancelled=cancelled))

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 JOURNAL_RETRY_S = 1.0
 
 
-class Deciding:
+class EventQueue:
     def __init__(
         self, supervisor: Supervisor, perform: Callable[[Action], Awaitable[None]]
     ) -> None:

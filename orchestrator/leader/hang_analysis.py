@@ -24,7 +24,7 @@ from orchestrator.errors import BackendError
 from orchestrator.job.failures.collective_mismatch import ended_over_it
 from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ SCHEDULER_S = 5.0
 MOST_FLAGGED = 8
 
 
-class Judge:
+class HangAnalysis:
     def __init__(
         self,
         job: JobSubmitted,
         run: Callable[[], Run],
         run_dir: RunDir,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
     ) -> None:
         self.job = job
@@ -52,9 +52,10 @@ class Judge:
         """Of each host, for `attempt`."""
 
     def hear(self, evidence: Evidence) -> None:
-        if evidence.attempt != self.attempt:
-            self.attempt, self.heard = evidence.attempt, {}
-        self.heard[evidence.host] = evidence
+        event = evidence.event
+        if event.attempt != self.attempt:
+            self.attempt, self.heard = event.attempt, {}
+        self.heard[event.host] = evidence
 
     def forget(self) -> None:
         """Evidence is asked for anew: that of a hang that was none must not be mixed in."""
@@ -77,9 +78,10 @@ class Judge:
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
-        if self.run().allocation is None:
+        granted = self.backend.granted
+        if self.run().allocation is None or granted is None:
             return ()
-        asking = asyncio.to_thread(self.backend.notices, self.job.launch, hosts)
+        asking = asyncio.to_thread(granted.notices, self.job.launch, hosts)
         try:
             found = await asyncio.wait_for(asking, SCHEDULER_S)
             said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}
@@ -111,7 +113,7 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
         for rank in range(plan.world_size)
     }
     scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
-    silent = [host for host in hosts if host not in {part.host for part in parts}]
+    silent = [host for host in hosts if host not in {part.event.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
     if run.findings is not None and run.findings.asked_after:
         found = differing(scene, ended_over_it(run.findings))
@@ -130,14 +132,15 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
         return held.setdefault(value, value)
 
     for part in parts:
-        facts |= facts_of(part)
-        lost += [f"{what} ({part.host}): {why}" for what, why in part.missing.items()]
+        event = part.event
+        facts |= facts_of(event)
+        lost += [f"{what} ({event.host}): {why}" for what, why in event.missing.items()]
         read = []
         for rank, text in part.dumps.items():
             try:
                 read.append(from_text(text))
             except Unreadable as exc:
-                lost.append(f"dump of rank {rank} ({part.host}): {exc}")
+                lost.append(f"dump of rank {rank} ({event.host}): {exc}")
         for dump in read:
             share(dump, same)
         dumps |= {dump.rank: dump for dump in read}

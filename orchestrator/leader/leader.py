@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, assert_never
@@ -37,7 +37,6 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     Digest,
     Evidence,
-    Exited,
     Leave,
     OfferPort,
     Port,
@@ -45,20 +44,18 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
-    Warned,
 )
 from orchestrator.contract.messages.events import (
     AgentLost,
     CancelRequested,
     Event,
-    HostLeaving,
+    EvidenceGathered,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
     RunDirLost,
     Tick,
+    stamped,
 )
 from orchestrator.failover.run_dir_watch import RunDirGone, RunDirWatch
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given
@@ -66,19 +63,18 @@ from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.state import pace_of
 from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.leader.agent_sessions import Connections, Silence, report_in
-from orchestrator.leader.backend_calls import Errands, Planners
-from orchestrator.leader.event_queue import JOURNAL_RETRY_S, Deciding
-from orchestrator.leader.hang_analysis import Judge, gather_order
-from orchestrator.leader.leader_server import Reception
-from orchestrator.leader.log_retention import Tidying
-from orchestrator.leader.monitor import Lookout
-from orchestrator.leader.snapshot_writer import Remembering
-from orchestrator.leader.spec_acceptance import Accepting
+from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in
+from orchestrator.leader.backend_calls import BackendCalls, Planners
+from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
+from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
+from orchestrator.leader.leader_server import LeaderServer
+from orchestrator.leader.log_retention import LogRetention
+from orchestrator.leader.monitor import Monitor
+from orchestrator.leader.snapshot_writer import SnapshotWriter
+from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.strike_writer import new_strikes, record
-from orchestrator.leader.translate import event_of, gathered, registered, without_stacks
 from orchestrator.posix.retry_io import once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +131,7 @@ class Leader:
         supervisor: Supervisor,
         run_dir: RunDir,
         secret: JobSecret,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
         granted: Granted,
         planners: Planners,
@@ -149,38 +145,38 @@ class Leader:
         self.backend = backend
         self.clock = clock
         self.steady = SteadyClock(clock)
-        self.deciding = Deciding(supervisor, self._act)
+        self.events = EventQueue(supervisor, self._act)
         launch = job.launch
-        self.connections = Connections(launch.launch, launch.agent_timeout, clock)
-        self.reception = Reception(secret, launch.launch, self._listen, self.cancel)
-        self.lookout = Lookout(job)
+        self.sessions = AgentSessions(launch.launch, launch.agent_timeout, clock)
+        self.server = LeaderServer(secret, launch.launch, self._listen, self.cancel)
+        self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
-        self.judge = Judge(job, lambda: supervisor.run, run_dir, backend, clock)
+        self.hang_analysis = HangAnalysis(job, lambda: supervisor.run, run_dir, backend, clock)
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
         self.watch = RunDirWatch(run_dir, clock)
         guard = partial(check_leader, run_dir.fence, name)
-        self.remembering = Remembering(supervisor, run_dir, guard)
-        self.accepting = Accepting(lambda: supervisor.run, run_dir, launch.launch, guard)
-        self.tidying = Tidying(lambda: supervisor.run, run_dir, job.keep_attempts)
-        self.beside: set[asyncio.Task[None]] = set()
+        self.snapshots = SnapshotWriter(supervisor, run_dir, guard)
+        self.spec_acceptance = SpecAcceptance(lambda: supervisor.run, run_dir, launch.launch, guard)
+        self.log_retention = LogRetention(lambda: supervisor.run, run_dir, job.keep_attempts)
+        self.background: set[asyncio.Task[None]] = set()
         self.outlived = ""
         """Why it is not to lead any more, though no other leader has begun yet."""
         self.announced = asyncio.Event()
         """Agents can find it."""
-        self.errands = Errands(
+        self.backend_calls = BackendCalls(
             job=job,
             run=lambda: supervisor.run,
-            connections=self.connections,
+            sessions=self.sessions,
             backend=backend,
             planners=planners,
             clock=clock,
-            happened=self.deciding.happened,
+            happened=self.events.happened,
             gives_up=self._give_up,
-            in_touch=self.deciding.in_touch,
+            in_touch=self.events.in_touch,
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
         )
@@ -196,10 +192,10 @@ class Leader:
         Raises:
             GivenUp: another leader has taken over; nothing was touched since.
         """
-        self.errands.host, self.errands.address = host, address
+        self.backend_calls.host, self.backend_calls.address = host, address
         if takes_over(run := self.supervisor.run, self.granted.allocation):
             followers = expected_back(run, host)
-            self.connections.await_agents({name: run.hosts[name].incarnation for name in followers})
+            self.sessions.await_agents({name: run.hosts[name].incarnation for name in followers})
         self._happened(  # before any agent can come
             LeaderStarted(
                 at=self.steady.now(),
@@ -216,7 +212,7 @@ class Leader:
         )
         tasks: list[asyncio.Task[Any]] = []
         try:
-            port = await self.reception.open(bind, port, folder)
+            port = await self.server.open(bind, port, folder)
             allocation = self.granted.allocation
             name = host if allocation and allocation.names_resolve else ""
             announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
@@ -229,18 +225,18 @@ class Leader:
             deciding = asyncio.create_task(self._consume())
             tasks += [deciding, asyncio.create_task(self._tick())]
             if self.granted.allocation is not None:
-                tasks.append(asyncio.create_task(self.errands.hear_notices()))
+                tasks.append(asyncio.create_task(self.backend_calls.hear_notices()))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
             await self._farewell(ending)
             if isinstance(ending, EndJob) and self.granted.allocation is not None:
-                await self.errands.release()
+                await self.backend_calls.release()
             return ending
         finally:
-            for task in (*tasks, *self.beside):
+            for task in (*tasks, *self.background):
                 task.cancel()
-            await asyncio.gather(*self.beside, return_exceptions=True)
-            await self.reception.close()
+            await asyncio.gather(*self.background, return_exceptions=True)
+            await self.server.close()
 
     def cancel(self, by: str) -> None:
         """Stop the ranks at their next checkpoint, and end the job."""
@@ -250,23 +246,24 @@ class Leader:
         """The scheduler sent a signal: stop at the next step; then ask it why."""
         if self.ending is None:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
-            self._beside(self.errands.ask_why(signal_name))
+            self._in_background(self.backend_calls.ask_why(signal_name))
 
     async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
         """Take in what an agent says until its connection breaks, or it is given up."""
-        silent_s = self.connections.silent_for(register.host)
-        connection, is_new = self.connections.admit(register, ws)
+        agent = register.agent
+        silent_s = self.sessions.silent_for(agent.host)
+        connection, is_new = self.sessions.admit(register, ws)
         if is_new:
-            findings = await self.errands.look_at(register) if self.granted.allocation else ()
-            taken = await self.errands.taken_before(register.host, silent_s)
-            self._happened(registered(register, self.steady.now(), findings, taken))
+            own = await self.backend_calls.look_at(register) if self.granted.allocation else ()
+            taken = await self.backend_calls.taken_before(agent.host, silent_s)
+            self._take_in(replace(agent, findings=(*agent.findings, *own), taken=taken))
         if self.ending is not None and _all_leave(self.ending):
-            self.connections.order(register.host, self._goodbye(self.ending))
-        speaking = asyncio.create_task(self.connections.speak(connection, ws))
+            self.sessions.order(agent.host, self._goodbye(self.ending))
+        speaking = asyncio.create_task(self.sessions.speak(connection, ws))
         try:
             async for message in ws:
-                if not self.connections.knows(connection, ws):
-                    log.warning("%s was given up: it has to register again", register.host)
+                if not self.sessions.knows(connection, ws):
+                    log.warning("%s was given up: it has to register again", agent.host)
                     break
                 connection.heard = self.clock.monotonic()
                 self._reported(report_in(message))
@@ -278,29 +275,25 @@ class Leader:
     def _reported(self, report: Report) -> None:
         match report:
             case Digest():
-                now, at = self.clock.monotonic(), self.steady.now()
-                self._all_happened(self.lookout.hear(report, now, at))
+                for event in self.monitor.hear(report, self.clock.monotonic()):
+                    self._take_in(event)
             case Port():
                 self._port_offered(report)
             case Evidence():
                 self._evidence(report)
-            case Told() | Exited() | Stopped():
-                self._happened(event_of(report, self.steady.now()))
             case Checked():
-                self.errands.checked[report.host] = report
-            case Warned(host=host, signal=name):
-                self._happened(HostLeaving(at=self.steady.now(), host=host, why=name))
+                self.backend_calls.checked[report.host] = report
             case Register():
                 pass
             case _:
-                assert_never(report)
+                self._take_in(report)  # an event as it is
 
     def _evidence(self, report: Evidence) -> None:
-        if not report.unasked:
-            self.judge.hear(report)
-        event = gathered(report, self.steady.now())
+        event = report.event
+        if not event.unasked:
+            self.hang_analysis.hear(report)
         few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
-        self._happened(event if few else without_stacks(event))
+        self._take_in(event if few else _without_stacks(event))
 
     # Time
 
@@ -312,17 +305,17 @@ class Leader:
             late = self.clock.monotonic() - before - DETECT_S
             if late > STALL_S:
                 log.warning("the leader itself stood still for %.1f s", late)
-                self.connections.excuse(late)
-                self.lookout.excuse(late)
+                self.sessions.excuse(late)
+                self.monitor.excuse(late)
                 continue  # first hear what was said meanwhile
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()
                 await self._look_at_fence()
                 await self._look_at_run_dir()
             at = self.steady.now()
-            self._lose(self.connections.forget_silent(), at)
-            self._look(at)
-            if self.deciding.in_touch.is_set():
+            self._lose(self.sessions.forget_silent(), at)
+            self._look()
+            if self.events.in_touch.is_set():
                 self._happened(Tick(at=at))
 
     async def _look_at_fence(self) -> None:
@@ -360,43 +353,43 @@ class Leader:
             AgentLost(at=at, host=silence.host, why=silence.why, silent_s=silence.silent_s)
             for silence in silences
         ]
-        others = set(self.connections.by_host) - {self.errands.host}
+        others = set(self.sessions.by_host) - {self.backend_calls.host}
         run = self.supervisor.run
         alone = self.granted.allocation is not None and not others
         if lost and (alone or has_successors(run)):
-            self._beside(self.errands.lose(lost, hosts_given(run) if alone else ()))
+            self._in_background(self.backend_calls.lose(lost, hosts_given(run) if alone else ()))
             return
         for event in lost:
             self._happened(event)
 
-    def _look(self, at: float) -> None:
-        run = self.supervisor.run
-        self.connections.still_s = self.lookout.still_s
-        hears_all = partial(self.connections.hears, run.placement)
-        self._all_happened(self.lookout.look(run, hears_all, self.clock.monotonic(), at))
+    def _look(self) -> None:
+        self.sessions.still_s = self.monitor.still_s
+        hears_all = partial(self.sessions.hears, self.supervisor.run.placement)
+        for event in self.monitor.look(hears_all, self.clock.monotonic()):
+            self._take_in(event)
 
     # Decide and act
 
     def _happened(self, event: Event) -> None:
-        self.deciding.happened(event)
+        self.events.happened(event)
 
-    def _all_happened(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._happened(event)
+    def _take_in(self, event: Event) -> None:
+        """An event that an agent or a detector built: it gets the leader's time here."""
+        self._happened(stamped(event, self.steady.now()))
 
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
             before = self.supervisor.run
-            await self.deciding.decide()
+            await self.events.decide()
             if self.granted.strikes is not None:
                 for strike in new_strikes(before, self.supervisor.run):
                     await asyncio.to_thread(record, self.granted.strikes, strike)
-            if self.remembering.is_due():
-                self._beside(self.remembering.remember(self.supervisor.folded))
-            if self.tidying.is_due():
-                self._beside(self.tidying.tidy())
-            if self.accepting.is_due():
-                self._beside(self.accepting.accept())
+            if self.snapshots.is_due():
+                self._in_background(self.snapshots.remember(self.supervisor.folded))
+            if self.log_retention.is_due():
+                self._in_background(self.log_retention.tidy())
+            if self.spec_acceptance.is_due():
+                self._in_background(self.spec_acceptance.accept())
         return self.ending
 
     async def _act(self, action: Action) -> None:
@@ -428,45 +421,45 @@ class Leader:
                 self._start_attempt(action)
             case StopAttempt():
                 if not action.hosts:
-                    self.lookout.end()
+                    self.monitor.end()
                     self.pending = None
                 run = self.supervisor.run
                 stop = Stop(attempt=action.attempt, grace_s=action.grace_s)
                 for host in action.hosts or run.placement:
-                    self.connections.order(host, stop)
+                    self.sessions.order(host, stop)
             case GatherEvidence():
-                self.judge.forget()
+                self.hang_analysis.forget()
                 for host in self.supervisor.run.placement:
-                    self.connections.order(host, gather_order(action))
+                    self.sessions.order(host, gather_order(action))
             case JudgeHang():
-                judging = self.judge.judge(action.attempt, self._happened, self.steady.now)
-                self._beside(judging)
+                judging = self.hang_analysis.judge(action.attempt, self._happened, self.steady.now)
+                self._in_background(judging)
             case ReplaceAgent() | CheckHosts() | Replan():
-                self._beside(self.errands.run_errand(action))
+                self._in_background(self.backend_calls.call(action))
             case Requeue():
-                self.lookout.end()
-                self._beside(self._requeue(action))
+                self.monitor.end()
+                self._in_background(self._requeue(action))
             case EndJob():
-                self.lookout.end()
+                self.monitor.end()
                 self.ending = action
             case _:
                 assert_never(action)
 
-    def _beside(self, errand: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, errand: Coroutine[Any, Any, None]) -> None:
         """What takes long is done beside the decisions, which must not wait for it."""
         task = asyncio.create_task(errand)
-        self.beside.add(task)
+        self.background.add(task)
         task.add_done_callback(self._returned)
 
     def _returned(self, task: asyncio.Task[None]) -> None:
-        self.beside.discard(task)
+        self.background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.critical("an errand of the leader has a defect", exc_info=task.exception())
 
     def _start_attempt(self, action: StartAttempt) -> None:
-        self.lookout.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
+        self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
         self.pending = action
-        self.connections.order(action.hosts[0], OfferPort(attempt=action.attempt))
+        self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
         """The first host has a port for torchrun's rendezvous: all hosts start."""
@@ -477,7 +470,7 @@ class Leader:
         current = self.supervisor.run.current
         first = self.supervisor.run.hosts[action.hosts[0]]
         for node_rank, host in enumerate(action.hosts):
-            self.connections.order(
+            self.sessions.order(
                 host,
                 Start(
                     attempt=action.attempt,
@@ -498,7 +491,7 @@ class Leader:
             )
 
     async def _requeue(self, action: Requeue) -> None:
-        if await self.errands.requeue(action):
+        if await self.backend_calls.requeue(action):
             self.ending = action
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:
@@ -513,10 +506,10 @@ class Leader:
         if isinstance(ending, EndJob) and self.watch.lost is None:
             with contextlib.suppress(OSError):
                 announce_end(self.run_dir, self.granted.term)
-        for host in list(self.connections.by_host):
-            self.connections.order(host, self._goodbye(ending))
+        for host in list(self.sessions.by_host):
+            self.sessions.order(host, self._goodbye(ending))
         deadline = self.clock.monotonic() + FAREWELL_S
-        while self.connections.open and self.clock.monotonic() < deadline:
+        while self.sessions.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
     def _goodbye(self, ending: EndJob | Requeue) -> Leave:
@@ -533,6 +526,11 @@ def _ending_of(
     except RunDirGone as exc:
         return EndJob(state="FAILED", reason=str(exc))
     return deciding.result()
+
+
+def _without_stacks(event: EvidenceGathered) -> EvidenceGathered:
+    """For the journal of a large job: the verdict has the stacks that matter."""
+    return replace(event, ranks=tuple(replace(rank, stack=()) for rank in event.ranks))
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

@@ -34,7 +34,7 @@ Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
 """Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
 
 
-class Reception:
+class LeaderServer:
     def __init__(
         self, secret: JobSecret, launch: int, listen: Listen, cancel: Callable[[str], object]
     ) -> None:
@@ -120,7 +120,7 @@ class Reception:
 
     def _is_of(self, register: Register, claim: Claim) -> bool:
         """Whether it is of this launch, and speaks for the host that it has proved to be."""
-        said = (register.host, register.incarnation, register.launch)
+        said = (register.agent.host, register.agent.incarnation, register.launch)
         return said == (claim.host, claim.incarnation, claim.launch) == (*said[:2], self.launch)
 
 

@@ -17,7 +17,7 @@ from orchestrator.job.state import Run
 log = logging.getLogger(__name__)
 
 
-class Tidying:
+class LogRetention:
     """The leader's, while ranks train: nobody waits for it."""
 
     def __init__(self, run: Callable[[], Run], run_dir: RunDir, keep: int) -> None:

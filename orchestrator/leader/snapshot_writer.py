@@ -18,7 +18,7 @@ CALM = (Stage.RUNNING, Stage.WAITING, Stage.HOLDING)
 """Nothing is urgent then: of thousands of hosts it takes this process some tenths of a second."""
 
 
-class Remembering:
+class SnapshotWriter:
     def __init__(
         self,
         supervisor: Supervisor,

@@ -14,7 +14,7 @@ from orchestrator.job.state import Run
 log = logging.getLogger(__name__)
 
 
-class Accepting:
+class SpecAcceptance:
     """The leader's, once in its life: at the first step that it hears of."""
 
     def __init__(

@@ -26,7 +26,7 @@ from orchestrator.job.step import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.journal.current_launch import Launched, counting, counting_spec
-from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
 
@@ -385,7 +385,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
         raise AssertionError("no agent comes")
 
     async def serve() -> None:
-        reception = Reception(secret_from(secret), 1, listen, heard.append)
+        reception = LeaderServer(secret_from(secret), 1, listen, heard.append)
         port = await reception.open("127.0.0.1", 0, run_dir.path)
         announce(run_dir, Term(launch), "127.0.0.1", port)
         ready.set()

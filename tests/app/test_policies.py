@@ -1,4 +1,4 @@
-"""`ndctl policy`: the rules for a class of failure, and their table in docs/policy.md."""
+"""`ndctl policy`: the rules for a class of failure, and their table in docs/recover.md."""
 
 import re
 from dataclasses import fields
@@ -18,7 +18,7 @@ from orchestrator.errors import SpecError
 from orchestrator.job.policy import default_rules, options
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "policy.md").read_text()
+DOCUMENT = (ROOT / "docs" / "recover.md").read_text()
 OWN: dict[str, Any] = yaml.safe_load(
     DOCUMENT.split("```yaml\n")[1].split("```")[0]  # the example in the document
 )

@@ -15,7 +15,8 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
     Stop,
 )
-from orchestrator.leader.agent_sessions import HEARD_S, RECONNECT_S, Connections
+from orchestrator.contract.messages.events import AgentRegistered
+from orchestrator.leader.agent_sessions import HEARD_S, RECONNECT_S, AgentSessions
 from tests.agent.world import TurnedClock
 
 TIMEOUT = 10.0
@@ -50,9 +51,8 @@ def ws() -> web.WebSocketResponse:
 
 
 def register(host: str = "host-0", pid: int = 1) -> Register:
-    return Register(
-        host=host, address="a", devices=1, pid=pid, incarnation=str(pid), launch=1, sent_at=0.0
-    )
+    agent = AgentRegistered(host=host, address="a", devices=1, pid=pid, incarnation=str(pid))
+    return Register(agent=agent, launch=1, sent_at=0.0)
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def clock() -> TurnedClock:
 
 
 @pytest.fixture
-def connections(clock: TurnedClock) -> Connections:
-    return Connections(1, TIMEOUT, clock)
+def connections(clock: TurnedClock) -> AgentSessions:
+    return AgentSessions(1, TIMEOUT, clock)
 
 
 def test_an_agent_is_silent_after_the_timeout_and_told_of_once(
-    connections: Connections, clock: TurnedClock
+    connections: AgentSessions, clock: TurnedClock
 ) -> None:
     connections.admit(register(), ws())
     clock.sleep(TIMEOUT)
@@ -78,7 +78,7 @@ def test_an_agent_is_silent_after_the_timeout_and_told_of_once(
     assert connections.open == 0
 
 
-def test_a_broken_connection_has_less_time(connections: Connections, clock: TurnedClock) -> None:
+def test_a_broken_connection_has_less_time(connections: AgentSessions, clock: TurnedClock) -> None:
     connection, _ = connections.admit(register(), ws())
     connections.admit(register("host-1"), ws())
     connection.ws = None
@@ -92,7 +92,7 @@ def test_a_broken_connection_has_less_time(connections: Connections, clock: Turn
 
 
 def test_how_long_a_host_is_silent_is_known_of_those_given_up_and_of_strangers(
-    connections: Connections, clock: TurnedClock
+    connections: AgentSessions, clock: TurnedClock
 ) -> None:
     clock.sleep(3.0)
     assert connections.silent_for("host-0") == 3.0
@@ -106,7 +106,7 @@ def test_how_long_a_host_is_silent_is_known_of_those_given_up_and_of_strangers(
 
 
 def test_the_leaders_own_standstill_is_no_silence(
-    connections: Connections, clock: TurnedClock
+    connections: AgentSessions, clock: TurnedClock
 ) -> None:
     connections.admit(register(), ws())
     clock.sleep(TIMEOUT + 30)
@@ -116,7 +116,7 @@ def test_the_leaders_own_standstill_is_no_silence(
     assert len(connections.forget_silent()) == 1
 
 
-def test_only_the_newest_line_of_an_agent_is_its_line(connections: Connections) -> None:
+def test_only_the_newest_line_of_an_agent_is_its_line(connections: AgentSessions) -> None:
     old, new = ws(), ws()
     connection, is_new = connections.admit(register(), old)
     assert is_new
@@ -131,7 +131,7 @@ def test_only_the_newest_line_of_an_agent_is_its_line(connections: Connections) 
 
 
 def test_orders_of_the_present_attempt_are_said_again_after_a_reconnection(
-    connections: Connections,
+    connections: AgentSessions,
 ) -> None:
     stop = Stop(attempt=1, grace_s=1.0)
     connections.admit(register(), ws())
@@ -144,7 +144,7 @@ def test_orders_of_the_present_attempt_are_said_again_after_a_reconnection(
 
 
 def test_orders_are_sent_and_pulses_between_them_until_the_line_breaks(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
+    connections: AgentSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.leader.agent_sessions.PULSE_S", 0.01)
 
@@ -165,7 +165,7 @@ def test_orders_are_sent_and_pulses_between_them_until_the_line_breaks(
 
 
 def test_an_old_line_takes_no_orders_from_the_new_one(
-    connections: Connections, monkeypatch: pytest.MonkeyPatch
+    connections: AgentSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.leader.agent_sessions.PULSE_S", 0.01)
 
@@ -186,7 +186,7 @@ def test_an_old_line_takes_no_orders_from_the_new_one(
 
 
 def test_hosts_are_heard_while_each_speaks_every_few_pulses(
-    connections: Connections, clock: TurnedClock
+    connections: AgentSessions, clock: TurnedClock
 ) -> None:
     zero, _ = connections.admit(register("host-0"), ws())
     connections.admit(register("host-1"), ws())

@@ -9,7 +9,7 @@ from orchestrator.contract.messages.events import Event, HangDetected
 from orchestrator.job.stage import Stage
 from orchestrator.journal.journal import MOST_LINES, Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.leader.event_queue import Deciding
+from orchestrator.leader.event_queue import EventQueue
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S
 from tests.job.supervise_stage import START, Job, exited
@@ -39,7 +39,7 @@ def late(number: int) -> Event:
     return exited(0, attempt=0, at=START + number)
 
 
-def deciding(journal: Watched, done: list[tuple[type[Action], Stage]]) -> Deciding:
+def deciding(journal: Watched, done: list[tuple[type[Action], Stage]]) -> EventQueue:
     """Of a job that trains; notes what is performed, and what the state is meanwhile."""
     journal.goes_on.set()
     supervisor = Supervisor(journal)
@@ -50,7 +50,7 @@ def deciding(journal: Watched, done: list[tuple[type[Action], Stage]]) -> Decidi
     async def perform(action: Action) -> None:
         done.append((type(action), supervisor.run.stage))
 
-    return Deciding(supervisor, perform)
+    return EventQueue(supervisor, perform)
 
 
 def test_what_comes_while_the_disk_writes_is_the_next_write(tmp_path: Path) -> None:

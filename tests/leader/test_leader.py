@@ -22,19 +22,19 @@ from orchestrator.contract.messages.agent_protocol import (
     Register,
     Start,
     Stop,
-    Told,
 )
 from orchestrator.contract.messages.events import (
     AgentRegistered,
+    CheckpointSaved,
     EvidenceGathered,
     HangDetected,
     HangOver,
     JobSubmitted,
     LeaderStarted,
+    TrainingResumed,
 )
-from orchestrator.contract.messages.rank_messages import Resumed, Saved
 from orchestrator.journal.journal import read
-from orchestrator.leader.leader_server import Reception
+from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 from tests.leader.leader_world import SILENT_S, FakeAgent, Led, exited, go, play, stopped
 
@@ -83,7 +83,7 @@ def test_an_agent_that_finds_the_leader_at_once_comes_after_its_beginning(
 
     async def script(job: Led) -> None:
         await job.agent("host-0")
-        await until(lambda: job.leader.connections.by_host, "the agent")
+        await until(lambda: job.leader.sessions.by_host, "the agent")
         registered.set()
         await job.happens(AgentRegistered)
         assert [type(entry.event) for entry in read(job.run_dir.journal)] == [
@@ -99,8 +99,8 @@ def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path)
     async def script(job: Led) -> None:
         zero, one = await job.started()
         await zero.say(
-            Told(host="host-0", datagram=Resumed(attempt=1, rank=0, step=0)),
-            Told(host="host-0", datagram=Saved(attempt=1, rank=0, step=4)),
+            TrainingResumed(attempt=1, step=0),
+            CheckpointSaved(attempt=1, step=4),
         )
         await one.say(exited(1, "host-1"))
         for agent in (zero, one):
@@ -205,7 +205,7 @@ def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
         for agent in (zero, one):
             assert (await agent.hear(Gather)).attempt == 1
         for agent in (zero, one):
-            await agent.say(Evidence(attempt=1, host=agent.host, ranks=()))
+            await agent.say(Evidence(event=EvidenceGathered(attempt=1, host=agent.host, ranks=())))
         for agent in (zero, one):
             assert (await agent.hear(Stop)).attempt == 1
 
@@ -237,9 +237,10 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
         await stands_still(job, zero, one)
         for agent in (zero, one):
             await agent.hear(Gather)
-        await zero.say(Evidence(attempt=1, host="host-0", ranks=()))
+        await zero.say(Evidence(event=EvidenceGathered(attempt=1, host="host-0", ranks=())))
         await one.say(
-            Digest(attempt=1, ranks=(word(1),)), Evidence(attempt=1, host="host-1", ranks=())
+            Digest(attempt=1, ranks=(word(1),)),
+            Evidence(event=EvidenceGathered(attempt=1, host="host-1", ranks=())),
         )
         over = await job.happens(HangOver)
         assert (over.rank, over.step, over.phase) == (1, 1, "train")
@@ -257,7 +258,7 @@ def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_pat
 
     async def script() -> list[int]:
         wanted = free_port("127.0.0.1")
-        both = [Reception(SECRET, LAUNCH, nothing, str) for _ in range(2)]
+        both = [LeaderServer(SECRET, LAUNCH, nothing, str) for _ in range(2)]
         found = [await one.open("127.0.0.1", wanted, tmp_path) for one in both]
         for one in both:
             await one.close()

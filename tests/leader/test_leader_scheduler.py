@@ -38,7 +38,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.errors import BackendError, Ended, SpecError
 from orchestrator.job.plans import JobPlan
-from orchestrator.leader.backend_calls import LISTEN_S, Errands
+from orchestrator.leader.backend_calls import LISTEN_S, BackendCalls
 from orchestrator.leader.leader import FENCE_S
 from orchestrator.posix.fd_limit import OWN
 from orchestrator.seams import HostNotice, OwnRun
@@ -232,7 +232,7 @@ def test_whatever_keeps_a_smaller_plan_from_being_made_is_told(tmp_path: Path) -
 
     async def script(job: Led) -> None:
         job.backend.broken = True
-        job.leader.errands.replanner = broken
+        job.leader.backend_calls.replanner = broken
         zero, one = await job.started()
         await one.ws.close()
         await zero.hear(Stop)
@@ -324,7 +324,7 @@ def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
 
     async def script(job: Led) -> None:
         for host in ("host-0", "host-1"):
-            await job.leader.errands.run_errand(ReplaceAgent(host=host, reason="it was silent"))
+            await job.leader.backend_calls.call(ReplaceAgent(host=host, reason="it was silent"))
         assert job.backend.replaced == ["host-1"]
 
     play(tmp_path, script)
@@ -340,7 +340,7 @@ def test_an_agent_that_the_scheduler_may_not_end_is_told_to_leave_for_another_to
         one = await job.agent("host-1")
         await job.happens(AgentRegistered)
         away = ReplaceAgent(host="host-1", reason="host-1 failed its checks", elsewhere=True)
-        await job.leader.errands.run_errand(away)
+        await job.leader.backend_calls.call(away)
         told = await one.hear(Leave)
         assert (told.reason, told.again) == ("host-1 failed its checks", True)
         assert job.events(HostUnavailable) == []
@@ -350,7 +350,7 @@ def test_an_agent_that_the_scheduler_may_not_end_is_told_to_leave_for_another_to
 
 def test_errands_do_not_end_with_the_scheduler_being_down(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
-        errands: Errands = job.leader.errands
+        errands: BackendCalls = job.leader.backend_calls
         job.backend.broken = True
         await errands.ask_why("SIGTERM")
         assert (await job.happens(LeaveAsked)).cause == "unknown"
@@ -385,7 +385,7 @@ def test_a_leader_that_hears_nobody_blames_nobody(tmp_path: Path) -> None:
         assert job.events(AgentLost) == []
         again = await job.agent("host-1")
         job.backend.mute = False
-        await until(lambda: not job.leader.beside, "the errand's end")
+        await until(lambda: not job.leader.background, "the errand's end")
         assert job.events(AgentLost) == []
         await again.ws.close()
         assert (await job.happens(AgentLost)).host == "host-1", "the scheduler is heard: it is lost"
@@ -458,14 +458,14 @@ def test_once_the_scheduler_answers_agents_are_listened_to_before_any_is_lost(
         await until(lambda: job.backend.asked_own >= asked + 2, "the scheduler to be asked again")
         job.backend.mute, asked = False, job.backend.asked_own
         await until(lambda: job.backend.asked_own > asked, "its answer")
-        assert job.leader.beside, "it is listened to"
+        assert job.leader.background, "it is listened to"
         assert job.events(AgentLost) == []
 
     async def script(job: Led) -> None:
         _, one = await job.started()
         await cut_off(job, one)
         again = await job.agent("host-1")
-        await until(lambda: not job.leader.beside, "the end of that")
+        await until(lambda: not job.leader.background, "the end of that")
         assert job.events(AgentLost) == []
         await cut_off(job, again)
         job.clock.put_forward(SILENT_S + LISTEN_S)
@@ -505,7 +505,7 @@ def test_a_run_that_has_ended_says_nothing_against_a_host_that_wants_an_agent(
     async def script(job: Led) -> None:
         job.backend.ended = Ended("this run of the job is over: Slurm job 7 is COMPLETING")
         await job.started()
-        await job.leader.errands.run_errand(ReplaceAgent(host="host-1", reason="it was silent"))
+        await job.leader.backend_calls.call(ReplaceAgent(host="host-1", reason="it was silent"))
         assert job.events(HostUnavailable) == []
 
     play(tmp_path, script, allocation=GRANTED)
@@ -526,15 +526,8 @@ def test_the_hosts_are_given_back_when_the_job_has_ended(tmp_path: Path) -> None
 
 
 def a_register(sent_at: float, host: str = "host-1", address: str = "10.0.0.1") -> Register:
-    return Register(
-        host=host,
-        address=address,
-        devices=1,
-        pid=1,
-        incarnation="1",
-        launch=LAUNCH,
-        sent_at=sent_at,
-    )
+    agent = AgentRegistered(host=host, address=address, devices=1, pid=1, incarnation="1")
+    return Register(agent=agent, launch=LAUNCH, sent_at=sent_at)
 
 
 def test_the_leader_sees_what_only_two_hosts_can(
@@ -546,7 +539,7 @@ def test_the_leader_sees_what_only_two_hosts_can(
     )
 
     async def script(job: Led) -> None:
-        errands: Errands = job.leader.errands
+        errands: BackendCalls = job.leader.backend_calls
         assert await errands.look_at(a_register(time.time())) == ()
         skewed, named = await errands.look_at(a_register(time.time() - 60.0, "host-2"))
         assert (skewed.what, named.what) == ("clock", "name")
@@ -564,7 +557,7 @@ def test_a_leader_that_may_open_too_few_files_says_so_of_its_own_host(
     )
 
     async def script(job: Led) -> None:
-        errands: Errands = job.leader.errands
+        errands: BackendCalls = job.leader.backend_calls
         monkeypatch.setattr(resource, "getrlimit", lambda _: (OWN, OWN))
         (found,) = await errands.look_at(a_register(time.time(), errands.host))
         assert (found.what, found.verdict) == ("open files", "warns")
@@ -584,7 +577,7 @@ def test_names_that_only_the_scheduler_knows_are_not_looked_up(
     monkeypatch.setattr("orchestrator.health.clocks_and_names.addresses_of", unasked)
 
     async def script(job: Led) -> None:
-        errands: Errands = job.leader.errands
+        errands: BackendCalls = job.leader.backend_calls
         assert await errands.look_at(a_register(time.time())) == ()
         (skewed,) = await errands.look_at(a_register(time.time() - 60.0))
         assert skewed.what == "clock"
@@ -606,7 +599,7 @@ def test_name_servers_that_do_not_answer_keep_no_host_waiting(
 
     async def script(job: Led) -> None:
         try:
-            (named,) = await job.leader.errands.look_at(a_register(time.time()))
+            (named,) = await job.leader.backend_calls.look_at(a_register(time.time()))
         finally:
             over.set()
         assert (named.what, named.verdict) == ("name", "warns")

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StepReached
-from orchestrator.leader.log_retention import Tidying, remove_before
+from orchestrator.leader.log_retention import LogRetention, remove_before
 from tests.agent.world import until
 from tests.job.supervise_stage import Job
 from tests.leader.leader_world import Led, play
@@ -64,7 +64,7 @@ def test_it_stops_between_two_files(run_dir: RunDir) -> None:
 
 def test_it_is_due_once_an_attempt_trains_that_has_enough_before_it(run_dir: RunDir) -> None:
     job = Job(max_restarts=9).running()
-    tidying = Tidying(lambda: job.run, run_dir, keep=2)
+    tidying = LogRetention(lambda: job.run, run_dir, keep=2)
     assert not tidying.is_due(), "the first"
     job.fails_once()
     job.trains()
@@ -82,8 +82,8 @@ def test_it_is_due_once_an_attempt_trains_that_has_enough_before_it(run_dir: Run
 def test_a_leader_tidies_beside_its_decisions(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
         leave(RunDir(tmp_path), 0)
-        job.leader.tidying.tidied = 0
-        job.leader.tidying.keep = 1
+        job.leader.log_retention.tidied = 0
+        job.leader.log_retention.keep = 1
         await job.started()
         now = job.clock.now()
         step = StepReached(at=now, attempt=1, step=1, loss=1.0, tokens_per_second=1.0)

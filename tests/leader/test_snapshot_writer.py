@@ -16,7 +16,7 @@ from orchestrator.job.step import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import NOTHING, Supervisor
-from orchestrator.leader.snapshot_writer import CALM, Remembering
+from orchestrator.leader.snapshot_writer import CALM, SnapshotWriter
 from orchestrator.system import SystemClock
 from tests.agent.world import until
 from tests.job.supervise_stage import Job
@@ -40,7 +40,7 @@ def feed(supervisor: Supervisor, job: Job, told: int = 0) -> int:
     return len(job.all)
 
 
-def remember(remembering: Remembering) -> None:
+def remember(remembering: SnapshotWriter) -> None:
     asyncio.run(remembering.remember(remembering.supervisor.folded))
 
 
@@ -49,7 +49,7 @@ def test_it_is_due_after_so_many_lines_when_nothing_is_urgent(
 ) -> None:
     job = Job().running()
     told = feed(supervisor, job)
-    remembering = Remembering(supervisor, run_dir, lambda: None, every=told + 2)
+    remembering = SnapshotWriter(supervisor, run_dir, lambda: None, every=told + 2)
     assert not remembering.is_due()
     job.steps(2)
     job.exits(1)
@@ -82,7 +82,7 @@ def test_a_disk_that_does_not_take_it_hinders_no_leader(
     supervisor: Supervisor, run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = feed(supervisor, Job().running())
-    remembering = Remembering(supervisor, run_dir, refuses(errno.ENOSPC), every=told)
+    remembering = SnapshotWriter(supervisor, run_dir, refuses(errno.ENOSPC), every=told)
     with caplog.at_level(logging.WARNING):
         remember(remembering)
     assert "could not be written down: [Errno 28]" in caplog.text
@@ -96,7 +96,7 @@ def test_a_leader_whose_time_is_over_leaves_the_next_ones_snapshot(
     job = Job().running()
     told = feed(supervisor, job)
     guard = partial(check_leader, run_dir.fence, "me")
-    remembering = Remembering(supervisor, run_dir, guard, every=1)
+    remembering = SnapshotWriter(supervisor, run_dir, guard, every=1)
     remember(remembering)
     before = run_dir.state.read_bytes()
     write_fence(run_dir.fence, Fence(leader="another", attempt=1))
@@ -108,7 +108,7 @@ def test_a_leader_whose_time_is_over_leaves_the_next_ones_snapshot(
 
 def test_a_leader_writes_it_down_between_two_decisions(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
-        job.leader.remembering.every = 1
+        job.leader.snapshots.every = 1
         await job.agent("host-1")
         run_dir = job.run_dir
 

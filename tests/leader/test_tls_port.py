@@ -33,8 +33,8 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def door_of(job: Led) -> Door:
-    assert job.leader.reception.door is not None
-    return job.leader.reception.door
+    assert job.leader.server.door is not None
+    return job.leader.server.door
 
 
 def address(job: Led) -> tuple[str, int]:
