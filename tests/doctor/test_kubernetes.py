@@ -87,7 +87,7 @@ def test_a_sound_cluster_stops_nothing() -> None:
     without = {one.what: one.verdict for one in examine_kubernetes(sound(), KubernetesSpec())}
     assert without["nodes"] == "ok"
     assert look("nodes", sound(), hosts=None).found == (
-        "1 of 2 with nvidia.com/gpu take pods, of 2 nodes"
+        "1 of 2 nodes with nvidia.com/gpu accept pods; 2 nodes in total"
     )
 
 
@@ -182,7 +182,7 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
         assert look("rights", sound(refused=refused), spec).verdict == "ok"
     blind = sound(refused=frozenset({"list pods *", "list nodes *"}))
     wide = look("cluster rights", blind, hosts=None)
-    assert wide.found == "you may not list nodes or list pods of the whole cluster"
+    assert wide.found == "you may not list nodes or list pods in the whole cluster"
     assert wide.verdict == "warns"
     assert "set cluster.gpu to one of h100-sxm-80gb," in wide.fix
     assert look("cluster rights", blind).verdict == "note", "the job has a plan all the same"
@@ -192,8 +192,8 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "leases", "verdict", "words"),
     [
-        ("pytorchjob", [], "note", "new pods may come again to a node that a job left out"),
-        ("jobset", [], "warns", "stays until a person deletes it"),
+        ("pytorchjob", [], "note", "new pods may be scheduled on a node that a job excluded"),
+        ("jobset", [], "warns", "stay until a person deletes them"),
         ("trainjob", [{"metadata": {"name": "ndctl-controller"}, "spec": {}}], "warns", "none"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_there_is_not_without_a_controller_is_said(
     assert words in found.found
     assert "`kubectl apply -k manifests/controller`" in found.fix
     hidden = look("controller", sound(refused=frozenset({"get leases"})))
-    assert (hidden.verdict, "may not be asked" in hidden.found) == ("note", True)
+    assert (hidden.verdict, "not allowed to check" in hidden.found) == ("note", True)
 
 
 @pytest.mark.parametrize(

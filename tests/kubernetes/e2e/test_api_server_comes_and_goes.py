@@ -133,7 +133,7 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     assert not (tmp_path / "third").exists()
     shown = follower("status", "e2e")
     assert shown.code == 0
-    assert "shown is what was known before" in shown.err
+    assert "showing the last known state" in shown.err
     assert "Kubernetes does not say" in shown.out
     dashboard.shows("Kubernetes does not say")
     kube.start_control_plane()
