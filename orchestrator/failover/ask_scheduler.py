@@ -1,12 +1,13 @@
 """Asking a scheduler to take a job back, until it has, or until that is of no use."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import Backend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -20,14 +21,15 @@ as long as this host is left to us."""
 class Asking:
     backend_named: Callable[[str], Backend]
     clock: Clock
+    worker: Worker = asyncio.to_thread
     refused_at: float | None = None
 
-    def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
+    async def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
         """Ask once, for a next run without these hosts; whether there is no more to be done."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         try:
-            backend.requeue(launch, without)
+            await self.worker(backend.requeue, launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
         except BackendError as exc:
