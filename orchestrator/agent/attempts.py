@@ -156,7 +156,7 @@ class Attempts:
             )
             stopped = await attempt.read_launcher(stopped)
         for exited in unseen:
-            self._failed(exited, attempt)
+            self.failed(exited, attempt)
         await asyncio.gather(*self.told)
         if self.looking is not None:
             await self.looking
@@ -183,7 +183,7 @@ class Attempts:
         trained = attempt.has_trained(datagram.rank)
         exited = attempt.hear(datagram)
         if exited is not None:
-            self._failed(exited, attempt)
+            self.failed(exited, attempt)
         match datagram:
             case Beat() if not trained and datagram.loss is not None:
                 self.hurry()  # the first step of the attempt: the leader waits for it
@@ -197,7 +197,7 @@ class Attempts:
             case _:
                 pass
 
-    def _failed(self, exited: Exited, attempt: HostAttempt) -> None:
+    def failed(self, exited: Exited, attempt: HostAttempt) -> None:
         """The first that ended by itself has this host looked at: it may be the host's fault."""
         self.told.append(self.spawn(self._tell_of_end(exited, attempt)))
         if not exited.stopped and self.looking is None:
