@@ -1,27 +1,30 @@
-# make demo   a training job that loses a rank and goes on, on this machine
-# make install  ndctl with the tested versions, in .venv
-# make test   lint, types, import layers, and all tests but the slow ones, on a real Slurm and a real
-#             Kubernetes API server as well: as root on Debian 12 the one is installed and the
-#             other built (once, 3 to 5 minutes); where there is none, the end says loudly which
-#             tests were not run
-# make test-all  the slow ones, too
-# make check  the first three of these
-# make testbed-kubernetes  a Kubernetes control plane on this machine, whose pods are processes,
-#             to play with; builds it once, in a cache outside the checkout
-# make testbed-slurm  a small Slurm cluster on this machine, to play with
+# make demo       run a training job on this machine; one rank is killed and the job recovers
+# make test       run lint, types, import layers and all tests except the slow ones
+#                 (the tests need Slurm and a Kubernetes API server: as root on Debian 12 the first
+#                 run installs the one and builds the other, 3 to 5 minutes; elsewhere the last
+#                 lines of the output name the tests that did not run)
+# make test-all   the same with the slow tests
+# make check      only lint, types and import layers
+# make format     format the code and fix what ruff can fix
+# make docs       build the documentation site in build/site; a broken link is an error
+# make install    install ndctl with the tested versions in .venv
+# make testbed-slurm       start a small Slurm cluster on this machine
+# make testbed-kubernetes  start a Kubernetes control plane on this machine; pods are processes
+# make clean      remove .venv and build/
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# In the order that tests/conftest.py gives them.
+DEV_READY := .venv/.ready-dev
+# The order of the tests is that of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 
-.PHONY: help install demo testbed-slurm testbed-kubernetes test test-all check format clean
+.PHONY: help install demo docs testbed-slurm testbed-kubernetes test test-all check format clean
 
 help:
-	@sed -n "s/^\# //p" Makefile
+	@sed -n "s/^\# \(make \|   \)/\1/p" Makefile
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ndctl needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
@@ -30,19 +33,27 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(READY)
 
+# requirements-dev.lock holds every line of requirements.lock, and the tools of the tests.
+$(DEV_READY): $(READY) requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
+	@touch $(DEV_READY)
+
 install: $(READY)
 
 demo: $(READY)
 	$(BIN)/ndctl submit examples/quickstart.yaml --new --follow --drill kill:rank=1@step=25
 
-testbed-slurm: $(READY)
+docs: $(DEV_READY)
+	$(BIN)/python -m mkdocs build --strict
+
+testbed-slurm: $(DEV_READY)
 	@$(SLURM_TESTBED) play
 
-testbed-kubernetes: $(READY)
+testbed-kubernetes: $(DEV_READY)
 	@manifests/testbed/kube_envtest.sh >/dev/null
 	@$(BIN)/python -m tests.kubernetes.play start
 
-check: $(READY)
+check: $(DEV_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -54,7 +65,7 @@ test: check
 test-all: check
 	$(PYTEST) --hypothesis-profile=explore -m "not gpu"
 
-format: $(READY)
+format: $(DEV_READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

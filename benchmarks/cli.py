@@ -15,6 +15,7 @@ from pathlib import Path
 from benchmarks.timing import machine, spread
 from orchestrator.app.planning import plans
 from orchestrator.app.submission import submit_job
+from orchestrator.contract.mesh import AXES
 from orchestrator.contract.messages.events import AgentRegistered, LeaderStarted, StepReached
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
@@ -42,7 +43,11 @@ def main(runs: int) -> None:
     report(times)
 
 
-EIGHT_HOSTS = ("--set=cluster.gpus_per_host=2", "--set=train.global_batch_size=64")
+EIGHT_HOSTS = (
+    "--set=cluster.gpus_per_host=2",
+    "--set=train.global_batch_size=64",
+    *(f"--set=parallel.{axis}=auto" for axis in AXES),  # the search is what is measured
+)
 
 
 def write_job(root: Path) -> None:

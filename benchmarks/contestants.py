@@ -22,7 +22,7 @@ from trainer.config import complete
 from trainer.main import assemble
 from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange, process_group
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest
 
 MODEL: dict[str, Any] = {
@@ -62,8 +62,8 @@ def ours(folder: Path, name: str, parallel: dict[str, Any], env: RankEnv) -> Ste
     )
     config = complete(config, env.world_size)
     stop = StopRequest()
-    outside = Outside(env=env, reporter=Reporter(env), drills=(), stop=stop, clock=time.time)
-    job, _ = assemble(arrange(config.mesh, env), config, outside)
+    runtime = Runtime(env=env, reporter=Reporter(env), drills=(), stop=stop, clock=time.time)
+    job, _ = assemble(arrange(config.mesh, env), config, runtime)
 
     def step(number: int) -> tuple[float, float]:
         totals = job.stepper.run(number, LR, stop)

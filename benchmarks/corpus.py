@@ -34,7 +34,7 @@ from orchestrator.errors import NdctlError
 CORPUS = Path(__file__).parent.parent / "corpus"
 ROUNDS = "rounds"
 """Labelled before any rule met them: which of them were right on that day is in
-docs/measurements.md."""
+benchmarks/results/measurements.md."""
 HELD_OUT_OF = 5
 LEAST_RIGHT = 0.95
 MOST_MISSED = 0.02

@@ -24,6 +24,7 @@ from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged
 from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
+from orchestrator.contract.messages.events import AgentRegistered
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.leader_server import LeaderServer
@@ -37,15 +38,8 @@ Lines = list[web.WebSocketResponse]
 
 
 def register(host: str) -> Register:
-    return Register(
-        host=host,
-        address="127.0.0.1",
-        devices=8,
-        pid=1,
-        incarnation=host,
-        launch=1,
-        sent_at=0.0,
-    )
+    agent = AgentRegistered(host=host, address="127.0.0.1", devices=8, pid=1, incarnation=host)
+    return Register(agent=agent, launch=1, sent_at=0.0)
 
 
 # A helper: many agents in one process

@@ -18,7 +18,7 @@ from benchmarks.timing import machine
 from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.messages.actions import Action, GatherEvidence, StartAttempt
 from orchestrator.contract.messages.agent_protocol import Digest, RankDigest, StepTimes
-from orchestrator.contract.messages.events import Event, HostStopped, Tick
+from orchestrator.contract.messages.events import Event, HostStopped, Tick, stamped
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import EventQueue
@@ -66,8 +66,8 @@ def standstill(supervisor: Supervisor, ranks: int, at: float) -> list[Event]:
     while lookout.hang is None:
         if (now - at) % 1 == 0:
             for digest in digests(ranks, now - at):
-                events += lookout.hear(digest, now, now)
-        events += lookout.look(supervisor.run, lambda: True, now, now)
+                events += (stamped(event, now) for event in lookout.hear(digest, now))
+        events += (stamped(event, now) for event in lookout.look(lambda: True, now))
         events.append(Tick(at=now))
         now += LOOK_S
     return events

@@ -1,6 +1,6 @@
-"""Measures every cell of the parity table and prints docs/parity.md.
+"""Measures every cell of the parity table and prints benchmarks/results/parity.md.
 
-python -m benchmarks.parity [RANKS...] > docs/parity.md
+python -m benchmarks.parity [RANKS...] > benchmarks/results/parity.md
 """
 
 import platform
@@ -22,14 +22,15 @@ from tests.trainer.parallel.parity_cells import (
 
 INTRODUCTION = f"""# Parity
 
-Every mesh and method trains as one process does: same first weights, same samples, five AdamW
-steps with clipping. The columns are the largest difference of the loss (absolute) and of the
-gradient norm (relative) over the steps. Bounds in float32: {LOSS:g} and {GRAD_NORM:g}; where the
-model computes in bfloat16, against one process in float32: {LOSS_BF16:g} and {GRAD_NORM_BF16:g}.
-The tests hold the same table (`tests/trainer/parallel/parity_cells.py`); the cells with 8 ranks are
-in `make test-all` alone.
+Every mesh and method is compared with training in one process: same first weights, same samples,
+five AdamW steps with clipping. The columns give the largest difference of the loss (absolute) and
+of the gradient norm (relative) over the steps. Limits in float32: {LOSS:g} and {GRAD_NORM:g}. Where
+the model computes in bfloat16 the reference is one process in float32, and the limits are
+{LOSS_BF16:g} and {GRAD_NORM_BF16:g}. The tests hold the same table
+(`tests/trainer/parallel/parity_cells.py`). `make test` runs each cell with one model;
+`make test-all` runs all models and the cells with 8 ranks.
 
-    python -m benchmarks.parity > docs/parity.md
+    python -m benchmarks.parity > benchmarks/results/parity.md
 
 Measured on {machine()}, {platform.system()}, gloo.
 """

@@ -23,7 +23,7 @@ OPTIONS = (
     ),
     "--backend=slurm",
 )
-SMALL = tuple(sets(cluster__gpus_per_host=1))
+SMALL = tuple(sets(cluster__gpus_per_host=1, parallel__tp=1))
 """One rank a host, for a machine of few cores."""
 POLL_S = 0.02
 LIMIT_S = 400.0

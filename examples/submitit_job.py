@@ -1,7 +1,7 @@
 """A job of ndctl from Python, through submitit: `python examples/submitit_job.py SPEC [OPTIONS]`.
 
 submitit's executor asks Slurm for the nodes; `ndctl submit --here` trains on them, and recovers
-within them. docs/slurm.md says what else a job has that ndctl submits itself.
+within them. docs/slurm.md has the differences to a job that ndctl submits itself.
 """
 
 import sys
@@ -20,4 +20,4 @@ executor.update_parameters(
 train = submitit.helpers.CommandFunction(["ndctl", "submit", *sys.argv[1:], "--here"])
 job = executor.submit(train)
 print(f"Slurm job {job.job_id}; its output: {job.paths.stdout}")
-# job.result() waits, and raises where the training failed; it needs Slurm's accounting.
+# job.result() waits, and raises if the training failed; it needs Slurm's accounting.

@@ -112,68 +112,74 @@ class Sighting:
     """Since when it is so; of what is unknown, when a leader was last heard. None: not known."""
 
 
-class Backend(Protocol):
-    """How a launch becomes agents on hosts.
+class Scheduler(Protocol):
+    """What a terminal asks about launches that exist.
 
-    Every method raises BackendError when the scheduler does not answer or refuses.
+    Every method raises BackendError when the scheduler refuses or is unreachable.
     """
 
+    def standing(self, launch: LaunchPlan) -> str | None:
+        """The state of the launch in words; None when the scheduler has nothing of it."""
+
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+        """The state of each launch for a person who waits: within seconds; never raises."""
+
+    def name_of(self, launch: LaunchPlan) -> str | None:
+        """The name that the scheduler gave the launch, from local records only."""
+
+    def cluster(self) -> str:
+        """The name of the cluster. Strikes against hosts are kept per cluster."""
+
+    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """The `hosts` that may be named to the scheduler. Slurm refuses a whole job for one
+        unknown name."""
+
+    def clear(self, launch: LaunchPlan) -> None:
+        """End every process of the job; return when none is left."""
+
+
+class SubmittingScheduler(Scheduler, Protocol):
+    """A scheduler that can also start a launch."""
+
     def describe(self, handover: Handover) -> str:
-        """Exactly what `submit` would start, for a person to read; nobody is asked."""
+        """Exactly what `submit` would start, for a person to read. Asks no scheduler."""
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
-        """What the scheduler says to it before anything is queued; nothing without one.
+        """What the scheduler reports before anything is queued.
 
-        The BackendError names everything that stands in the way.
+        The BackendError lists everything that prevents the launch.
         """
 
     def submit(self, handover: Handover) -> None:
-        """Start one agent on each host, having made sure that none of an earlier launch is left."""
+        """Start one agent on each host, after no process of an earlier launch is left."""
 
-    def standing(self, launch: LaunchPlan) -> str | None:
-        """What the scheduler still has of it, in words; None when it has nothing any more."""
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        """How each stands, for somebody who waits for it: within seconds, and never raises."""
+class AllocationBackend(Protocol):
+    """What the agents and the leader of a job ask about the hosts that they run on.
 
-    def name_of(self, launch: LaunchPlan) -> str | None:
-        """What the scheduler calls it, as recorded: nobody is asked."""
+    Each property is a narrower interface, or None where the backend has no such thing. A backend
+    returns itself where it implements the interface.
+    Every method raises BackendError when the scheduler refuses or is unreachable.
+    """
+
+    @property
+    def granted(self) -> "GrantingScheduler | None":
+        """The scheduler that granted the hosts; None for processes of one machine."""
+
+    @property
+    def fixed_hosts(self) -> "FixedHosts | None":
+        """Set where the job keeps its hosts until the run ends (Slurm)."""
+
+    @property
+    def successors(self) -> "SuccessorHosts | None":
+        """Set where the cluster starts another agent in place of a lost one (Kubernetes)."""
+
+    @property
+    def unattended(self) -> "UnattendedAllocation | None":
+        """Set where the hosts may stay allocated after all agents have left (a Slurm batch job)."""
 
     def cluster(self) -> str:
-        """Which cluster it is: strikes against hosts are kept for each."""
-
-    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Those of `hosts` that it has; of another's name a scheduler may refuse the whole job."""
-
-    def rival(self, launch: LaunchPlan) -> str | None:
-        """What else than these hosts the scheduler has for this very launch, in words: then they
-        are none of the job's. None: nothing. Asked by each agent before it begins."""
-
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
-        """What the leader was given; None where the hosts are those of `launch`.
-
-        Raises CannotLead where the scheduler cannot be asked from the leader's place.
-        """
-
-    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
-        """Hosts that the scheduler wants back or has given up."""
-
-    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """Of hosts that no agent has come from, those where none can begin, as for want of an
-        interpreter -> why, in the scheduler's own words; by the leader."""
-
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
-        """How the run of the asking host stands, and which of `hosts` are none of it any more.
-
-        Asked once, without patience: whoever asks knows what to do while there is no answer.
-        """
-
-    def why_ending(self, launch: LaunchPlan) -> Cause:
-        """Why the leader was signalled."""
-
-    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
-        """Of hosts, and for how many seconds their agents have been silent, those that the
-        scheduler itself ended without a warning -> why; asked where hosts have successors."""
+        """The name of the cluster. Strikes against hosts are kept per cluster."""
 
     def replace(
         self,
@@ -184,29 +190,37 @@ class Backend(Protocol):
         shut: bool = False,
         silent_s: float = 0.0,
     ) -> None:
-        """Start the agent of one host again, there or on another host; called by the leader.
+        """Start the agent of one host again, there or on another host. The leader calls it.
 
-        `elsewhere`, not there again, is asked where an allocation has successors alone; of a host
-        that is `shut` nobody need be kept off it, for the scheduler does that until it opens it.
-        `silent_s`: since when nobody there is heard; what began since then may yet be.
+        `elsewhere`: on another host; only where the backend has `successors`. `shut`: the
+        scheduler itself starts nothing on this host, so no exclusion is needed. `silent_s`: age of
+        the last heartbeat from this host; a process that started since then is left alone.
 
-        Raises MustLeave where the agent has to leave by itself, for another one to come.
+        Raises MustLeave where the backend may not end the agent, so the agent has to exit itself.
         """
 
-    def clear_host(self, launch: LaunchPlan, host: str) -> str:
-        """End all that an agent left on another host of the run, the agent too; what was found
-        there, in words. When it returns no process of the job is left there.
 
-        Asked where an allocation has no successors, by an agent that takes over from the one of
-        that host. The BackendError says why that is not known.
+class GrantingScheduler(Protocol):
+    """The scheduler that granted the hosts of a run."""
+
+    def allocation(self, launch: LaunchPlan) -> Allocation:
+        """What the leader was granted. Raises CannotLead where the scheduler cannot be asked from
+        the leader's host."""
+
+    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        """The `hosts` that the scheduler drains or has given up."""
+
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        """The state of the caller's run, and which of `hosts` no longer belong to it.
+
+        One attempt without retries: the caller knows what to do without an answer.
         """
 
-    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        """Another agent in the place of the one that is to lead, elsewhere where that never began;
-        asked by the others, of an allocation that has successors.
+    def why_ending(self, launch: LaunchPlan) -> Cause:
+        """Why the leader received a signal."""
 
-        `silent_s`: since when it is not heard; None: it has yet to begin, and may only be slow.
-        """
+    def standing(self, launch: LaunchPlan) -> str | None:
+        """The state of the launch in words; None when the scheduler has nothing of it."""
 
     def requeue(
         self,
@@ -216,19 +230,53 @@ class Backend(Protocol):
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        """Give the hosts back and queue for others, without those to `exclude`; by the leader.
+        """Release the hosts and queue for others, without the hosts in `exclude`.
 
-        `again`: hosts that this job asked to leave out before, and that may be used again; said
-        where an allocation has no successors. Not `whole`: the leader's own host alone, asked
-        where it has.
+        `again`: hosts that this job excluded before and that the scheduler may grant again; only
+        where the backend has `fixed_hosts`. `whole=False`: requeue the leader's own host alone;
+        only where the backend has `successors`.
         """
 
-    def release(self, launch: LaunchPlan) -> None:
-        """Give back the hosts of a run whose job has ended, where the scheduler would not do so by
-        itself once all agents have left; by the leader, at its end."""
 
-    def clear(self, launch: LaunchPlan) -> None:
-        """End every process of the job; returns when none is left."""
+class FixedHosts(Protocol):
+    """An allocation whose hosts stay the same until the run ends."""
+
+    def rival(self, launch: LaunchPlan) -> str | None:
+        """Another allocation of this same launch, in words; None: there is none. Each agent asks
+        before it starts, because hosts of the wrong allocation must not touch the job."""
+
+    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """Hosts where no agent can start (for example: no Python interpreter) -> reason."""
+
+    def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        """End every process of the job on another host; return what was found there, in words.
+
+        An agent calls it before it takes over from the leader on that host. A BackendError means
+        that it is not known whether processes are left.
+        """
+
+
+class SuccessorHosts(Protocol):
+    """A cluster that starts another agent in place of a lost one."""
+
+    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        """`hosts`: host -> seconds since its last heartbeat. Returns the hosts whose agents the
+        cluster ended without a warning -> reason."""
+
+    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        """Request another agent in place of the leader, on another host if it never started. The
+        other agents call it.
+
+        `silent_s`: age of the leader's last heartbeat; None: it has not started yet and may only
+        be slow.
+        """
+
+
+class UnattendedAllocation(Protocol):
+    """An allocation that can outlive the process that should end it."""
+
+    def release(self, launch: LaunchPlan) -> None:
+        """Release the hosts of a run whose job has ended. The leader calls it last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +344,7 @@ class PendingCopy(Copy, Protocol):
 
 
 @runtime_checkable
-class RemoteBackend(Backend, Protocol):
+class RemoteScheduler(SubmittingScheduler, Protocol):
     """One whose jobs write their run directories themselves, where whoever submits may not see
     them: of what `submit` hands over."""
 

@@ -5,7 +5,7 @@ set -u -o pipefail
 # shellcheck source=slurm/host_checks.sh
 . "$(dirname "$(readlink -f "$0")")/host_checks.sh"
 
-# Only of a user of whom nothing runs here any more: another job's ranks may still need theirs.
+# Only for users without processes on this node: ranks of another job may still need theirs.
 if [ -n "${SLURM_JOB_UID:-}" ] && ! pgrep -u "$SLURM_JOB_UID" >/dev/null; then
   find "$root/dev/shm" -maxdepth 1 -type f -user "$SLURM_JOB_UID" \
     \( -name 'nccl-*' -o -name 'torch_*' -o -name '__KMP_REGISTERED_LIB_*' \) -delete

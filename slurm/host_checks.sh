@@ -68,7 +68,7 @@ check_gpus() {
 }
 
 # What the kernel says of GPUs, which it may say to root alone. An Xid from before the node was last
-# drained here is not told again: whoever resumed it has seen to it.
+# drained here is not reported again: the person who resumed the node has handled it.
 check_xids() {
   local now told bad
   [ -d "$root/proc/driver/nvidia" ] || return 0

@@ -1,8 +1,8 @@
-"""The outputs in docs/planning.md and docs/reliability.md: what their commands print.
+"""The outputs in docs/plan.md and docs/forecast.md: the output of each command.
 
     python -m tests.planning_docs
 
-writes them anew.
+writes them again.
 """
 
 import re
@@ -15,8 +15,8 @@ from orchestrator.cli import cli
 from orchestrator.errors import NdctlError
 
 ROOT = Path(__file__).parents[1]
-DOCUMENT = ROOT / "docs" / "planning.md"
-RELIABILITY = ROOT / "docs" / "reliability.md"
+PLAN = ROOT / "docs" / "plan.md"
+FORECAST = ROOT / "docs" / "forecast.md"
 BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
 
 
@@ -41,7 +41,7 @@ def with_outputs(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for document in (DOCUMENT, RELIABILITY):
+    for document in (PLAN, FORECAST):
         document.write_text(with_outputs(document.read_text()))
         written = len(commands(document.read_text()))
         sys.stdout.write(f"{document.name}: {written} outputs written\n")

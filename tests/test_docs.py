@@ -1,4 +1,4 @@
-"""The documents say what is true."""
+"""The documents agree with the program."""
 
 import re
 from pathlib import Path
@@ -15,33 +15,38 @@ from tests import planning_docs
 from tests.backends.slurm.slurm_launch import plain
 
 ROOT = Path(__file__).parents[1]
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-PLANNING = planning_docs.DOCUMENT.read_text()
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+STATUS = (ROOT / "docs" / "status.md").read_text()
+RECOVER = (ROOT / "docs" / "recover.md").read_text()
+PLAN = planning_docs.PLAN.read_text()
+FORECAST = planning_docs.FORECAST.read_text()
 DOCUMENTS = [
-    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "slurm/README.md", "slurm/testbed/README.md"),
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "corpus/README.md"),
+    *("slurm/README.md", "slurm/testbed/README.md"),
     *("manifests/README.md", "manifests/crds/README.md", "manifests/testbed/README.md"),
     *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "benchmarks" / "results").glob("*.md"),
 ]
 
 H100 = ROOT / "examples" / "inventories" / "h100.yaml"
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.yaml") if path.stem != "trainer")
-"""trainer.yaml is what the trainer alone reads."""
+"""trainer.yaml is a configuration of the trainer, not a job spec."""
 
 
 def test_every_exit_code_is_documented() -> None:
-    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", OPERATIONS, re.MULTILINE)}
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", REFERENCE, re.MULTILINE)}
     assert documented == {code for name, code in vars(exit_codes).items() if name.isupper()}
 
 
 def test_every_state_is_documented() -> None:
     for state in get_args(State):
-        assert state in OPERATIONS
+        assert state in STATUS
 
 
 def test_every_environment_variable_of_ndctl_is_documented() -> None:
     values = {value for value in vars(env).values() if isinstance(value, str)}
     names = {value for value in values if value.startswith("NDCTL_")}  # the others are torchrun's
-    cells = re.findall(r"^\| (`NDCTL_.+?) \|", OPERATIONS, re.MULTILINE)
+    cells = re.findall(r"^\| (`NDCTL_.+?) \|", REFERENCE, re.MULTILINE)
     documented = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
     assert documented == names | set(DOWNWARD)
 
@@ -58,7 +63,7 @@ def test_every_file_of_the_run_directory_is_documented() -> None:
         run_dir.leader,
         run_dir.fence,
     ):
-        assert path.name in OPERATIONS
+        assert path.name in REFERENCE
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
@@ -102,27 +107,43 @@ def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> No
     assert plain(script, Path.cwd()) == golden.read_text()
 
 
-@pytest.mark.parametrize("command", planning_docs.commands(planning_docs.DOCUMENT.read_text()))
-def test_the_outputs_in_planning_are_what_its_commands_print(
+@pytest.mark.parametrize("command", planning_docs.commands(PLAN))
+def test_the_outputs_in_plan_are_those_of_its_commands(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m tests.planning_docs` writes them anew."""
+    """`python -m tests.planning_docs` writes them again."""
     monkeypatch.chdir(ROOT)
-    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in PLANNING
+    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in PLAN
 
 
-@pytest.mark.parametrize("command", planning_docs.commands(planning_docs.RELIABILITY.read_text()))
-def test_the_outputs_in_reliability_are_what_its_commands_print(
+@pytest.mark.parametrize("command", planning_docs.commands(FORECAST))
+def test_the_outputs_in_forecast_are_those_of_its_commands(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m tests.planning_docs` writes them anew."""
+    """`python -m tests.planning_docs` writes them again."""
     monkeypatch.chdir(ROOT)
-    text = planning_docs.RELIABILITY.read_text()
-    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in text
+    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in FORECAST
 
 
 def test_every_promise_names_tests_that_exist() -> None:
-    named = re.findall(r"`((?:tests|orchestrator)/[^`]+)`", planning_docs.RELIABILITY.read_text())
+    named = re.findall(r"`((?:tests|orchestrator)/[^`]+)`", RECOVER)
     assert len(named) > 15
     for path in named:
         assert (ROOT / path).exists(), path
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:orchestrator|trainer|tests)/[\w/.]+)`", text)
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_the_job_that_the_architecture_follows_is_short() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    walk = text.split("## One job")[1].split("## State")[0]
+    assert len(walk.split()) <= 1500
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110

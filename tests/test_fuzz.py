@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.contract.messages.rank_messages import RankEnded, Saved, from_bytes, to_bytes
+from orchestrator.contract.messages.events import CheckpointSaved, RankExited
+from orchestrator.contract.messages.rank_messages import from_bytes, to_bytes
 from orchestrator.errors import NdctlError, SpecError
 from orchestrator.host_strikes import lines_in
 from orchestrator.inventory.file import load_inventory
@@ -22,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 ROOT = Path(__file__).parents[1]
 SPECS = [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))]
 INVENTORIES = [path.read_text() for path in sorted((ROOT / "examples/inventories").glob("*.yaml"))]
-SAVED = to_bytes(Saved(attempt=1, rank=0, step=3))
-ENDED = to_bytes(RankEnded(attempt=1, rank=0, exit_code=None, signal=9))
+SAVED = to_bytes(CheckpointSaved(attempt=1, step=3))
+ENDED = to_bytes(RankExited(attempt=1, rank=0, exit_code=None, signal=9))
 HOSTILE: tuple[Any, ...] = (
     None,
     True,

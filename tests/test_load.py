@@ -398,8 +398,9 @@ def test_every_example_loads_and_comes_back_from_its_dump(path: Path) -> None:
     assert load_spec(dump_spec(spec), "dump") == spec
 
 
-def test_the_quickstart_is_the_issues_own() -> None:
+def test_the_quickstart_cuts_tensors_inside_a_host_and_shards_data_across_hosts() -> None:
     spec = read_spec(EXAMPLES / "quickstart.yaml")
+    assert spec.parallel == ParallelSpec(pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=2)
     assert spec.train == TrainSpec(
         steps=60,
         global_batch_size=16,

@@ -1,4 +1,4 @@
-"""The two lists of tested versions: of everything, and of what an image needs."""
+"""The two lists of tested versions: what ndctl needs to run, and what its tests need as well."""
 
 import re
 import tomllib
@@ -11,19 +11,19 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
-"""What a CUDA build of torch needs besides; the lists are of both builds."""
+"""Packages that only a CUDA build of torch needs; the lists serve both builds."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def pins(name: str) -> dict[str, str]:
-    """Package -> its line."""
+    """Each package with its line."""
     lines = [line for line in (ROOT / name).read_text().splitlines() if line[:1] not in ("", "#")]
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
     return {canonicalize_name(line.partition("==")[0]): line for line in lines}
 
 
 def needed_by(*wanted: str) -> set[str]:
-    """Every package that these need on this platform, as their own metadata have it."""
+    """Every package that `wanted` needs on this platform, by the metadata of the packages."""
     seen: set[tuple[str, frozenset[str]]] = set()
     left = [Requirement(one) for one in wanted]
     while left:
@@ -44,27 +44,28 @@ def test_the_runtime_list_is_what_ndctl_needs_and_no_more() -> None:
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra, more in project["optional-dependencies"].items():
-        wanted += [] if extra == "dev" else more
+        wanted += [] if extra in ("dev", "docs") else more
     needed = needed_by(*wanted)
     assert needed - {name for name in needed if OF_CUDA.match(name)} == (
-        pins("requirements-runtime.lock").keys()
+        pins("requirements.lock").keys()
     )
 
 
 def test_both_lists_have_the_same_versions() -> None:
-    everything, runtime = pins("requirements.lock"), pins("requirements-runtime.lock")
+    everything, runtime = pins("requirements-dev.lock"), pins("requirements.lock")
     assert runtime.items() <= everything.items()
 
 
 def test_no_tool_of_the_tests_is_in_an_image() -> None:
-    tools = [Requirement(one) for one in PROJECT["project"]["optional-dependencies"]["dev"]]
+    extras = PROJECT["project"]["optional-dependencies"]
+    tools = [Requirement(one) for one in (*extras["dev"], *extras["docs"])]
     names = {canonicalize_name(one.name) for one in tools} - {"ndctl"}
-    assert {"pytest", "mypy", "ruff", "hypothesis"} <= names
-    assert not names & pins("requirements-runtime.lock").keys()
+    assert {"pytest", "mypy", "ruff", "hypothesis", "mkdocs"} <= names
+    assert not names & pins("requirements.lock").keys()
 
 
 def test_what_is_declared_admits_the_tested_versions() -> None:
-    project, tested = PROJECT["project"], pins("requirements.lock")
+    project, tested = PROJECT["project"], pins("requirements-dev.lock")
     declared = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra in project["optional-dependencies"].values():
         declared += extra
@@ -85,8 +86,8 @@ def test_the_image_has_the_runtime_list_alone_on_a_base_named_by_its_digest() ->
         for line in re.findall(r"^COPY (.+)", steps, re.MULTILINE)
         for name in line.split()[:-1]
     }
-    assert "requirements-runtime.lock" in copied
-    assert "requirements.lock" not in copied
+    assert "requirements.lock" in copied
+    assert "requirements-dev.lock" not in copied
     let_in = re.findall(r"^!(.+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
     assert set(let_in) == copied
     assert all((ROOT / name).exists() for name in copied)

@@ -1,8 +1,8 @@
-"""Updates that are left out because they would spoil the model, and training that goes astray.
+"""Counts bad steps and ends a training that is unstable.
 
-All of it follows from the totals of the steps, which are the same on every rank: no rank needs to
-ask another one. Its state is part of a checkpoint: a job that is restarted in the middle of bad
-steps must fail where it would have failed, or it would be restarted for ever.
+All decisions use the totals of a step, which are the same on every rank, so no communication is
+needed. The counters are part of a checkpoint: a job that is restarted between bad steps must fail
+at the same step, or it would restart forever.
 """
 
 import math
@@ -13,36 +13,36 @@ from statistics import median
 from orchestrator.contract.spec.train_spec import SpikeSpec
 
 DEVIATION = 1.4826
-"""Standard deviations of a normal distribution in one median absolute deviation."""
+"""Standard deviation of a normal distribution divided by its median absolute deviation."""
 FLOOR = 0.01
-"""Of the median: a smaller deviation is counted as this, for losses of few digits hardly differ."""
+"""Lower bound of the deviation as a share of the median: rounded losses hardly differ."""
 
 
 class Unstable(Exception):
-    """Training went astray; a restart would come to the same steps again."""
+    """The training is unstable; a restart would repeat the same steps."""
 
     def __init__(self, message: str, since: int) -> None:
         super().__init__(message)
         self.since = since
-        """The first of the bad steps."""
+        """The first bad step."""
 
 
 class NotFinite(Unstable):
-    """Loss or gradient were not finite for too many steps in a row."""
+    """The loss or the gradient was not finite for too many steps in a row."""
 
 
 class LossSpike(Unstable):
-    """The loss was far above what it had been, for too many steps in a row."""
+    """The loss was far above its recent median for too many steps in a row."""
 
 
 @dataclass(slots=True)
 class Skips:
     total: int = 0
-    """Updates left out so far, for whatever reason."""
+    """Updates skipped so far, for any reason."""
     bad_in_a_row: int = 0
-    """Steps up to now whose loss or gradient was not finite."""
+    """Number of last steps in a row whose loss or gradient was not finite."""
     since: int = 0
-    """The first of these steps."""
+    """The first step of that row."""
 
     def restore(self, saved: "Skips") -> None:
         self.total, self.bad_in_a_row = saved.total, saved.bad_in_a_row
@@ -52,7 +52,7 @@ class Skips:
         self.bad_in_a_row = 0
 
     def empty(self) -> None:
-        """No token was to be learned: that says nothing about the model's health."""
+        """The batch had no token to learn. The update is skipped, but the step is not bad."""
         self.total += 1
 
     def bad(self, step: int) -> None:
@@ -63,23 +63,23 @@ class Skips:
 
 @dataclass(slots=True)
 class Spikes:
-    """The losses that were in order, and how long they have not been.
+    """Detects loss spikes.
 
-    A loss is too high when it lies more than `deviations` robust standard deviations above the
-    median of the last `window` losses that were not too high themselves.
+    A loss is too high if it is more than `deviations` robust standard deviations (1.4826 times the
+    median absolute deviation) above the median of the last `window` normal losses.
     """
 
     losses: tuple[float, ...] = ()
     high_in_a_row: int = 0
     since: int = 0
-    """The first step of these."""
+    """The first step of that row."""
 
     def restore(self, saved: "Spikes") -> None:
         self.losses, self.high_in_a_row = saved.losses, saved.high_in_a_row
         self.since = saved.since
 
     def limit(self, spec: SpikeSpec) -> float | None:
-        """The highest loss that is in order; None before there are `window` to compare with."""
+        """The highest normal loss; None until there are `window` losses to compare with."""
         if len(self.losses) < spec.window:
             return None
         middle = median(self.losses)
@@ -87,9 +87,9 @@ class Spikes:
         return middle + spec.deviations * max(spread, FLOOR * abs(middle))
 
     def seen(self, step: int, loss: float, spec: SpikeSpec) -> None:
-        """After `step`; one whose loss is not finite is no spike, and is counted elsewhere."""
+        """Record the loss of `step`."""
         if not math.isfinite(loss):
-            return
+            return  # not a spike: `Skips` counts it
         limit = self.limit(spec)
         if limit is not None and loss > limit:
             self.since = self.since if self.high_in_a_row else step
@@ -99,26 +99,34 @@ class Spikes:
         self.losses = (*self.losses, loss)[-spec.window :]
 
 
-def too_many(step: int, since: int, limit: int, what: str, names: Sequence[str]) -> NotFinite:
-    """The error to end with at `step`, the last of `limit` bad ones. `what` says which total was
-    not finite; `names` are parameters of this rank whose gradients were not."""
+def not_finite_error(
+    step: int, since: int, limit: int, what: str, names: Sequence[str]
+) -> NotFinite:
+    """The error that ends the job at `step`, the last of `limit` bad steps.
+
+    Args:
+        what: which total was not finite.
+        names: parameters of this rank whose gradients were not finite.
+    """
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     where = f" (on this rank the gradients of {', '.join(names[:3])}{more})" if names else ""
     return NotFinite(
-        f"step {step}: {what} not finite{where}, and so it was for {limit} steps in a row. Their"
-        " updates were skipped: weights and optimizer are as they were before these steps."
-        " Lower train.optimizer.lr or lengthen the warm-up, set train.grad_clip, or look at the"
-        f" data that these steps read; train.max_bad_steps is {limit}",
+        f"step {step}: {what} not finite{where}, for {limit} steps in a row. Their updates were"
+        " skipped: weights and optimizer state are unchanged since before these steps. Lower"
+        " train.optimizer.lr, lengthen the warm-up, set train.grad_clip, or check the data of these"
+        f" steps; train.max_bad_steps is {limit}",
         since,
     )
 
 
-def too_high(step: int, since: int, loss: float, limit: float, spec: SpikeSpec) -> LossSpike:
+def loss_spike_error(
+    step: int, since: int, loss: float, limit: float, spec: SpikeSpec
+) -> LossSpike:
     return LossSpike(
         f"step {step}: the loss is {loss:.4f}, and for {spec.steps} steps in a row it was above"
         f" {limit:.4f}, which is {spec.deviations:g} robust standard deviations above the median of"
-        f" the {spec.window} losses before. Unlike those of bad steps, their updates were made: go"
-        " back to a checkpoint from before them. Lower train.optimizer.lr, or look at the data that"
-        " these steps read; train.spike says what counts as one",
+        f" the {spec.window} losses before. Their updates were applied, so resume from a checkpoint"
+        " before them. Lower train.optimizer.lr, or check the data of these steps; train.spike sets"
+        " the limits",
         since,
     )

@@ -1,4 +1,4 @@
-"""The training loop: steps, and what happens between two of them."""
+"""The training loop: steps, and the work between two steps."""
 
 import logging
 import math
@@ -10,13 +10,13 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.checkpoint.save import Checkpoints
 from trainer.evaluate import Evaluator
-from trainer.guard import Skips, Spikes, too_high, too_many
+from trainer.guard import Skips, Spikes, loss_spike_error, not_finite_error
 from trainer.measure.metrics import StepMetrics
 from trainer.measure.profiling import Profiling
 from trainer.measure.report import Report
 from trainer.measure.timing import Part
 from trainer.optimizer import lr_at
-from trainer.rank.drills import Victim, drills_due, suffer
+from trainer.rank.drills import FaultTarget, drills_due, inject_fault
 from trainer.rank.ranks import (
     Ranks,
     meet,
@@ -25,7 +25,7 @@ from trainer.rank.ranks import (
     shorten_timeouts,
     train_timeout,
 )
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 from trainer.step import Stepper, Totals
 
 LOG = logging.getLogger("trainer")
@@ -33,8 +33,6 @@ LOG = logging.getLogger("trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that the loop works with."""
-
     config: TrainingConfig
     ranks: Ranks
     stepper: Stepper
@@ -43,41 +41,42 @@ class Training:
     checkpoints: Checkpoints
     evaluator: Evaluator | None
     profiling: Profiling | None
-    """On the ranks that are profiled."""
+    """None on ranks that are not profiled."""
     report: Report | None
-    """On rank 0."""
+    """None except on rank 0."""
     peak_tokens_per_second: float | None
-    """What the devices would do at their peak; None where that is not known."""
-    outside: Outside
+    """Tokens per second at the devices' peak FLOPS; None if the peak is unknown."""
+    runtime: Runtime
 
     @property
-    def astray(self) -> bool:
-        """The last step was bad, and more of them end the job."""
+    def is_unstable(self) -> bool:
+        """The last step was bad; several bad steps in a row end the job."""
         return self.skips.bad_in_a_row > 0 or self.spikes.high_in_a_row > 0
 
 
 def train(job: Training, done: int) -> int:
-    """Do the steps after `done`; returns the exit code.
+    """Train the steps after `done`; returns the exit code.
 
     Raises:
-        NotFinite: when the loss or the gradient is not finite for too many steps in a row.
-        LossSpike: when the loss is too high for too many steps in a row.
+        NotFinite: the loss or the gradient was not finite for too many steps in a row.
+        LossSpike: the loss was too high for too many steps in a row.
     """
     last = job.config.train.steps
     if done >= last:
-        meet()  # who goes at once breaks the connections that others are still making to it
+        # A rank that exits at once would break connections that its peers are still opening.
+        meet()
         if job.ranks.env.rank == 0:
             LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exit_codes.OK
-    victim = Victim(job.stepper.parameters, job.stepper.batches.stall)
+    target = FaultTarget(job.stepper.parameters, job.stepper.batches.stall)
     for step in range(done + 1, last + 1):
-        for drill in drills_due(job.outside.drills, job.ranks.env, step):
-            suffer(drill, job.outside.reporter, victim)
-        victim.drag()
+        for drill in drills_due(job.runtime.drills, job.ranks.env, step):
+            inject_fault(drill, job.runtime.reporter, target)
+        target.slow_down()
         if step == done + 1:
-            job.outside.reporter.beat("compile" if job.config.train.compile else "train")
+            job.runtime.reporter.beat("compile" if job.config.train.compile else "train")
         totals, step_s = _timed_step(job, step)
-        victim.step_s = step_s
+        target.step_s = step_s
         if step == done + 1:
             shorten_timeouts(train_timeout(job.config.pause_s))
         _count_skips(job, step, totals)
@@ -92,7 +91,7 @@ def train(job: Training, done: int) -> int:
             break
     if job.profiling is not None:
         job.profiling.finish()
-    job.outside.reporter.beat("exit")
+    job.runtime.reporter.beat("exit")
     if job.report is not None:
         job.report.close()
     return code
@@ -104,7 +103,7 @@ def _timed_step(job: Training, step: int) -> tuple[Totals, float]:
     begun = time.perf_counter()
     lr, failed = lr_at(step, job.config.train), job.checkpoints.failed
     every = job.checkpoints.proposed_every
-    totals = job.stepper.run(step, lr, job.outside.stop, failed, every)
+    totals = job.stepper.run(step, lr, job.runtime.stop, failed, every)
     step_s = time.perf_counter() - begun
     job.checkpoints.after_step(step, step_s, totals.save_failed, totals.every)
     if job.profiling is not None:
@@ -158,7 +157,7 @@ def _measure(
         checkpoint_s=seconds.get("checkpoint", 0.0),
         peak_memory_bytes=peak_memory_bytes(job.ranks.device),
         skipped=job.skips.total,
-        time=job.outside.clock(),
+        time=job.runtime.clock(),
     )
 
 
@@ -167,7 +166,7 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
     if job.skips.bad_in_a_row >= limit:
         _write(job, metrics)
         names, since = totals.bad_gradients, job.skips.since
-        raise too_many(metrics.step, since, limit, _what(totals), names)
+        raise not_finite_error(metrics.step, since, limit, _what(totals), names)
     spec = job.config.train.spike
     if spec is None:
         return
@@ -176,12 +175,12 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
         _write(job, metrics)
         highest = job.spikes.limit(spec)
         assert highest is not None  # as something was found to be higher
-        raise too_high(metrics.step, job.spikes.since, totals.loss, highest, spec)
+        raise loss_spike_error(metrics.step, job.spikes.since, totals.loss, highest, spec)
 
 
 def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
-    job.outside.reporter.step = metrics.step
-    job.outside.reporter.beat(
+    job.runtime.reporter.step = metrics.step
+    job.runtime.reporter.beat(
         "train" if job.report is None else "write",
         loss=metrics.loss,
         tokens_per_second=metrics.tokens_per_second,
@@ -197,7 +196,7 @@ def _evaluate_if_due(job: Training, metrics: StepMetrics, asked_to_leave: bool) 
         return metrics
     with job.stepper.watch.excused():
         found = evaluator.run()
-    job.outside.reporter.beat("train" if job.report is None else "write")
+    job.runtime.reporter.beat("train" if job.report is None else "write")
     return replace(metrics, eval_loss=found.loss, eval_s=found.seconds)
 
 
@@ -207,7 +206,7 @@ def _write(job: Training, metrics: StepMetrics) -> None:
     with job.stepper.watch.excused():
         job.report.write(metrics)
         _log(job, metrics)
-    job.outside.reporter.beat("train")
+    job.runtime.reporter.beat("train")
 
 
 def _log(job: Training, metrics: StepMetrics) -> None:
@@ -227,12 +226,12 @@ def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
     for_sure = asked_to_leave or step == job.config.train.steps
     if not for_sure and not job.checkpoints.due(step):
         return
-    if not for_sure and job.astray:
+    if not for_sure and job.is_unstable:
         # Whoever goes back one checkpoint is to find one from before.
         if job.ranks.env.rank == 0:
-            LOG.warning("no checkpoint of step %d: training may have gone astray", step)
+            LOG.warning("no checkpoint of step %d: training may have gone is_unstable", step)
         return
-    job.outside.reporter.beat("checkpoint")
+    job.runtime.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:
         job.stepper.ledger.sync()
     with job.stepper.watch.excused(), job.stepper.watch.host_part("checkpoint"):
@@ -240,4 +239,4 @@ def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
             job.checkpoints.save_for_sure(step)
         else:
             job.checkpoints.save(step)
-    job.outside.reporter.beat("train")
+    job.runtime.reporter.beat("train")

@@ -1,4 +1,4 @@
-"""One rank's training from beginning to end: this file is the trainer's table of contents."""
+"""The training of one rank from start to end; read this file first."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -38,32 +38,32 @@ from trainer.parallel.passes import Passes
 from trainer.parallel.tied import find_tied
 from trainer.rank.fence import Admit, admit_of
 from trainer.rank.ranks import Ranks, arrange, process_group
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 from trainer.step import Stepper
 
 
-def main(config: TrainingConfig, outside: Outside) -> int:
+def main(config: TrainingConfig, runtime: Runtime) -> int:
     """Train; returns the exit code of the process."""
-    with process_group(outside.env, config.pause_s):
-        ranks = arrange(config.mesh, outside.env)
-        return train_on(ranks, config, outside)
+    with process_group(runtime.env, config.pause_s):
+        ranks = arrange(config.mesh, runtime.env)
+        return train_on(ranks, config, runtime)
 
 
-def train_on(ranks: Ranks, config: TrainingConfig, outside: Outside) -> int:
-    job, done = assemble(ranks, config, outside)
-    told = compiling_is_told(outside.reporter) if config.train.compile else nullcontext()
+def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
+    job, done = assemble(ranks, config, runtime)
+    told = compiling_is_told(runtime.reporter) if config.train.compile else nullcontext()
     with job.stepper.batches, told:
         return train(job, done)
 
 
-def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Training, int]:
-    """All that trains, and how many steps were done before."""
+def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Training, int]:
+    """The training job, and the number of steps done before."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
-    admit = admit_of(run, outside.env)
-    batches = open_data(config, ranks, outside)
+    admit = admit_of(run, runtime.env)
+    batches = open_data(config, ranks, runtime)
     found = find_checkpoint(
-        run.checkpoints, ranks, verify=config.checkpoint.verify, skip=outside.skip
+        run.checkpoints, ranks, verify=config.checkpoint.verify, skip=runtime.skip
     )
     stages = build_model(config, ranks, batches.positions_T, resumed=found.folder is not None)
     parameters = named_to_update(stages)
@@ -76,7 +76,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         origin=origin_of(config),
         ranks=ranks,
     )
-    done, skipped = resume(found, state, outside.reporter)
+    done, skipped = resume(found, state, runtime.reporter)
     batches, state = replace(batches, skipped=skipped), replace(state, skipped=skipped)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
     tied.follow(optimizer)
@@ -99,25 +99,25 @@ def assemble(ranks: Ranks, config: TrainingConfig, outside: Outside) -> tuple[Tr
         stepper=stepper,
         skips=state.skips,
         spikes=state.spikes,
-        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, outside.reporter, done),
-        evaluator=evaluator_of(config, batches, passes, stages, outside),
-        profiling=profiling_of(config, ranks, outside),
-        # One writer: the totals are the same on every rank.
+        checkpoints=Checkpoints(run.checkpoints, state, config.checkpoint, runtime.reporter, done),
+        evaluator=evaluator_of(config, batches, passes, stages, runtime),
+        profiling=profiling_of(config, ranks, runtime),
+        # Only rank 0 writes metrics, because the totals are the same on every rank.
         report=open_report(run, config.train, done, admit) if ranks.env.rank == 0 else None,
         peak_tokens_per_second=peak_tokens_per_second(config, stages, ranks),
-        outside=outside,
+        runtime=runtime,
     )
     return job, done
 
 
-def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches:
+def open_data(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Batches:
     def check(num_tokens: int) -> None:
-        """Before data is packed for hours."""
+        """Find mistakes in the model config before the data is packed, which may take hours."""
         values = read_model_config(config.model)
         check_model(values, num_tokens, config.data.sequence_length)
 
     tokens = RunDir(Path(config.out)).tokens
-    data = open_sequences(config, tokens, check, outside.reporter)
+    data = open_sequences(config, tokens, check, runtime.reporter)
     coords = config.mesh.coords(ranks.env.rank)
     return Batches(
         train=data.train,
@@ -137,7 +137,7 @@ def open_data(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Batches
 
 
 def named_to_update(stages: list[Decoder]) -> list[tuple[str, nn.Parameter]]:
-    """What the optimizer works on, under the parameters' plain names."""
+    """Parameters of the optimizer with their names, without wrapper prefixes."""
     return [pair for stage in stages for pair in parameters_to_update(stage)]
 
 
@@ -148,7 +148,7 @@ def optimizer_of(
     watch: Stopwatch,
 ) -> torch.optim.Optimizer:
     optimizer = build_optimizer(parameters, config.train.optimizer)
-    # What follows a step of the optimizer may be collective.
+    # Hooks after the optimizer step may be collective, so stop measuring own work before them.
     optimizer.register_step_post_hook(lambda *_: watch.enters())
     gather_after_step(optimizer, stages)
     if config.train.float8:
@@ -179,14 +179,14 @@ def stream_of(config: TrainingConfig, batches: Batches) -> Stream:
 def origin_of(config: TrainingConfig) -> Origin:
     return Origin(
         config=read_json(read_model_config(config.model).to_json_string(use_diff=False)),
-        tokenizer=wherever(config.data.tokenizer),
+        tokenizer=absolute_source(config.data.tokenizer),
         lora=config.model.lora,
-        base=wherever(config.model.weights) if config.model.weights else None,
+        base=absolute_source(config.model.weights) if config.model.weights else None,
     )
 
 
-def wherever(source: str) -> str:
-    """`source` so that it is found from another working directory: a folder, or a hub id."""
+def absolute_source(source: str) -> str:
+    """An absolute path if `source` is a folder, else the hub id unchanged."""
     return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
@@ -207,7 +207,7 @@ def evaluator_of(
     batches: Batches,
     passes: Passes,
     stages: list[Decoder],
-    outside: Outside,
+    runtime: Runtime,
 ) -> Evaluator | None:
     if config.train.eval_every is None:
         return None
@@ -218,22 +218,22 @@ def evaluator_of(
         passes=passes,
         stages=stages,
         device=batches.device,
-        reporter=outside.reporter,
+        reporter=runtime.reporter,
     )
 
 
-def profiling_of(config: TrainingConfig, ranks: Ranks, outside: Outside) -> Profiling | None:
+def profiling_of(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Profiling | None:
     spec = config.train.profile
     if spec is None or ranks.env.rank not in spec.ranks:
         return None
     folder = RunDir(Path(config.out)).profiles(ranks.env.attempt)
-    return Profiling(spec, folder, ranks.device, outside.reporter)
+    return Profiling(spec, folder, ranks.device, runtime.reporter)
 
 
 def peak_tokens_per_second(
     config: TrainingConfig, stages: list[Decoder], ranks: Ranks
 ) -> float | None:
-    """What the devices would do at their peak; all ranks must call it."""
+    """Tokens per second at the devices' peak FLOPS; a collective, so all ranks must call it."""
     each = flops_per_token(stages, ranks, config.data.sequence_length)
     peak = job_peak(ranks, config.train.dtype, config.train.device_tflops)
     return None if peak is None else peak / each

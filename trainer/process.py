@@ -18,7 +18,7 @@ from trainer.guard import Unstable
 from trainer.rank.drills import read_drills
 from trainer.rank.emit import Reporter
 from trainer.rank.flight import dump_at_end, dump_on_signal
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest, show_stacks_on_signal
 
 LOG = logging.getLogger("trainer")
@@ -56,10 +56,10 @@ def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> i
     config = complete(load_config(path), env.world_size)
     drills, skip = read_drills(env.drills), read_skip(env.skip)
     clock = time.time  # noqa: TID251 (handed inwards from here)
-    outside = Outside(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
+    runtime = Runtime(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
     from trainer.imports import train
 
-    return train(config, outside)
+    return train(config, runtime)
 
 
 def set_up_logging() -> None:

@@ -1,4 +1,4 @@
-"""One optimizer step: forward and backward over the micro batches, the totals, and the update."""
+"""One optimizer step: forward and backward over all micro batches, totals, parameter update."""
 
 import math
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ from trainer.rank.signals import StopRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """What a step came to, the same on every rank but for `bad_gradients`."""
+    """The result of a step. It is the same on every rank, except `bad_gradients`."""
 
     loss: float
-    """Mean over the learned tokens of the global batch; NaN when there is none."""
+    """Mean over the learned tokens of the global batch; NaN if there are none."""
     z_loss: float
-    """What z-loss adds to it."""
+    """The share of z-loss in `loss`."""
     tokens: float
     """Learned tokens of the global batch."""
     grad_norm: float
     stop: bool
-    """Some rank was asked to leave."""
+    """At least one rank was asked to stop."""
     save_failed: bool
-    """Some rank knows that the checkpoint being written has failed."""
+    """On at least one rank the current checkpoint save has failed."""
     every: int
-    """Steps between two checkpoints from now on, as the first rank proposed; 0: as before."""
+    """New checkpoint interval in steps, proposed by rank 0; 0: unchanged."""
     read: Sums
-    """Which samples all ranks together have read."""
+    """Checksums of the samples that all ranks together have read."""
     bad_gradients: Sequence[str] = ()
-    """Parameters whose gradient is not finite, as far as this rank holds it."""
+    """Parameters with a gradient that is not finite in this rank's shard."""
 
     @property
     def finite(self) -> bool:
@@ -50,25 +50,26 @@ class Totals:
 class Stepper:
     parameters: Sequence[tuple[str, nn.Parameter]]
     tied: Sequence[nn.Parameter]
-    """Those of them that another stage has a copy of."""
+    """Parameters of which another pipeline stage has a copy (tied embeddings)."""
     passes: Passes
     optimizer: torch.optim.Optimizer
     batches: Loader
     ranks: Ranks
     tokens_per_step: int
-    """Of the global batch, learned or not."""
+    """Tokens of the global batch, including masked ones."""
     grad_clip: float | None
     watch: Stopwatch
     ledger: SampleLedger | None = None
-    """On rank 0."""
+    """None except on rank 0."""
 
     def run(
         self, step: int, lr: float, stop: StopRequest, save_failed: bool = False, every: int = 0
     ) -> Totals:
-        """Do `step`, counted from 1. An update that would spoil the model is left out, and then
-        weights and optimizer are as they were, bit by bit, on every rank.
+        """Run `step`, counted from 1.
 
-        The host waits for the device once, where it reads the totals.
+        If the loss or the gradient norm is not finite, the update is skipped: weights and optimizer
+        state then stay bit-identical on every rank. The host waits for the device only once, when
+        it reads the totals.
         """
         with self.watch.host_part("data"):
             batches = self.batches.of_step(step)
@@ -79,6 +80,8 @@ class Stepper:
         totals = self._total(sums, norm2, stop.asked, save_failed, every)
         self.watch.leaves()
         with self.watch.part("optimizer"):
+            # All ranks take the same branch, because the totals are the same on every rank. The
+            # optimizer step may be collective, so a rank on its own must not skip it.
             if totals.finite:
                 clip = clip_factor(totals.grad_norm, self.grad_clip)
                 scale(parts, self._learned(totals.tokens) * clip)
@@ -94,9 +97,9 @@ class Stepper:
     def _total(
         self, sums: LossSums, norm2: torch.Tensor, stop: bool, save_failed: bool, every: int
     ) -> Totals:
-        """One collective for all that the ranks must agree on at the end of a step."""
+        """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
-        # Filled in place: a tensor made of Python numbers would make the host wait for its copy.
+        # Fill in place: the host would wait for the copy of a tensor made from Python numbers.
         told = torch.zeros(3 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
         for place, number in enumerate(
             (float(stop), float(save_failed), float(every), *self.batches.read)
@@ -105,7 +108,7 @@ class Stepper:
         vector = torch.cat([counts, told])
         dist.all_reduce(vector)
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector.tolist()
-        # Ranks that differ in tp alone have counted the same tokens.
+        # The tp ranks of one group have all counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
             loss=loss / tokens if tokens else math.nan,
@@ -119,5 +122,5 @@ class Stepper:
         )
 
     def _learned(self, tokens: float) -> float:
-        """What makes a mean over all tokens one over the `tokens` that are learned."""
+        """Factor from a mean over all tokens to a mean over the learned `tokens`."""
         return self.tokens_per_step / tokens if tokens else math.nan

@@ -43,8 +43,8 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
     Stop,
-    Warned,
 )
+from orchestrator.contract.messages.events import AgentRegistered, HostLeaving
 from orchestrator.health.clocks_and_names import NAME_S, looked_up
 from orchestrator.health.host_probes import Probe, no_probe
 from orchestrator.job_secret import JobSecret
@@ -181,7 +181,7 @@ class Agent:
     def warned(self, signal_name: str) -> None:
         """The scheduler ends this agent alone: tell the leader, and go when no rank is left."""
         log.warning("%s: this host has to go", signal_name)
-        self._report(Warned(host=self.config.place.host, signal=signal_name))
+        self._report(HostLeaving(host=self.config.place.host, why=signal_name))
         self._spawn(self._go_when_idle())
 
     async def _go_when_idle(self) -> None:
@@ -310,17 +310,16 @@ class Agent:
 
     def _register(self) -> Register:
         place = self.config.place
-        return Register(
+        registered = AgentRegistered(
             host=place.host,
             address=place.address,
             devices=self.config.devices,
             pid=os.getpid(),
             incarnation=self.incarnation,
-            launch=self.config.term.launch,
-            sent_at=self.clock.now(),
             findings=(*self.config.findings, *filter(None, [self.leader_name])),
             running=self.attempts.number,
         )
+        return Register(agent=registered, launch=self.config.term.launch, sent_at=self.clock.now())
 
     async def _speak(self, ws: Line) -> None:
         """Send reports as they come, and a digest with every pulse."""

@@ -24,15 +24,20 @@ from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.agent.processes.cgroups import Count, Counted, Kills, oom_kills, throttlings
 from orchestrator.agent.processes.fork_server_client import Running, Standby
 from orchestrator.agent.processes.torchrun import HostPlace, environment, render
-from orchestrator.contract.messages.agent_protocol import Exited, RankDigest, Start, Stopped
-from orchestrator.contract.messages.events import RankError, RankEvidence
-from orchestrator.contract.messages.rank_messages import (
+from orchestrator.contract.messages.agent_protocol import RankDigest, Start
+from orchestrator.contract.messages.events import (
     Above,
+    HostStopped,
+    RankError,
+    RankEvidence,
+    RankExited,
+)
+from orchestrator.contract.messages.rank_messages import (
     Beat,
     Datagram,
-    Raised,
-    RankEnded,
+    RankRaised,
     RankStarted,
+    sender_of,
 )
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import FailureRule
@@ -68,7 +73,8 @@ class RankRecord:
     tokens_per_second: float | None = None
     memory_bytes: int | None = None
     error: RankError | None = None
-    ended: RankEnded | None = None
+    ended: RankExited | None = None
+    """As its watcher reported it."""
     stopped: bool = False
     """Ended after this agent had begun to stop the attempt."""
     gone: bool = False
@@ -133,7 +139,7 @@ class Attempt:
         if self.stopping:  # told to while torchrun was being started
             self.kill()
 
-    def hear(self, datagram: Datagram) -> Exited | None:
+    def hear(self, datagram: Datagram) -> RankExited | None:
         """Take in a rank's word; the report to make when the rank failed."""
         now = self.clock.monotonic()
         if isinstance(datagram, RankStarted):
@@ -143,22 +149,16 @@ class Attempt:
             if self.stopping:  # SIGTERM to the others has been before it was there
                 send_signal(datagram.pid, signal.SIGTERM)
             return None
-        record = self.ranks.get(datagram.rank)
+        record = self.ranks.get(sender_of(datagram))
         if record is None:
             return None
         record.heard = now
         match datagram:
             case Beat():
                 self._beat(record, datagram, now)
-            case Raised():
-                record.error = RankError(
-                    error=datagram.error,
-                    message=datagram.message,
-                    step=datagram.step,
-                    traceback=datagram.traceback,
-                    since=datagram.since,
-                )
-            case RankEnded():
+            case RankRaised(error=error):
+                record.error = error
+            case RankExited():
                 record.ended, record.stopped = datagram, self.stopping and not record.gone
                 record.step = max(record.step, datagram.step)
                 if not self.is_done(record):
@@ -176,7 +176,7 @@ class Attempt:
         record = self.ranks.get(rank)
         return record is not None and record.loss is not None
 
-    def failures(self) -> list[Exited]:
+    def failures(self) -> list[RankExited]:
         """Of ranks that have ended without being done, those that were stopped last."""
         records = [one for one in self.ranks.values() if not self.is_done(one)]
         failed = [self.exited(one.ended) for one in records if one.ended is not None]
@@ -189,18 +189,22 @@ class Attempt:
             record.loss, record.tokens_per_second = beat.loss, beat.tokens_per_second
         record.memory_bytes = beat.memory_bytes or record.memory_bytes
 
-    def exited(self, ended: RankEnded) -> Exited:
-        """Without the last lines of its log, which lie on storage that may not answer."""
+    def exited(self, ended: RankExited) -> RankExited:
+        """`ended` with all that this agent knows of the rank, whatever the sender put there.
+
+        The last lines of its log come later (`with_last_lines`): storage may not answer.
+        """
         record = self.ranks[ended.rank]
-        return Exited(
+        return replace(
+            ended,
             host=self.place.host,
-            ended=ended,
-            age_s=max(0.0, self.clock.monotonic() - record.heard),
             step=record.step,
             stopped=record.stopped if record.ended else self.stopping and not record.gone,
+            detected_after_s=max(0.0, self.clock.monotonic() - record.heard),
             error=record.error,
             log_tail=(),
             phase=record.phase,
+            reading=None,
         )
 
     def excuse(self, seconds: float) -> None:
@@ -323,7 +327,7 @@ class Attempt:
             if record.ended is None and process_state(record.pid) not in ("gone", "Z"):
                 send_signal(record.pid, number)
 
-    async def wait(self) -> tuple[list[Exited], Stopped]:
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
         """Return when no process is left: what had not been reported yet, and the end itself."""
         code = (await self.torchrun.wait()).code if self.torchrun is not None else None
         await self._until_gone()
@@ -337,16 +341,16 @@ class Attempt:
         if not (finished or self.stopping):  # what it says of being stopped explains nothing
             said = await self._torchrun_said()
             why = f"torchrun ended with code {code}\n{said}"
-        stopped = Stopped(
+        stopped = HostStopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
         return [self.exited(end) for end in unseen], await with_reading(stopped, self.start.classes)
 
-    def _unseen(self, rank: int, above: Ends) -> RankEnded:
+    def _unseen(self, rank: int, above: Ends) -> RankExited:
         """The end of a rank that went with its keeper, which tells nothing any more."""
         first = self.start.node_rank * self.start.ranks_per_host
         name, number = above.get(rank - first) or above.get(None) or (None, None)
-        return RankEnded(
+        return RankExited(
             attempt=self.start.attempt,
             rank=rank,
             exit_code=None,
@@ -393,7 +397,7 @@ class Attempt:
         return waited < 2 * POLL_S and any(r.ended is None for r in self.ranks.values())
 
 
-async def with_reading(stopped: Stopped, own: tuple[FailureRule, ...]) -> Stopped:
+async def with_reading(stopped: HostStopped, own: tuple[FailureRule, ...]) -> HostStopped:
     """With the class of what torchrun said, where it is to blame; found in a thread."""
     if not stopped.why:
         return stopped

@@ -11,23 +11,22 @@ from orchestrator.agent.host_processes import HostAttempt, Processes
 from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
-    Exited,
     Gather,
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
 )
-from orchestrator.contract.messages.rank_messages import (
-    Beat,
-    Datagram,
-    DrillFired,
-    IntervalChanged,
-    Resumed,
-    Saved,
-    SaveFailed,
+from orchestrator.contract.messages.events import (
+    CheckpointFailed,
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    DrillHappened,
+    EvidenceGathered,
+    HostStopped,
+    RankExited,
+    TrainingResumed,
 )
+from orchestrator.contract.messages.rank_messages import Beat, Datagram, sender_of
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class Attempts:
         """At this host, where a rank of the attempt has ended."""
         self.told: list[asyncio.Task[None]] = []
         """Of ranks of the attempt that have failed: the leader is being told."""
-        self.ended: Stopped | None = None
+        self.ended: HostStopped | None = None
         """How the last attempt ended here."""
         self.alone_since: float | None = None
         """When the leader was last heard, if that attempt was stopped for that; monotonic."""
@@ -101,7 +100,7 @@ class Attempts:
             self.report(self._as_of_now(self.ended))
         else:
             # Never begun: remember, so that a Start that comes late is not obeyed.
-            stopped = Stopped(attempt=order.attempt, host=self.host, finished=False)
+            stopped = HostStopped(attempt=order.attempt, host=self.host, finished=False)
             self._remember(stopped)
             self.report(stopped)
 
@@ -138,7 +137,8 @@ class Attempts:
 
     def _nothing(self, order: Gather, why: str) -> None:
         host, missing = self.host, {"ranks": why}
-        self.report(Evidence(attempt=order.attempt, host=host, ranks=(), missing=missing))
+        event = EvidenceGathered(attempt=order.attempt, host=host, ranks=(), missing=missing)
+        self.report(Evidence(event=event))
 
     # What becomes of them
 
@@ -148,7 +148,7 @@ class Attempts:
             unseen, stopped = await attempt.wait()
         except OSError as exc:
             unseen = []
-            stopped = Stopped(
+            stopped = HostStopped(
                 attempt=attempt.start.attempt,
                 host=self.host,
                 finished=False,
@@ -165,13 +165,13 @@ class Attempts:
         log.info("attempt %s: no process left, %s", stopped.attempt, how_it_went(stopped))
         self.report(stopped)
 
-    def _as_of_now(self, stopped: Stopped) -> Stopped:
+    def _as_of_now(self, stopped: HostStopped) -> HostStopped:
         """With how long ago it was that the leader was last heard, if that is why."""
         if self.alone_since is None or stopped.finished:
             return stopped
         return replace(stopped, alone_s=max(0.1, self.clock.monotonic() - self.alone_since))
 
-    def _remember(self, stopped: Stopped) -> None:
+    def _remember(self, stopped: HostStopped) -> None:
         if self.ended is None or self.ended.attempt < stopped.attempt:
             self.ended = stopped
 
@@ -180,47 +180,47 @@ class Attempts:
         attempt = self.attempt
         if attempt is None or datagram.attempt != attempt.start.attempt:
             return
-        trained = attempt.has_trained(datagram.rank)
+        trained = attempt.has_trained(sender_of(datagram))
         exited = attempt.hear(datagram)
         if exited is not None:
             self.failed(exited, attempt)
         match datagram:
             case Beat() if not trained and datagram.loss is not None:
                 self.hurry()  # the first step of the attempt: the leader waits for it
-            case SaveFailed():
-                self.spawn(self._tell_of_save(datagram, attempt))
-            case Resumed() | Saved() | IntervalChanged():
-                self.report(Told(host=self.host, datagram=datagram))
-            case DrillFired():
-                self.report(Told(host=self.host, datagram=datagram))
+            case CheckpointFailed():
+                self.spawn(self._classify_failed_save(datagram, attempt))
+            case TrainingResumed() | CheckpointSaved() | CheckpointIntervalChanged():
+                self.report(datagram)
+            case DrillHappened():
+                self.report(datagram)
                 self._drill_host(datagram, attempt)
             case _:
                 pass
 
-    def failed(self, exited: Exited, attempt: HostAttempt) -> None:
+    def failed(self, exited: RankExited, attempt: HostAttempt) -> None:
         """The first that ended by itself has this host looked at: it may be the host's fault."""
         self.told.append(self.spawn(self._tell_of_end(exited, attempt)))
         if not exited.stopped and self.looking is None:
             self.looking = self.spawn(self._look_back(attempt))
 
-    async def _tell_of_end(self, exited: Exited, attempt: HostAttempt) -> None:
+    async def _tell_of_end(self, exited: RankExited, attempt: HostAttempt) -> None:
         self.report(await attempt.read(exited))
 
-    async def _tell_of_save(self, failed: SaveFailed, attempt: HostAttempt) -> None:
+    async def _classify_failed_save(self, failed: CheckpointFailed, attempt: HostAttempt) -> None:
         reading = await attempt.read_words(failed.why)
-        self.report(Told(host=self.host, datagram=failed, reading=reading))
+        self.report(replace(failed, reading=reading))
 
     async def _look_back(self, attempt: HostAttempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
         and most hosts know nothing of it."""
         found = await attempt.look_back(LOOK_BACK_S)
-        evidence = found.evidence
+        event = found.evidence.event
         await asyncio.gather(*self.told)  # first that it ended: before, the leader asks nobody
-        if evidence.kernel or any(finding.verdict == "stops" for finding in evidence.findings):
-            self.report(evidence)
+        if event.kernel or any(finding.verdict == "stops" for finding in event.findings):
+            self.report(found.evidence)
         await attempt.keep(found)
 
-    def _drill_host(self, fired: DrillFired, attempt: HostAttempt) -> None:
+    def _drill_host(self, fired: DrillHappened, attempt: HostAttempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
         if drill is not None and drill.target == "host":
             log.warning("drill %s: this agent and its ranks die now", drill)
@@ -228,7 +228,7 @@ class Attempts:
             loop.call_later(HOST_DRILL_S, self.processes.die)
 
 
-def how_it_went(stopped: Stopped) -> str:
+def how_it_went(stopped: HostStopped) -> str:
     if stopped.finished:
         return "all ranks returned 0 after the last step"
     return stopped.why.split("\n")[0] or "stopped before it was done"

@@ -26,11 +26,10 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
     Evidence,
-    Exited,
     RankDigest,
     Start,
-    Stopped,
 )
+from orchestrator.contract.messages.events import HostStopped, RankExited
 from orchestrator.contract.messages.rank_messages import Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.diagnosis.logs.readings import read_words
@@ -49,20 +48,20 @@ class HostAttempt(Protocol):
     async def begin(self) -> None:
         """Start the ranks. Raises OSError when torchrun cannot be started."""
 
-    async def wait(self) -> tuple[list[Exited], Stopped]:
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
         """Called after `begin`; returns when no process is left: failures that were not reported
         yet, and the end."""
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to every rank; SIGKILL to what is left after the grace."""
 
-    def hear(self, datagram: Datagram) -> Exited | None:
+    def hear(self, datagram: Datagram) -> RankExited | None:
         """Called with each message of a rank; returns the report to make when a rank failed."""
 
     def has_trained(self, rank: int) -> bool:
         """Whether the rank has reported a loss."""
 
-    def failures(self) -> list[Exited]:
+    def failures(self) -> list[RankExited]:
         """The ranks that have failed so far; the agent tells them again when it reconnects."""
 
     def digest(self) -> tuple[RankDigest, ...]:
@@ -74,10 +73,10 @@ class HostAttempt(Protocol):
     def excuse(self, seconds: float) -> None:
         """The agent itself did not run for so long."""
 
-    async def read(self, exited: Exited) -> Exited:
+    async def read(self, exited: RankExited) -> RankExited:
         """With the rank's last lines and their meaning; called before the leader is told."""
 
-    async def read_launcher(self, stopped: Stopped) -> Stopped:
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
         """With the meaning of what torchrun said."""
 
     async def read_words(self, words: str) -> Reading | None:
@@ -128,13 +127,13 @@ class TorchrunAttempt(Attempt):
     async def begin(self) -> None:
         await self.launch(self.standby, self.environ)
 
-    async def read(self, exited: Exited) -> Exited:
+    async def read(self, exited: RankExited) -> RankExited:
         """What a stopped rank wrote explains nothing; the traces have it."""
         if exited.stopped:
             return await read_stopped(self, exited)
         return await with_last_lines(self, exited)
 
-    async def read_launcher(self, stopped: Stopped) -> Stopped:
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
         return await with_reading(stopped, self.start.classes)
 
     async def read_words(self, words: str) -> Reading | None:

@@ -19,8 +19,8 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Plan
 from orchestrator.dashboard import format
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
-from orchestrator.dashboard.status import did
-from orchestrator.dashboard.view import TROUBLE
+from orchestrator.dashboard.status import action_taken
+from orchestrator.dashboard.view import UNHEALTHY
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.dumps.load_evidence import (
     ended_by_class,
@@ -146,7 +146,7 @@ def in_order(snapshot: Snapshot) -> str:
     at = f"step {shown.step:,} of {shown.steps:,}"
     if shown.state == "SUCCEEDED":
         return f"{shown.name} ended in order: {at}"
-    silent = [health for host in shown.hosts for health in host.ranks if health in TROUBLE]
+    silent = [health for host in shown.hosts for health in host.ranks if health in UNHEALTHY]
     if shown.state != "RUNNING" or shown.quiet_s is None or silent:
         return ""
     ago = format.duration(shown.quiet_s)
@@ -157,7 +157,7 @@ def decided(snapshot: Snapshot | None, attempt: int) -> str:
     """What was done about what broke in an attempt; empty where nothing was yet."""
     incidents = snapshot.seen.run.incidents if snapshot else ()
     broke = [one for one in incidents if one.attempt == attempt]
-    return did(broke[-1], "") if broke else ""
+    return action_taken(broke[-1], "") if broke else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.app.schedulers import backend_of
+from orchestrator.app.schedulers import scheduler_of
 from orchestrator.errors import BackendError
 from orchestrator.job.stage import OUTSIDE
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
-from orchestrator.seams import Backend, Clock, RemoteBackend, Sighting
+from orchestrator.seams import Clock, RemoteScheduler, Scheduler, Sighting
 
 if TYPE_CHECKING:
     from orchestrator.host_strikes import Record
@@ -31,12 +31,12 @@ class ExcludedHost:
 
 
 def excluded_hosts(
-    run_root: Path, backend: Backend, environ: Mapping[str, str], clock: Clock
+    run_root: Path, backend: Scheduler, environ: Mapping[str, str], clock: Clock
 ) -> tuple[ExcludedHost, ...]:
     """By the strikes and pins of the run root for the backend's cluster."""
     from orchestrator import host_strikes
 
-    if isinstance(backend, RemoteBackend):
+    if isinstance(backend, RemoteScheduler):
         return ()  # the run root, where they are counted, is for the pods to see: the leader asks
     if not _may_exist(run_root / host_strikes.FOLDER):
         return ()  # without asking the scheduler its name
@@ -64,7 +64,7 @@ def excluded_while_queued(
     root = Path(run.job.launch.run_dir).parent
     struck: dict[str, ExcludedHost] = {}
     with suppress(BackendError):
-        backend = backend_of(run.job.backend, environ, clock)
+        backend = scheduler_of(run.job.backend, environ, clock)
         struck = {one.name: one for one in excluded_hosts(root, backend, environ, clock)}
     found = {}
     for name, command in seen.excluded.items():

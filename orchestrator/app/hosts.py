@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.app.cancel_job import user
-from orchestrator.app.schedulers import backend_of
+from orchestrator.app.schedulers import scheduler_of
 from orchestrator.errors import BackendError, JobError
 from orchestrator.seams import Clock
 
@@ -82,7 +82,7 @@ def doubt(host: str, cluster: str, environ: Mapping[str, str], clock: Clock) -> 
     """On a machine of that Slurm cluster: what to say of a host that it does not know."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         return ""
-    backend = backend_of("slurm", environ, clock)
+    backend = scheduler_of("slurm", environ, clock)
     with contextlib.suppress(BackendError):
         if backend.cluster() == cluster and not backend.known([host]):
             return f"; but Slurm has no node {host}, and until it has the pin does nothing: a typo?"

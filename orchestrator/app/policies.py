@@ -1,4 +1,4 @@
-"""What ndctl would do about a failure, and which rules say so: `ndctl policy`."""
+"""`ndctl policy`: the rules for failures, and the rules that one class of failure can meet."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,28 +19,28 @@ from orchestrator.load import read_spec
 XID = re.compile(r"(?:xid)?[-_ ]?(\d+)", re.IGNORECASE)
 
 REMEDIES: dict[Remedy, str] = {
-    "restart": "restart in place",
-    "replace": "restart without the host: a spare, else fewer hosts where resilience.shrink allows"
-    " it, else the queue",
-    "requeue": "give the hosts back, and queue again",
-    "replan": "restart with a plan that takes less memory",
-    "rollback": "restart from one checkpoint back, without the data since",
-    "stop": "stop, with the advice",
+    "restart": "restart on the same hosts",
+    "replace": "restart without the host (use a spare; else shrink, if resilience.shrink allows it;"
+    " else requeue)",
+    "requeue": "release the hosts and requeue the job",
+    "replan": "restart with a plan that needs less memory",
+    "rollback": "restart from the previous checkpoint and skip the data read since",
+    "stop": "stop and print the advice",
 }
 SAME = {
-    "class": "of its class",
-    "host": "of its class on one host",
-    "strike": "that is a strike against one host, of whatever class,",
-    "error": "with the same error at the same step",
-    "checkpoint": "of its class without a new checkpoint in between",
-    "start": "in a row without a step in between",
-    "any": "that the rule covers",
+    "class": "failure of the same class",
+    "host": "failure of the same class on the same host",
+    "strike": "strike of any class against the same host",
+    "error": "failure with the same error at the same step",
+    "checkpoint": "failure of the same class without a new checkpoint in between",
+    "start": "failure in a row without a step in between",
+    "any": "failure that the rule covers",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Of one spec, or ndctl's own."""
+    """The rules of a spec followed by ndctl's own."""
 
     classes: tuple[FailureRule, ...]
     rules: tuple[PolicyRule, ...]
@@ -50,20 +50,20 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """What becomes of failures of one class."""
+    """What ndctl does about failures of one class."""
 
     name: str
     classes: tuple[FailureRule, ...]
-    """The rules that lead to the class."""
+    """Entries that classify a failure as this class."""
     rules: tuple[PolicyRule, ...]
-    """Those that may decide, in order; the last one always can."""
+    """Rules that can decide, in order. The last one always matches."""
     max_restarts: int
     max_allocations: int
 
 
 def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
     resilience = read_spec(Path(spec), overrides).resilience if spec else ResilienceSpec()
-    # On what devices it will train, the spec alone does not say.
+    # A spec does not say whether the job trains on CPUs, so the rule for CPUs is listed too.
     chosen = policy.options(resilience.on_oom, resilience.on_nan, on_processors=True)
     return Policy(
         classes=(*resilience.failure_classes, *default_classes()),
@@ -74,15 +74,18 @@ def policy_of(spec: str | None, overrides: Sequence[str] = ()) -> Policy:
 
 
 def explain(name: str, found: Policy) -> Explained:
-    """Of a class, by its name, the beginning of its name, or the number of an Xid.
+    """The rules for a class.
 
-    Raises SpecError where there is no such class, or several.
+    `name` is the name of a class, a prefix of one name, or the number of an Xid.
+
+    Raises:
+        SpecError: no class, or more than one class, matches `name`.
     """
     names = list(dict.fromkeys(rule.name for rule in found.classes))
     if name not in names:
-        name = _meant(name, names, found)
+        name = _resolve(name, names, found)
     classes = tuple(rule for rule in found.classes if rule.name == name)
-    rules = [rule for rule, _ in _met(found.rules, classes)]
+    rules = [rule for rule, _ in _matching(found.rules, classes)]
     return Explained(
         name=name,
         classes=classes,
@@ -92,10 +95,14 @@ def explain(name: str, found: Policy) -> Explained:
     )
 
 
-def _met(
+def _matching(
     rules: Sequence[PolicyRule], entries: Sequence[FailureRule]
 ) -> Iterator[tuple[PolicyRule, list[FailureRule]]]:
-    """The rules that may decide, each with those of a class's entries of which it may."""
+    """Each rule that can decide, with the entries of the class that it can decide on.
+
+    Entries of one class may differ in scope and action, so one rule may end the search for one
+    entry and not for another.
+    """
     undecided = list(entries)
     for rule in rules:
         if fitting := [one for one in undecided if _fits(rule, one)]:
@@ -104,10 +111,10 @@ def _met(
             undecided = [one for one in undecided if one not in fitting]
 
 
-def _meant(said: str, names: Sequence[str], found: Policy) -> str:
-    begun = [name for name in names if name.startswith(f"{said}-")]
-    if len(begun) == 1:
-        return begun[0]
+def _resolve(said: str, names: Sequence[str], found: Policy) -> str:
+    prefixed = [name for name in names if name.startswith(f"{said}-")]
+    if len(prefixed) == 1:
+        return prefixed[0]
     if xid := XID.fullmatch(said):
         lines = (
             f"NVRM: Xid (PCI:0000:01:00): {xid[1]}, {rest}" for rest in ("pid=1", "NETIR Fatal")
@@ -115,12 +122,12 @@ def _meant(said: str, names: Sequence[str], found: Policy) -> str:
         known = classify(Signs(lines=tuple(lines)), found.classes)
         if known is not None:
             return known.rule.name
-    near = ", ".join(begun) or nearest(said, names)
+    near = ", ".join(prefixed) or nearest(said, names)
     guess = f"did you mean {near}? " if near else ""
     raise SpecError(
-        f"there is no failure class {said}",
-        fix=f"{guess}`ndctl policy` lists the classes; a spec adds its own with"
-        " resilience.failure_classes",
+        f"unknown failure class: {said}",
+        fix=f"{guess}`ndctl policy` lists all classes; resilience.failure_classes of a spec adds"
+        " more",
     )
 
 
@@ -130,7 +137,7 @@ def _fits(rule: PolicyRule, one: FailureRule) -> bool:
 
 
 def _always(rule: PolicyRule) -> bool:
-    return rule.times == 1 and not rule.phases and rule.name != policy.OF_PROCESSORS
+    return rule.times == 1 and not rule.phases and rule.name != policy.OOM_ON_CPU
 
 
 def explained_json(found: Explained) -> dict[str, Any]:
@@ -146,15 +153,15 @@ def _explained(found: Explained) -> Iterator[str]:
     first = found.classes[0]
     ways = list(dict.fromkeys(map(_way, found.classes)))
     yield f"{found.name}: {'; or '.join(ways)}"
-    yield f"  advice   {first.advice or 'none'}"
+    yield f"  advice: {first.advice or 'none'}"
     for one in found.classes:
         which = f" ({_way(one)})" if len(ways) > 1 else ""
-        yield f"  known by {'; '.join(_signs(one))}{which}"
-    yield "Rules that may decide; the first that fits does:"
+        yield f"  detected by: {'; '.join(_signs(one))}{which}"
+    yield "Rules for this class, in order. The first rule that matches decides."
     width = max(len(rule.name) for rule in found.rules)
-    for number, (rule, fitting) in enumerate(_met(found.rules, found.classes), 1):
+    for number, (rule, fitting) in enumerate(_matching(found.rules, found.classes), 1):
         met = list(dict.fromkeys(map(_way, fitting)))
-        of = f" of {'; or '.join(met)}" if len(met) < len(ways) else ""
+        of = f", if {'; or '.join(met)}" if len(met) < len(ways) else ""
         said = dict.fromkeys(
             one.action if rule.action == "class" else rule.action for one in fitting
         )
@@ -166,8 +173,7 @@ def _explained(found: Explained) -> Iterator[str]:
 
 
 def _way(one: FailureRule) -> str:
-    """Entries of one class may differ in that."""
-    return f"scope {one.scope}, by itself {one.action}"
+    return f"scope {one.scope}, action {one.action}"
 
 
 def _signs(rule: FailureRule) -> Iterator[str]:
@@ -178,38 +184,48 @@ def _signs(rule: FailureRule) -> Iterator[str]:
     if rule.exit_codes:
         yield f"exit code {', '.join(map(str, rule.exit_codes))}"
     if rule.patterns:
-        yield f"lines like {'  '.join(rule.patterns)}"
+        yield f"log lines that match {'  '.join(rule.patterns)}"
     if rule.phases:
-        yield f"in phase {', '.join(rule.phases)} alone"
+        yield f"only in phase {', '.join(rule.phases)}"
 
 
 def when(rule: PolicyRule) -> str:
-    """When the rule fits, of what it covers."""
+    """The condition of the rule beyond the classes and scopes that it covers."""
     phases = f"in phase {' or '.join(rule.phases)}, " if rule.phases else ""
-    if rule.name == policy.OF_PROCESSORS:
-        return "where the devices are processors"
+    if rule.name == policy.OOM_ON_CPU:
+        return "if the job trains on CPUs"
     if rule.times == 1:
         return f"{phases}always"
-    span = f" within {rule.window:g} s" if rule.window else ""
-    return f"{phases}from no. {rule.times} on {SAME[rule.same]}{span}"
+    span = f" within {_hours(rule.window)}" if rule.window else ""
+    return f"{phases}from the {_ordinal(rule.times)} {SAME[rule.same]}{span}"
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 else f"{seconds:g} s"
 
 
 def waits(rule: PolicyRule) -> str:
     if not rule.backoff:
         return ""
     return (
-        f"; from the second {SAME[rule.same]} on after about {rule.backoff:g} s, doubled up to"
-        f" {rule.backoff_max:g} s"
+        f"; from the 2nd {SAME[rule.same]} wait about {rule.backoff:g} s first, doubled each time"
+        f" up to {rule.backoff_max:g} s"
     )
 
 
 def budget(found: Policy | Explained) -> str:
     return (
-        f"Budget: {found.max_restarts} restarts without a new checkpoint in between"
-        f" (resilience.max_restarts), then stop, whatever a rule says (rule {policy.BUDGET}).\n"
-        "Preemption, maintenance and what falls into them spend nothing of it; but after"
-        f" {found.max_allocations} allocations in a row without a new checkpoint\n"
-        "(resilience.max_allocations) the job is not queued again, whatever ended them."
+        f"Budget: after {found.max_restarts} restarts without a new checkpoint"
+        f" (resilience.max_restarts) the job stops, whatever the rules say"
+        f" (rule {policy.BUDGET}).\n"
+        "Preemption, maintenance and failures during them do not count.\n"
+        f"After {found.max_allocations} allocations in a row without a new checkpoint"
+        " (resilience.max_allocations) the job is not requeued, whatever ended them."
     )
 
 
@@ -223,14 +239,14 @@ def listed_text(found: Policy) -> str:
 
 
 def _listed(found: Policy) -> Iterator[str]:
-    yield "Rules; the first that fits decides:"
+    yield "Rules, in order. The first rule that matches decides."
     for number, rule in enumerate(found.rules, 1):
-        does = "as its class says" if rule.action == "class" else REMEDIES[rule.action]
+        does = "the action of its class" if rule.action == "class" else REMEDIES[rule.action]
         yield f"{number:>3} {rule.name}: {_covered(rule)}, {when(rule)}: {does}{waits(rule)}"
         if rule.why:
             yield f"    {rule.why}"
     yield budget(found)
-    yield "Classes of failures (`ndctl policy explain CLASS`):"
+    yield "Failure classes, with scope and action (`ndctl policy explain CLASS` shows details):"
     firsts = {rule.name: rule for rule in reversed(found.classes)}
     names = dict.fromkeys(rule.name for rule in found.classes)
     width = max(map(len, names))
@@ -245,5 +261,5 @@ def _covered(rule: PolicyRule) -> str:
     if rule.scopes:
         parts.append(f"scope {' or '.join(rule.scopes)}")
     if rule.says:
-        parts.append(f"classes that say {' or '.join(rule.says)}")
-    return " in ".join(parts) or "any failure"
+        parts.append(f"action of the class {' or '.join(rule.says)}")
+    return ", ".join(parts) or "any failure"

@@ -6,34 +6,41 @@ from dataclasses import replace
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.job.hosts.host_pool import is_short
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock, Sighting
+from orchestrator.seams import Clock, Scheduler, Sighting, SubmittingScheduler
 
 
-def backend_of(name: str, environ: Mapping[str, str], clock: Clock) -> Backend:
-    from orchestrator.backends.by_name import backend_named
+def submitter_of(name: str, environ: Mapping[str, str], clock: Clock) -> SubmittingScheduler:
+    from orchestrator.backends.by_name import submitter_named
     from orchestrator.system import run_command
 
-    return backend_named(name, environ, clock, run_command)
+    return submitter_named(name, environ, clock, run_command)
+
+
+def scheduler_of(name: str, environ: Mapping[str, str], clock: Clock) -> Scheduler:
+    from orchestrator.backends.by_name import scheduler_named
+    from orchestrator.system import run_command
+
+    return scheduler_named(name, environ, clock, run_command)
 
 
 def clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
     """End what a launch left running."""
     if run.job is not None:
-        backend_of(run.job.backend, environ, clock).clear(run.job.launch)
+        scheduler_of(run.job.backend, environ, clock).clear(run.job.launch)
 
 
 def standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     """What a scheduler still has of a job, in words."""
     if run.job is None:
         return None
-    return backend_of(run.job.backend, environ, clock).standing(run.job.launch)
+    return scheduler_of(run.job.backend, environ, clock).standing(run.job.launch)
 
 
 def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     """What its scheduler calls it, without asking."""
     if run.job is None:
         return None
-    return backend_of(run.job.backend, environ, clock).name_of(run.job.launch)
+    return scheduler_of(run.job.backend, environ, clock).name_of(run.job.launch)
 
 
 def sightings(
@@ -51,12 +58,12 @@ def sightings(
         if run.job is None or run.job.backend == "local":
             continue
         if run.ending is not None or (led and not quiet and not is_short(run)):
-            backend = backend_of(run.job.backend, environ, clock)
+            backend = scheduler_of(run.job.backend, environ, clock)
             said[at] = Sighting(backend.name_of(run.job.launch), held=False)
         else:
             doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
     for name, launches in doubtful.items():
-        seen = backend_of(name, environ, clock).glance([launch for _, launch in launches])
+        seen = scheduler_of(name, environ, clock).glance([launch for _, launch in launches])
         said |= {
             at: replace(one, held=one.held and not jobs[at][1])
             for (at, _), one in zip(launches, seen, strict=True)

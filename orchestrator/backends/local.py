@@ -10,13 +10,13 @@ from pathlib import Path
 from orchestrator.backends.host_processes import LEAVE_S, await_free, end_holder
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.host_strikes import LOCAL
 from orchestrator.inventory.local import visible_gpus
 from orchestrator.run_module import command
-from orchestrator.seams import Clock, HostNotice, OwnRun, Sighting
+from orchestrator.seams import Clock, Sighting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +62,13 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
 
 
 class LocalBackend:
+    """No scheduler grants these hosts, so only `replace` has something to do."""
+
+    granted = None
+    fixed_hosts = None
+    successors = None
+    unattended = None
+
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         self.environ = environ
         self.clock = clock
@@ -110,43 +117,6 @@ class LocalBackend:
     def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
         return tuple(hosts)
 
-    def rival(self, launch: LaunchPlan) -> str | None:
-        return None
-
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
-        return None
-
-    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        return {}
-
-    def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
-        return ()
-
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
-        return OwnRun(phase="running", words="this machine has no scheduler", hosts=launch.hosts)
-
-    def why_ending(self, launch: LaunchPlan) -> Cause:
-        return "cancelled"
-
-    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
-        return {}
-
-    def requeue(
-        self,
-        launch: LaunchPlan,
-        exclude: Sequence[str],
-        *,
-        again: Sequence[str] = (),
-        whole: bool = True,
-    ) -> None:
-        raise BackendError("this machine has no queue to go back to", fix="submit it with --resume")
-
-    def clear_host(self, launch: LaunchPlan, host: str) -> str:
-        raise BackendError("on this machine no agent takes over from another")
-
-    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        raise BackendError("on this machine nobody waits for another leader")
-
     def replace(
         self,
         launch: LaunchPlan,
@@ -167,9 +137,6 @@ class LocalBackend:
         if agent is None:
             raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
         self._start(agent)
-
-    def release(self, launch: LaunchPlan) -> None:
-        """Nothing is kept for agents that have left."""
 
     def clear(self, launch: LaunchPlan) -> None:
         run_dir = RunDir(Path(launch.run_dir))

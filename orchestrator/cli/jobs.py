@@ -229,7 +229,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
 ) -> None:
     """Print the ranks' logs, merged, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
-    from orchestrator.dashboard.follow.follow_loop import EndWatch, agent_lines, log_lines
+    from orchestrator.dashboard.follow.follow_loop import EndDetector, agent_lines, log_lines
     from orchestrator.system import SystemClock
 
     if agents and (follow or rank is not None or attempt is not None):
@@ -244,7 +244,7 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
         for line in agent_lines(found.run_dir, tail):
             _say_line(line)
         return
-    ended = settled(found, EndWatch(found.run_dir, clock, asker(found)), clock)
+    ended = settled(found, EndDetector(found.run_dir, clock, asker(found)), clock)
     lines = log_lines(found.run_dir, clock, ended, rank, attempt, tail, follow)
     try:
         with kept_fresh(found, logs=True) if follow else contextlib.nullcontext():
@@ -269,7 +269,7 @@ def _say_line(line: "LogLine") -> None:
 def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
     """Print what happened, and what was decided, in order of time; with --json the journal as it
     stands."""
-    from orchestrator.dashboard.event_text import event_line, in_order_of_time
+    from orchestrator.dashboard.event_text import event_line, sort_by_time
     from orchestrator.journal.journal import read, to_json
 
     entries = read(find(job, run_root, place).run_dir.journal)
@@ -277,7 +277,7 @@ def events(job: str, run_root: str | None, place: "Place | None", as_json: bool)
         for entry in entries:
             print_json(to_json(entry), indent=None)
         return
-    for entry in in_order_of_time(entries):
+    for entry in sort_by_time(entries):
         say(event_line(entry, None))
 
 

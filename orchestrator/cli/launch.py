@@ -190,8 +190,20 @@ def _submit_one(submission: "Submission", *, follow: bool) -> None:
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
     if follow:
+        say(_rank_map(planned))
         sys.exit(_followed(submitted))
     say(f"watch it with `{_commands(submitted).of('dashboard')}`")
+
+
+def _rank_map(planned: "Planned") -> str:
+    """The mesh, and the host and local rank of each mesh coordinate."""
+    from orchestrator.plan.show.grid import grid
+
+    lines = [f"mesh       {planned.plan.mesh}", *grid(planned.plan)]
+    if planned.spec.cluster.backend != "local":
+        # The leader places ranks again on the hosts that the scheduler grants (`ndctl describe`).
+        lines.append("  planned hosts; the scheduler may grant others")
+    return "\n".join(lines)
 
 
 def _try_out(submission: "Submission", *, asks: bool) -> None:

@@ -1,4 +1,4 @@
-"""What failures are, and what is done about them: `classify`, `policy`."""
+"""`ndctl policy` and `ndctl classify`: failure classes and the rules for them."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @click.group(invoke_without_command=True, epilog="Example: ndctl policy explain nccl-system-error")
 @click.pass_context
 def policy(ctx: click.Context) -> None:
-    """Show what ndctl does about each class of failure, and which rule says so."""
+    """Show the rules that decide what ndctl does about a failure."""
     if ctx.invoked_subcommand is None:
         ctx.invoke(list_rules)
 
@@ -25,7 +25,10 @@ def policy(ctx: click.Context) -> None:
 def list_rules(
     spec: str | None = None, overrides: tuple[str, ...] = (), as_json: bool = False
 ) -> None:
-    """Print all rules in their order, and all classes; with SPEC, its own among them."""
+    """Print all rules in order, and all failure classes.
+
+    With SPEC, the rules and classes of the spec are included.
+    """
     from orchestrator.app import policies
 
     found = policies.policy_of(spec, overrides)
@@ -38,14 +41,14 @@ def list_rules(
 @set_option
 @json_option
 def explain(name: str, spec: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Print the rules that failures of CLASS meet, in order, with the budget."""
+    """Print the rules for failures of CLASS, in order, and the restart budget."""
     from orchestrator.app import policies
 
     found = policies.explain(name, policies.policy_of(spec, overrides))
     print_as(as_json, found, policies.explained_json, policies.explained_text)
 
 
-def _as_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> str | None:
+def _check_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> str | None:
     from orchestrator.app.classification import signal_number
 
     if said is None:
@@ -60,11 +63,14 @@ def _as_signal(ctx: click.Context, param: click.Parameter, said: str | None) -> 
 @click.command(epilog="Example: ndctl classify --signal SIGABRT rank-3.log")
 @click.argument("file", required=False, type=click.File("rb"), metavar="FILE|-")
 @click.option(
-    "--kernel", type=click.File("rb"), metavar="FILE", help="Lines of its host's kernel (dmesg)."
+    "--kernel", type=click.File("rb"), metavar="FILE", help="Kernel log of the host (dmesg)."
 )
-@click.option("--exit-code", type=int, metavar="N", help="With which the rank left.  [1]")
+@click.option("--exit-code", type=int, metavar="N", help="Exit code of the rank.  [1]")
 @click.option(
-    "--signal", metavar="NAME", callback=_as_signal, help="That ended it, as SIGKILL, KILL or 9."
+    "--signal",
+    metavar="NAME",
+    callback=_check_signal,
+    help="Signal that ended the rank: SIGKILL, KILL or 9.",
 )
 @json_option
 def classify(
@@ -74,16 +80,16 @@ def classify(
     signal: str | None,
     as_json: bool,
 ) -> None:
-    """Print the class of a failure, of the end of one rank's log, and what ndctl does about it.
+    """Classify a failure from the end of one rank's log, and print what ndctl does about it.
 
-    FILE is the log, of any size; `-` is the standard input.
+    FILE is the log, of any size; `-` reads standard input.
     """
     from orchestrator.app import classification
 
     if file is None and kernel is None and exit_code is None and signal is None:
-        raise click.UsageError("Give FILE, --kernel, --exit-code or --signal: what is to be read?")
+        raise click.UsageError("Give FILE, --kernel, --exit-code or --signal.")
     if exit_code is not None and signal is not None:
-        raise click.UsageError("A rank ends by an exit code or by a signal: give one of them.")
+        raise click.UsageError("Give either --exit-code or --signal, not both.")
     found = classification.classify_log(
         "" if file is None else classification.read_end(file),
         kernel=""

@@ -1,1 +1,1 @@
-"""What people look at: folded from the journal and the metrics, unable to change anything."""
+"""Read-only views of a job, built from its journal and its metrics file."""

@@ -1,4 +1,4 @@
-"""Commands about one job, each whole: typed where ndctl was asked, it finds the job."""
+"""Complete commands about one job, ready to paste into the terminal where the user typed ndctl."""
 
 from dataclasses import dataclass
 from shlex import join, quote
@@ -8,25 +8,25 @@ from shlex import join, quote
 class Commands:
     job: str
     spec: str = "SPEC"
-    """The file to submit it from again: the user's own, where it is known."""
+    """Spec file for a resubmission: the user's own file if known."""
     overrides: tuple[str, ...] = ()
-    """What was set besides when it was submitted."""
+    """Values of `--set` at submission."""
     here: bool = False
-    """It ran in an allocation of its user's own."""
+    """The job ran with `--here`, inside an allocation that the user owns."""
     folder: str = ""
-    """Where it was submitted, if the spec names files that lie there."""
+    """Folder of the submission, if the spec names files relative to it."""
     root: tuple[str, ...] = ()
-    """Options that lead to its run root."""
+    """`--run-root` options, if the job is not under the default run root."""
     submit_root: tuple[str, ...] | None = None
-    """The same for `submit`, which is typed in any folder; None: as above."""
+    """The same for `submit`, which may be typed in any folder. None: use `root`."""
     place: tuple[str, ...] = ()
-    """Options that tell it from jobs of the same name in other clusters."""
+    """Options that select the cluster, if several clusters have a job of this name."""
 
     def of(self, verb: str, *more: str | int) -> str:
         return join(["ndctl", verb, self.job, *map(str, more), *self.root, *self.place])
 
     def submit(self, edits: str = "") -> str:
-        """Resumes it; `edits` as they are typed."""
+        """The command that resumes the job; `edits` are extra options, quoted for a shell."""
         sets = [word for override in self.overrides for word in ("--set", override)]
         root = self.root if self.submit_root is None else self.submit_root
         where = ("--here",) if self.here else ()

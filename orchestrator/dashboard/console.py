@@ -1,4 +1,4 @@
-"""The screen on which rich draws."""
+"""A rich console that makes control characters of job output visible."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from orchestrator.contract.visible import visible
 
 
 class VisibleConsole(Console):
-    """Each piece of text that it draws passes `visible`; rich's own control codes do not."""
+    """Escapes control characters in all text. Control codes of rich itself pass unchanged."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

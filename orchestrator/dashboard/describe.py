@@ -1,4 +1,4 @@
-"""The long form: everything that is known of a job, each incident in full."""
+"""`ndctl describe`: everything that is known about a job, with each incident in full."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -7,9 +7,15 @@ from datetime import tzinfo
 from orchestrator.contract.files.checkpoint_names import PassedOver
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
-from orchestrator.dashboard.next_steps import log_of
+from orchestrator.dashboard.next_steps import incident_log_command
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.status import checkpoint_words, did, row, status_text, times
+from orchestrator.dashboard.status import (
+    action_taken,
+    checkpoint_text,
+    recovery_text,
+    row,
+    status_text,
+)
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
@@ -17,15 +23,15 @@ from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.incident import NOBODY, Incident
 from orchestrator.job.state import Run
 
-MOST_STACK_LINES = 12
-MOST_STACKS = 16
-MOST_HOSTS = 32
+MAX_STACK_LINES = 12
+MAX_STACKS = 16
+MAX_HOSTS = 32
 
 
 def describe_text(
     snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver] = ()
 ) -> str:
-    """Everything; `passed_over` is what `checkpoints.newest_complete` finds on disk now."""
+    """The full report; `passed_over`: unusable checkpoints that are on disk at present."""
     sections = (
         ("", [status_text(snapshot, zone, described=True)]),
         ("Plan", _plan(snapshot)),
@@ -48,7 +54,8 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
     yield row("mesh", f"{plan.mesh} ({format.count(plan.world_size, 'rank')})")
     accumulation = f"gradient accumulation {plan.gradient_accumulation}"
     yield row("batch", f"micro batch {plan.micro_batch_size}, {accumulation}")
-    yield row("memory", f"about {format.size(plan.memory.peak_bytes)} on the fullest rank")
+    peak = format.size(plan.memory.peak_bytes)
+    yield row("memory", f"about {peak} at the peak on the rank with the highest use (estimate)")
     for note in plan.notes:
         yield row("note", note)
     yield row("file", str(snapshot.run_dir.plan(current.number)))
@@ -57,27 +64,29 @@ def _plan(snapshot: Snapshot) -> Iterator[str]:
 def _hosts(snapshot: Snapshot) -> Iterator[str]:
     run, shown = snapshot.seen.run, snapshot.view
     more = snapshot.commands.of("status", "--json")
-    for host in shown.hosts[:MOST_HOSTS]:
+    for host in shown.hosts[:MAX_HOSTS]:
         known = run.hosts.get(host.name)
-        agent = f"agent pid {known.pid} at {known.address}" if known else "has not registered"
+        agent = f"agent pid {known.pid} at {known.address}" if known else "agent not registered"
         last = host.first_rank + len(host.ranks) - 1
         ranks = f"ranks {host.first_rank}-{last}" if len(host.ranks) > 1 else f"rank {last}"
-        yield row(host.name, f"{ranks}, {host.worst}, {agent}")
-    if len(shown.hosts) > MOST_HOSTS:
-        yield row("…", f"{len(shown.hosts) - MOST_HOSTS:,} more: {more}")
+        yield row(host.name, f"{ranks}: {format.health_text(host.worst)}; {agent}")
+    if len(shown.hosts) > MAX_HOSTS:
+        yield row("…", f"{len(shown.hosts) - MAX_HOSTS:,} more: {more}")
     for spare in shown.spares:
         yield row(spare, "spare")
-    yield from _left_out(run)
+    yield from _excluded_hosts(run)
 
 
-def _left_out(run: Run) -> Iterator[str]:
+def _excluded_hosts(run: Run) -> Iterator[str]:
     for host, why in sorted(run.exclude.items()):
-        yield row(host, f"not used: {format.one_line(why)}")
+        yield row(host, f"excluded: {format.one_line(why)}")
     asked = run.job.launch.kubernetes if run.job else None
     kept_off = sorted({*run.exclude} - {*run.shut})
+    # ndctl itself sets node affinity only on a PyTorchJob. For other kinds a running job's pods
+    # can be kept off a node by the controller, or by a person.
     if kept_off and asked is not None and asked.kind != "pytorchjob":
-        kept = f"`ndctl controller` keeps pods of a running {asked.kind} off them; without one:"
-        yield row("next", f"{kept} `kubectl cordon {' '.join(kept_off)}`")
+        kept = f"`ndctl controller` keeps new pods of this {asked.kind} off these nodes"
+        yield row("next", f"{kept}; if none runs: `kubectl cordon {' '.join(kept_off)}`")
 
 
 def _training(snapshot: Snapshot) -> Iterator[str]:
@@ -88,7 +97,7 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
     yield row("", f"{format.loss(last.loss)} at step {last.step:,}")
     if snapshot.progress.step_s is not None:
         step_s = format.duration(snapshot.progress.step_s)
-        yield row("speed", f"{step_s} a step, {format.rate(last.tokens_per_second)}")
+        yield row("speed", f"{step_s} per step, {format.rate(last.tokens_per_second)}")
     yield row("elapsed", format.duration(snapshot.view.elapsed_s))
 
 
@@ -96,45 +105,45 @@ def _checkpoints(
     snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver]
 ) -> Iterator[str]:
     found = snapshot.seen.checkpoint
-    yield row("newest", checkpoint_words(found, snapshot.view))
+    yield row("newest", checkpoint_text(found, snapshot.view))
     if found.at is not None:
-        yield row("written", format.moment(found.at, zone))
+        yield row("written", format.date_time(found.at, zone))
     if found.failed is not None:
-        at = format.moment(found.failed.at, zone)
-        since = format.moment(found.failed.since, zone)
-        row_of = f", the last of {found.failed.times:,} since {since}"
+        at = format.date_time(found.failed.at, zone)
+        since = format.date_time(found.failed.since, zone)
+        row_of = f" ({found.failed.times:,} failed saves in a row since {since})"
         many = row_of if found.failed.times > 1 else ""
         yield row("warning", f"the save at step {found.failed.step:,} failed at {at}{many}:")
         yield row("", format.one_line(found.failed.why))
     for passed in passed_over:
-        yield row("passed over", f"{passed.name}: {passed.why}")
+        yield row("skipped", f"{passed.name}: {passed.why}")
 
 
 def _stragglers(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    """Who keeps the peers waiting, since when, how it is known, what comes of it."""
+    """Each straggler: its cost, its start, the evidence, and what ndctl will do about it."""
     run = snapshot.seen.run
     assert run.job is not None
-    for found in snapshot.view.stragglers[:MOST_STACKS]:
+    for found in snapshot.view.stragglers[:MAX_STACKS]:
         yield row(found.host, why_slow(found))
-        seen = f"over {format.count(found.steps, 'step')} of {format.duration(found.step_s)} each"
-        yield row("", f"since {format.moment(found.at, zone)}, seen {seen}")
-        yield row("", _what_then(run.job.replace_stragglers, snapshot.view.spares))
-    if len(snapshot.view.stragglers) > MOST_STACKS:
+        over = f"{format.count(found.steps, 'step')} of {format.duration(found.step_s)} each"
+        yield row("", f"since {format.date_time(found.at, zone)}, measured over {over}")
+        yield row("", _planned_action(run.job.replace_stragglers, snapshot.view.spares))
+    if len(snapshot.view.stragglers) > MAX_STACKS:
         more = snapshot.commands.of("status", "--json")
-        yield row("…", f"{len(snapshot.view.stragglers) - MOST_STACKS:,} more: {more}")
+        yield row("…", f"{len(snapshot.view.stragglers) - MAX_STACKS:,} more: {more}")
 
 
-def _what_then(replaces: bool, spares: tuple[str, ...]) -> str:
+def _planned_action(replaces: bool, spares: tuple[str, ...]) -> str:
     if not replaces:
-        return "stays; resilience.replace_stragglers: true would move its ranks to a spare"
+        return "not replaced: resilience.replace_stragglers is false"
     if not spares:
-        return "stays, for there is no spare; cluster.spare_hosts asks for some"
-    return "its ranks move to a spare after the next checkpoint"
+        return "not replaced: no spare host is free; cluster.spare_hosts requests spare hosts"
+    return "ndctl moves its ranks to a spare host after the next checkpoint"
 
 
 def _drills(snapshot: Snapshot) -> Iterator[str]:
     for text, fired in snapshot.view.drills:
-        yield row("happened" if fired else "armed", text)
+        yield row("fired" if fired else "armed", text)
 
 
 def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
@@ -143,22 +152,22 @@ def _incidents(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
 
 
 def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    """What, who, since when, how it is known, what was done and what it cost."""
+    """Time, cause, culprit, evidence, what ndctl did, and what the incident cost."""
     drill = f" (drill {incident.drill})" if incident.drill else ""
-    at = format.moment(incident.at, zone)
+    at = format.date_time(incident.at, zone)
     yield f"  #{incident.id} {incident.kind} at {at}{drill}"
     yield row("  cause", format.one_line(incident.cause))
-    yield row("  culprit", "none" if incident.culprit == NOBODY else str(incident.culprit))
-    if incident.confidence is not None:
-        yield row("  sure", f"{incident.confidence:.0%}")
+    sure = "" if incident.confidence is None else f" (confidence {incident.confidence:.0%})"
+    culprit = "none" if incident.culprit == NOBODY else str(incident.culprit)
+    yield row("  culprit", f"{culprit}{sure}")
     yield row("  when", f"attempt {incident.attempt}, after step {incident.step}")
     if incident.failure:
         yield row("  class", f"{incident.failure} (scope {incident.scope})")
     standing = snapshot.standing
-    yield row("  decision", did(incident, standing.reason))
-    yield row("  cost", f"{times(incident, standing.state)}{_lost_work(incident)}")
+    yield row("  decision", action_taken(incident, standing.reason))
+    yield row("  cost", f"{recovery_text(incident, standing.state)}{_lost_work(incident)}")
     yield from _evidence(incident)
-    if (log := log_of(incident, snapshot.seen.run, snapshot.commands)) is not None:
+    if (log := incident_log_command(incident, snapshot.seen.run, snapshot.commands)) is not None:
         yield row("  see why", log)
     if incident.edits:
         yield row("  to do", "resume with one of:" if len(incident.edits) > 1 else "resume:")
@@ -169,7 +178,7 @@ def _incident(incident: Incident, snapshot: Snapshot, zone: tzinfo | None) -> It
 
 
 def _lost_work(incident: Incident) -> str:
-    """Steps that were made again, or are to be."""
+    """Steps since the last checkpoint, which are repeated after a resume."""
     if incident.saved is None:
         return ""
     return f"; {format.count(max(0, incident.step - incident.saved), 'step')} of work lost"
@@ -191,22 +200,21 @@ def _evidence(incident: Incident) -> Iterator[str]:
 
 
 def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterator[str]:
-    """The culprit's in full; of the others where they are, one line for all that are in one place.
-    Where no rank is the culprit any of them may tell something."""
+    """The culprit's stack in full; for the other ranks one line per place in the program."""
     whole = [str(culprit)] if str(culprit) in found else []
-    if culprit is None:
+    if culprit is None:  # then show in full each rank that is at a place of its own
         alike = Counter(place(main_stack(stack)) for stack in found.values())
         whole = [rank for rank, stack in found.items() if alike[place(main_stack(stack))] == 1]
-    # What is no stack that can be told apart is shown as it is.
+    # A stack that cannot be parsed has no place, so it is shown unchanged.
     whole += [rank for rank, stack in found.items() if not main_stack(stack) and rank not in whole]
-    for rank in whole[:MOST_STACKS]:
+    for rank in whole[:MAX_STACKS]:
         if stack := found[rank]:
-            lines = shortened(main_thread(stack), MOST_STACK_LINES)
+            lines = shortened(main_thread(stack), MAX_STACK_LINES)
             yield from _quoted(f"stack of rank {rank}", lines)
     rest = {
         int(rank): RankFacts(rank=int(rank), stack=stack)
         for rank, stack in found.items()
-        if rank not in whole[:MOST_STACKS]
+        if rank not in whole[:MAX_STACKS]
     }
     for line in where_words(Scene(facts=rest), ()):
         yield row("  stacks", format.one_line(line))
@@ -224,6 +232,6 @@ def _files(snapshot: Snapshot) -> Iterator[str]:
     yield row("metrics", str(run_dir.metrics))
     yield row("logs", str(run_dir.logs / f"attempt-{run.attempt}"))
     if snapshot.standing.fix and run.leader:
-        yield row("its leader", str(run_dir.agent_log(run.leader)))
+        yield row("leader log", str(run_dir.agent_log(run.leader)))
     if any(incident.evidence.stacks for incident in run.incidents):
         yield row("traces", str(run_dir.path / "traces"))

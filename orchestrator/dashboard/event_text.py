@@ -1,4 +1,4 @@
-"""The journal as a person reads it: one line for each event, with what was decided and why."""
+"""One line of text per journal entry: the event, the actions that followed and their reasons."""
 
 from collections.abc import Iterable, Mapping
 from datetime import tzinfo
@@ -55,14 +55,15 @@ from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.journal.journal import Entry
 
 
-def in_order_of_time(entries: Iterable[Entry]) -> list[Entry]:
-    """What happened at one moment stays as the journal has it: the cause before what it led to."""
-    return sorted(entries, key=lambda entry: _when(entry.event))
+def sort_by_time(entries: Iterable[Entry]) -> list[Entry]:
+    """Entries with equal times keep the order of the journal, where a cause precedes its effect."""
+    return sorted(entries, key=lambda entry: _event_time(entry.event))
 
 
-def _when(event: Event) -> float:
-    """A rank that was told to stop was last heard before that, perhaps long before: it ended when
-    it was seen to be gone."""
+def _event_time(event: Event) -> float:
+    """The time to show for `event`."""
+    # `at` of a stopped rank is its last heartbeat, possibly long before it was told to stop.
+    # Show the time when its end was detected, so that it does not precede the order to stop.
     if isinstance(event, RankExited) and event.stopped:
         return event.at + event.detected_after_s
     return event.at
@@ -70,12 +71,12 @@ def _when(event: Event) -> float:
 
 def event_line(entry: Entry, zone: tzinfo | None) -> str:
     """`2026-01-09 14:03:22 UTC  rank 1 on host-0 was killed by SIGKILL -> stop attempt 1 (…)`."""
-    decided = "".join(f" -> {action_words(action)}" for action in entry.actions)
-    line = f"{event_words(entry.event)}{decided}"
-    return f"{format.moment(_when(entry.event), zone)}  {format.one_line(line)}"
+    decided = "".join(f" -> {describe_action(action)}" for action in entry.actions)
+    line = f"{describe_event(entry.event)}{decided}"
+    return f"{format.date_time(_event_time(entry.event), zone)}  {format.one_line(line)}"
 
 
-def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
+def describe_action(action: Action) -> str:  # noqa: C901 - a case a kind
     match action:
         case StartAttempt():
             return _start(action)
@@ -83,20 +84,20 @@ def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
             where = f" on {', '.join(hosts)}" if hosts else ""
             return f"stop attempt {attempt}{where} within {format.duration(grace)} ({reason})"
         case GatherEvidence(attempt=attempt, reason=reason):
-            return f"gather evidence of attempt {attempt} ({reason})"
+            return f"collect evidence of attempt {attempt} ({reason})"
         case JudgeHang(attempt=attempt, reason=reason):
-            return f"judge the evidence of attempt {attempt} ({reason})"
+            return f"analyse the evidence of attempt {attempt} ({reason})"
         case ReplaceAgent(host=host, elsewhere=True, reason=reason):
-            return f"ask for another host in the place of {host} ({reason})"
+            return f"request a host to replace {host} ({reason})"
         case ReplaceAgent(host=host, reason=reason):
-            return f"ask for a new agent on {host} ({reason})"
+            return f"request a new agent on {host} ({reason})"
         case CheckHosts(reason=reason):
             return f"check the hosts ({reason})"
         case Replan():
-            return _look_for_plan(action)
+            return _replan(action)
         case Requeue(exclude=exclude, reason=reason, whole=whole):
             without = f" without {', '.join(exclude)}" if exclude else ""
-            what = "back to the queue" if whole else "give the leader's host back"
+            what = "requeue the job" if whole else "release the leader's host"
             return f"{what}{without} ({reason})"
         case EndJob(state=state, reason=reason):
             return f"end the job: {state} ({reason})"
@@ -107,27 +108,31 @@ def action_words(action: Action) -> str:  # noqa: C901 - a case a kind
 def _start(action: StartAttempt) -> str:
     drills, skip = (", ".join(map(str, told)) for told in (action.drills, action.skip))
     armed = f", drills armed: {drills}" if drills else ""
-    without = f", without batches {skip} of the data" if skip else ""
-    return f"start {action.reason}{without}{_crossing(action.crossing)}{armed}"
+    without = f", skipping data batches {skip}" if skip else ""
+    return f"start {action.reason}{without}{_network_cost(action.crossing)}{armed}"
 
 
-def _crossing(crossing: tuple[int, ...]) -> str:
-    """What these hosts cost: bytes that leave a host in a step, and of these a leaf switch."""
+def _network_cost(crossing: tuple[int, ...]) -> str:
+    """Network traffic of one step with this placement.
+
+    Args:
+        crossing: bytes per step that leave a host and, if known, that leave a leaf switch.
+    """
     if not crossing:
         return ""
-    leaf = f", {format.size(crossing[1])} a leaf switch" if len(crossing) > 1 else ""
-    return f", a step sends {format.size(crossing[0])} out of hosts{leaf}"
+    leaf = f" ({format.size(crossing[1])} between leaf switches)" if len(crossing) > 1 else ""
+    return f", network traffic per step: {format.size(crossing[0])} between hosts{leaf}"
 
 
-def _look_for_plan(action: Replan) -> str:
+def _replan(action: Replan) -> str:
     if action.device_bytes is None:
-        return f"look for a smaller plan ({action.reason})"
-    what = "a plan" if action.adopt else "ways out"
+        return f"search for a plan with fewer hosts ({action.reason})"
+    what = "a plan" if action.adopt else "spec changes"
     room = format.size(action.device_bytes)
-    return f"look for {what} within {room} a device ({action.reason})"
+    return f"search for {what} that need at most {room} per device ({action.reason})"
 
 
-def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each event
+def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each event
     match event:
         case JobSubmitted():
             return _submitted(event)
@@ -138,9 +143,9 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
             but = "".join(f"; {finding.verdict}: {finding.found}" for finding in found)
             return f"agent of {host} registered from {address} with {many} (pid {pid}){but}"
         case AgentLost(host=host, taken=taken) if taken:
-            return f"the scheduler took {host}: {taken}"
+            return f"the scheduler removed {host} from the job: {taken}"
         case AgentLost(host=host, why=why, silent_s=silent):
-            return f"agent of {host} lost: {why} (last heard {format.duration(silent)} before)"
+            return f"agent of {host} lost: {why} (last message {format.duration(silent)} earlier)"
         case TrainingResumed():
             return _resumed(event)
         case StepReached():
@@ -148,65 +153,72 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
         case CheckpointSaved(step=step):
             return f"checkpoint step-{step} is complete"
         case CheckpointFailed(step=step, why=why):
-            return f"warning: the checkpoint of step {step} failed: {format.shortened(why)}"
+            return f"warning: failed to save the checkpoint of step {step}: {format.shorten(why)}"
         case CheckpointIntervalChanged(old=old, new=new, why=why):
             many = format.count(new, "step")
-            return f"a checkpoint every {many} from now on, before every {old}: {why}"
+            return f"checkpoint interval changed from {old} to {many}: {why}"
         case HealthChanged(ranks=spans, health=health, age_s=age):
-            who, several = format.spans_in_words(spans), spans[0][0] != spans[-1][1]
-            are, at_most = ("are", "at most ") if several else ("is", "")
-            return f"{who} {are} {health} (last heard {at_most}{format.duration(age)} ago)"
+            # One event covers all ranks that change at once; age_s is the oldest heartbeat.
+            at_most = "at most " if spans[0][0] != spans[-1][1] else ""
+            ago = f"last heartbeat {at_most}{format.duration(age)} ago"
+            return f"{format.rank_spans(spans)}: {format.health_text(health)} ({ago})"
         case StragglerFound():
             return f"straggler on {event.host}: {why_slow(event)}"
         case StragglerGone(rank=rank, host=host, own_s=own, peers_s=peers):
             return (
-                f"rank {rank} on {host} keeps up again: {own:.3f} s of its own a step,"
-                f" its peers {peers:.3f} s"
+                f"rank {rank} on {host} is no longer a straggler: {own:.3f} s of own work per"
+                f" step, its peers {peers:.3f} s"
             )
         case DrillHappened(drill=drill, rank=rank, step=step):
-            return f"drill {drill} happened to rank {rank} at step {step}"
+            return f"drill {drill} fired on rank {rank} at step {step}"
         case RankExited():
             return _exited(event)
         case HangDetected():
             return _hang(event)
         case HangOver(rank=rank, step=step, phase=phase):
-            return f"no hang: rank {rank} moves again, step {step}, {phase}; the attempt goes on"
+            return (
+                f"not a hang: rank {rank} makes progress again (step {step}, phase {phase});"
+                " the attempt continues"
+            )
         case EvidenceGathered(host=host, ranks=ranks):
             stacks = sum(bool(rank.stack) for rank in ranks)
             many = format.count(len(ranks), "rank")
-            of = f"stacks of {stacks} and dumps of {event.dumps} of {many}"
+            of = f"{stacks} stacks and {event.dumps} flight recorder dumps of {many}"
             lost = f"; missing: {', '.join(sorted(event.missing))}" if event.missing else ""
-            return f"{of} gathered on {host}{format.shortened(lost)}"
+            return f"collected evidence on {host}: {of}{format.shorten(lost)}"
         case HangJudged():
-            who = f"rank {event.ranks[0]}" if event.ranks else "nobody"
-            sure = f"{event.confidence:.0%} sure, judged in {format.duration(event.took_s)}"
-            return f"verdict {event.verdict}, {who} ({sure}): {format.shortened(event.cause)}"
+            who = f"culprit rank {event.ranks[0]}" if event.ranks else "no culprit"
+            sure = f"confidence {event.confidence:.0%}, analysed in {format.duration(event.took_s)}"
+            return f"verdict {event.verdict}, {who} ({sure}): {format.shorten(event.cause)}"
         case HostStopped(host=host, finished=finished, why=why):
             how = "finished" if finished else "stopped"
             return f"all ranks on {host} {how}{f': {why}' if why else ''}"
         case CancelRequested(by=by):
             return f"cancel requested by {by}"
         case LeaveAsked(cause=cause, words=said):
-            return f"the scheduler asks the job to leave: {cause or 'why is being asked'} ({said})"
+            # The leader asks the scheduler for the cause; until it answers the cause is empty.
+            why = cause or "the cause is not known yet"
+            return f"the scheduler asks the job to stop: {why} ({said})"
         case HostFlagged(host=host, state=state, reason=reason):
             return f"{host} is {state}{f': {reason}' if reason else ''}"
         case RunDirLost(why=why):
             return why
         case HostOpened(host=host):
-            return f"{host} is open again"
+            return f"{host} is available again"
         case HostLeaving(host=host, why=why):
-            return f"the scheduler takes {host} back: {why}"
+            return f"the scheduler is removing {host} from the job: {why}"
         case HostUnavailable(host=host, why=why):
-            return f"{host} is given up: {why}"
+            return f"{host} is unavailable and no longer waited for: {why}"
         case HostsChecked(unfit=unfit):
-            return "the hosts were tried together: " + (_unfit(unfit) or "all are in order")
+            failed = _hosts_with_reasons(unfit)
+            return f"host check failed: {failed}" if failed else "host check: all hosts passed"
         case Replanned(plan=plan, plan_number=number, why=why):
             many = format.count(len(plan.hosts), "host")
             return f"plan {number} for {many}: {plan.mesh}{f', {why}' if why else ''}"
         case ReplanRefused():
             return _no_plan(event)
         case RequeueRefused(why=why):
-            return f"the scheduler does not take the job back: {why}"
+            return f"the scheduler refused to requeue the job: {why}"
         case Tick():
             return "a deadline passed"
         case _:
@@ -216,29 +228,30 @@ def event_words(event: Event) -> str:  # noqa: C901, PLR0915 - one line for each
 def _no_plan(event: ReplanRefused) -> str:
     if event.device_bytes is None:
         return f"no plan for {format.count(event.hosts, 'host')} or fewer: {event.why}"
-    ways = f"; ways out: {'; '.join(event.ways)}" if event.ways else ""
-    return f"no plan within {format.size(event.device_bytes)} a device: {event.why}{ways}"
+    ways = f"; spec changes that help: {'; '.join(event.ways)}" if event.ways else ""
+    room = format.size(event.device_bytes)
+    return f"no plan needs at most {room} per device: {event.why}{ways}"
 
 
 def _leader(event: LeaderStarted) -> str:
     if event.unable:
-        return f"{event.host} cannot lead: {event.unable}"
+        return f"{event.host} cannot run the leader: {event.unable}"
     line = f"leader started on {event.host} (pid {event.pid})"
     if event.allocation is None:
         return line
     given = event.allocation
-    again = f", restart {given.restarts}" if given.restarts else ""
-    left_out = f"; not used: {_unfit(event.exclude)}" if event.exclude else ""
+    again = f", requeued {format.count(given.restarts, 'time')}" if given.restarts else ""
+    left_out = f"; excluded: {_hosts_with_reasons(event.exclude)}" if event.exclude else ""
     many = format.count(len(given.hosts), "host")
-    return f"{line} in allocation {given.id}{again} of {many}{left_out}"
+    return f"{line} in allocation {given.id} ({many}{again}){left_out}"
 
 
-def _unfit(hosts: Mapping[str, str]) -> str:
+def _hosts_with_reasons(hosts: Mapping[str, str]) -> str:
     return ", ".join(f"{host} ({why})" for host, why in sorted(hosts.items()))
 
 
 def _submitted(event: JobSubmitted) -> str:
-    verb = "submitted again" if event.resume else "submitted"
+    verb = "resubmitted" if event.resume else "submitted"
     ranks = format.count(event.plan.world_size, "rank")
     hosts = format.count(len(event.plan.hosts), "host")
     drills = f", drills {', '.join(map(str, event.drills))}" if event.drills else ""
@@ -249,9 +262,10 @@ def _submitted(event: JobSubmitted) -> str:
 
 
 def _resumed(event: TrainingResumed) -> str:
-    origin = f"checkpoint step-{event.step}" if event.step else "the beginning"
-    passed = "".join(f"; passed over {p.name}: {p.why}" for p in event.passed_over)
-    return f"attempt {event.attempt} goes on from {origin}{passed}"
+    passed = "".join(f"; skipped {p.name}: {p.why}" for p in event.passed_over)
+    if not event.step:
+        return f"attempt {event.attempt} starts training from step 0{passed}"
+    return f"attempt {event.attempt} resumes from checkpoint step-{event.step}{passed}"
 
 
 def _step(event: StepReached) -> str:
@@ -265,24 +279,25 @@ def _step(event: StepReached) -> str:
 
 def _exited(event: RankExited) -> str:
     if event.error is not None:
-        how = f"raised {format.shortened(f'{event.error.error}: {event.error.message}')}"
+        how = f"raised {format.shorten(f'{event.error.error}: {event.error.message}')}"
     elif event.above is not None and event.signal is not None:
-        how = f"went with its {event.above}, killed by {format.signal_name(event.signal)},"
+        # The rank died because the process above it (torchrun, agent) died.
+        how = f"was killed by {format.signal_name(event.signal)} together with its {event.above}"
     elif event.signal is not None:
         how = f"was killed by {format.signal_name(event.signal)}"
     elif event.exit_code is not None:
-        how = f"left with exit code {event.exit_code}"
+        how = f"exited with code {event.exit_code}"
     else:
-        how = "was ended" if event.stopped else "vanished"
+        how = "was stopped" if event.stopped else "disappeared without an exit status"
     who = f"rank {event.rank} on {event.host}"
-    if event.stopped:  # by ndctl, so there is nothing to have seen sooner
-        return f"{who} {how} after step {event.step} as its attempt was stopped"
-    seen_after = format.duration(event.detected_after_s)
-    return f"{who} {how} after step {event.step} (seen after {seen_after})"
+    if event.stopped:  # ndctl stopped it itself, so a detection delay means nothing
+        return f"{who} {how} after step {event.step} while ndctl stopped its attempt"
+    delay = format.duration(event.detected_after_s)
+    return f"{who} {how} after step {event.step} (detected after {delay})"
 
 
 def _hang(event: HangDetected) -> str:
-    behind = f", {format.ranks_in_words(event.behind)} behind" if event.behind else ""
+    behind = f", {format.rank_list(event.behind)} behind" if event.behind else ""
     stalled, limit = format.duration(event.stalled_s), format.duration(event.limit_s)
     return (
         f"hang in phase {event.phase} at step {event.step}:"

@@ -1,4 +1,4 @@
-"""Numbers, times and names as a person reads them; the same words on every screen."""
+"""Formats numbers, times and names, the same way for every view."""
 
 import signal as signals
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,16 @@ from orchestrator.contract.visible import visible
 from orchestrator.job.incident import NOBODY, Culprit
 from orchestrator.job.policy import BEFORE_FIX
 
-UNSEEN = "-"
-"""Stands where a number is not known."""
+UNKNOWN = "-"
+HEALTH_TEXT = {"slow": "late heartbeat", "silent": "no heartbeat"}
+"""Text for health words of the journal that a reader could misunderstand."""
 
 
 def one_line(text: str) -> str:
     return " ".join(visible(text).split())
 
 
-def shortened(text: str, most: int = 120) -> str:
+def shorten(text: str, most: int = 120) -> str:
     text = one_line(text)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
@@ -38,14 +39,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600:02} h"
 
 
-def detected(seconds: float) -> str:
+def health_text(health: str) -> str:
+    return HEALTH_TEXT.get(health, health)
+
+
+def detection_delay(seconds: float) -> str:
     return f"detected after {duration(seconds)}" if seconds >= 0.001 else "detected at once"
 
 
 def stopwatch(seconds: float | None) -> str:
-    """`1:42`, `2:05:10`, `3d 04:05:10`: keeps its width while it runs."""
+    """`1:42`, `2:05:10`, `3d 04:05:10`: the width does not change from second to second."""
     if seconds is None:
-        return UNSEEN
+        return UNKNOWN
     minutes, second = divmod(max(0, int(seconds)), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -54,13 +59,13 @@ def stopwatch(seconds: float | None) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def moment(at: float, zone: tzinfo | None) -> str:
-    """`2026-01-09 08:05:09 UTC`, in `zone`; None is this machine's."""
+def date_time(at: float, zone: tzinfo | None) -> str:
+    """`2026-01-09 08:05:09 UTC`, in `zone`. None: the time zone of this machine."""
     return f"{_in(at, zone):%Y-%m-%d %H:%M:%S %Z}"
 
 
-def short_moment(at: float, zone: tzinfo | None) -> str:
-    """The same on a screen that has year and zone elsewhere."""
+def short_date_time(at: float, zone: tzinfo | None) -> str:
+    """Without year and zone, for a screen that shows them in its header."""
     return f"{_in(at, zone):%m-%d %H:%M:%S}"
 
 
@@ -68,12 +73,12 @@ def _in(at: float, zone: tzinfo | None) -> datetime:
     return datetime.fromtimestamp(at, UTC).astimezone(zone)
 
 
-def blamed(culprit: Culprit) -> str:
+def culprit_text(culprit: Culprit) -> str:
     return "no culprit" if culprit == NOBODY else f"culprit {culprit}"
 
 
-def why_and_fix(reason: str) -> tuple[str, str]:
-    """Why a job ended, and what to do first, empty where nothing is known."""
+def split_fix(reason: str) -> tuple[str, str]:
+    """The cause of a job's end and its fix; the fix is empty if none is known."""
     why, _, fix = reason.partition(BEFORE_FIX)
     return one_line(why), one_line(fix)
 
@@ -83,11 +88,11 @@ def count(number: int, noun: str) -> str:
 
 
 def loss(value: float | None) -> str:
-    return UNSEEN if value is None else f"{value:.4f}"
+    return UNKNOWN if value is None else f"{value:.4f}"
 
 
 def rate(tokens_per_second: float | None) -> str:
-    return UNSEEN if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+    return UNKNOWN if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
 
 
 def size(num_bytes: int) -> str:
@@ -103,19 +108,19 @@ def signal_name(number: int) -> str:
 
 
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:
-    """`dp_shard 1, tp 0`: the axes that have more than one place."""
+    """`dp_shard 1, tp 0`: only axes with a degree above 1."""
     return ", ".join(f"{axis} {place}" for axis, place in coords.items() if degrees[axis] > 1)
 
 
-def spans_in_words(spans: Sequence[tuple[int, int]], most: int = 6) -> str:
-    """`rank 3`, `ranks 0-7, 12`, cut short where they are many."""
+def rank_spans(spans: Sequence[tuple[int, int]], most: int = 6) -> str:
+    """`rank 3`, `ranks 0-7, 12`; at most `most` spans, then a count of the remaining ranks."""
     many = len(spans) > 1 or spans[0][0] != spans[0][1]
     shown = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans[:most])
     more = sum(b - a + 1 for a, b in spans[most:])
     return f"{'ranks' if many else 'rank'} {shown}{f' and {more:,} more' if more else ''}"
 
 
-def ranks_in_words(ranks: tuple[int, ...], most: int = 6) -> str:
+def rank_list(ranks: tuple[int, ...], most: int = 6) -> str:
     """`rank 3`, `ranks 1, 4, 5`, `ranks 0, 1, 2, 3, 4, 5 and 10 more`."""
     shown = ", ".join(str(rank) for rank in ranks[:most])
     rest = f" and {len(ranks) - most:,} more" if len(ranks) > most else ""

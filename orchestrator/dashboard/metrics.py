@@ -1,8 +1,8 @@
-"""The trainer's `metrics.jsonl`: a line per optimizer step, read without holding all of it.
+"""Reads the trainer's `metrics.jsonl` (one line per optimizer step) in bounded memory.
 
-A step that is done again after a resume has a second line, and the later line counts. A last line
-that a crash cut short is left out, and so is one that cannot be read: numbers are for looking at,
-and no decision depends on them.
+A step that is repeated after a resume has a second line, which replaces the first. An incomplete
+last line and lines that cannot be parsed are ignored: metrics are only displayed, and no decision
+depends on them.
 """
 
 import itertools
@@ -16,21 +16,19 @@ from typing import Any
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.times import check_time
 
-MOST_POINTS = 512
-"""Points that a series keeps, however long the job."""
-RECENT = 32
-"""Steps of the present attempt that the step time is taken from."""
+MAX_POINTS = 512
+"""Points that a series keeps at most."""
+RECENT_STEPS = 32
+"""The step time is the mean over so many steps of the current attempt."""
 _CHUNK = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One line."""
-
     attempt: int
     step: int
     loss: float | None = None
-    """None where it was not a finite number."""
+    """None if it was not a finite number."""
     grad_norm: float | None = None
     lr: float | None = None
     tokens_per_second: float | None = None
@@ -41,30 +39,30 @@ class Metric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What the views keep of the metrics: bounded, whatever the number of steps."""
+    """A summary of the metrics. Its size does not grow with the number of steps."""
 
     first: Metric | None = None
     last: Metric | None = None
     points: tuple[tuple[int, float], ...] = ()
-    """(step, loss) by rising step, one for each `stride` steps and always the newest."""
+    """(step, loss) in ascending steps: one for each `stride` steps, and always the newest."""
     stride: int = 1
     recent: tuple[tuple[int, float], ...] = ()
-    """(step, time) of the last steps of the present attempt."""
+    """(step, Unix time) of the last steps of the current attempt."""
 
     @property
     def step_s(self) -> float | None:
-        """Seconds a step takes now, checkpoints and all."""
+        """Seconds per step at present, including time for checkpoints."""
         if len(self.recent) < 2:
             return None if self.last is None else self.last.step_s
         (step, began), (last_step, ended) = self.recent[0], self.recent[-1]
         return (ended - began) / (last_step - step) if last_step > step else None
 
 
-NOTHING = Progress()
+NO_PROGRESS = Progress()
 
 
 def parse_metric(line: bytes) -> Metric | None:
-    """None when the line is not a metric."""
+    """None if the line cannot be parsed."""
     try:
         body = read_json(line)
         return Metric(
@@ -91,10 +89,10 @@ def _number(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def glance(path: Path) -> Progress:
-    """The ends of a file of any size: enough for all of `Progress` but the series."""
-    recent = list(itertools.islice(_backwards(path), RECENT))
-    progress = fold_metrics(NOTHING, reversed(recent))
+def read_ends(path: Path) -> Progress:
+    """Reads only the first line and the last lines: all of `Progress` except the series."""
+    recent = list(itertools.islice(_metrics_backwards(path), RECENT_STEPS))
+    progress = fold_metrics(NO_PROGRESS, reversed(recent))
     try:
         with path.open("rb") as file:
             first = parse_metric(file.readline())
@@ -103,7 +101,7 @@ def glance(path: Path) -> Progress:
     return replace(progress, first=first or progress.first)
 
 
-def _backwards(path: Path) -> Iterator[Metric]:
+def _metrics_backwards(path: Path) -> Iterator[Metric]:
     for line in lines_backwards(path):
         metric = parse_metric(line)
         if metric is not None:
@@ -111,7 +109,7 @@ def _backwards(path: Path) -> Iterator[Metric]:
 
 
 def lines_backwards(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file, last first; an unfinished last one is left out."""
+    """The complete lines of a file, last line first; an incomplete last line is ignored."""
     try:
         file = path.open("rb")
     except FileNotFoundError:
@@ -127,7 +125,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
                 pieces[-1] += rest
                 rest = None
             elif len(pieces) > 1:
-                pieces.pop()  # what follows the last line end: nothing, or a torn line
+                pieces.pop()  # text after the last newline: empty, or an incomplete line
             else:
                 place = start
                 continue
@@ -138,7 +136,7 @@ def lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 class MetricTail:
-    """Reads what the metrics have gained since the last look."""
+    """Reads the lines that were appended since the last call of `more`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -160,16 +158,16 @@ class MetricTail:
 
 
 def fold_metrics(progress: Progress, metrics: Iterable[Metric]) -> Progress:
-    """`progress` after `metrics`; give many at once, for each call copies the series once."""
+    """`progress` after `metrics`. Pass many at once, because each call copies the series."""
     series = _Series(list(progress.points), progress.stride)
     recent = list(progress.recent)
     first, last = progress.first, progress.last
     for metric in metrics:
         if last is None or metric.attempt != last.attempt:
-            recent.clear()
+            recent.clear()  # the pause between two attempts is not step time
         if metric.time is not None:
             recent.append((metric.step, metric.time))
-            del recent[:-RECENT]
+            del recent[:-RECENT_STEPS]
         if first is None or metric.step <= first.step:
             first = metric
         last = metric
@@ -192,16 +190,17 @@ class _Series:
 
     def add(self, step: int, loss: float) -> None:
         while self.points and self.points[-1][0] >= step:
-            self.points.pop()  # done again after a resume
+            self.points.pop()  # the step is repeated after a resume
         self._put(step, loss)
-        if len(self.points) > MOST_POINTS:
+        # Too many points: halve the resolution, so that memory stays bounded.
+        if len(self.points) > MAX_POINTS:
             self.stride *= 2
             old, self.points = self.points, []
             for point in old:
                 self._put(*point)
 
     def _put(self, step: int, loss: float) -> None:
-        """One point for each stretch of `stride` steps: its last."""
+        """Keeps the last point of each interval of `stride` steps."""
         if self.points and self.points[-1][0] // self.stride == step // self.stride:
             self.points[-1] = (step, loss)
         else:

@@ -1,4 +1,4 @@
-"""What a person should type now, and where the reason of a failure stands."""
+"""The command that the user should type next, and the command that shows why a job failed."""
 
 from datetime import tzinfo
 
@@ -13,122 +13,131 @@ from orchestrator.job.state import Run
 
 
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """What a person should type now: words, and behind them one whole command."""
+    """The next step for the user: an instruction, then one complete command."""
     run, standing, commands = snapshot.seen.run, snapshot.standing, snapshot.commands
     if standing.as_of is not None:
-        return _ask_again(snapshot)
+        return _retry_status(snapshot)
     if snapshot.leader_alive and is_short(run):
         return _short(run, commands, snapshot.now, zone)
     match standing.state:
         case "SUBMITTED" | "PENDING":
             return _wait(snapshot, zone)
         case "RUNNING" if snapshot.seen.checkpoint.failed is not None:
-            return _at_risk(snapshot, snapshot.seen.checkpoint.failed, zone)
+            return _failing_saves(snapshot, snapshot.seen.checkpoint.failed, zone)
         case "STARTING" | "RUNNING":
-            return f"nothing; to watch it: {commands.of('dashboard')}"
+            return f"no action needed; to watch: {commands.of('dashboard')}"
         case "RECOVERING":
-            return f"nothing, ndctl is on it; to watch: {commands.of('dashboard')}"
+            return f"no action needed, ndctl is recovering it; to watch: {commands.of('dashboard')}"
         case "SUCCEEDED":
-            return f"nothing; the whole story: {commands.of('describe')}"
+            return f"no action needed; for the full report: {commands.of('describe')}"
         case "CANCELLED":
             return f"to {_newest(snapshot)}: {commands.submit()}"
         case _ if standing.fix:
             return standing.fix
         case _:
-            return _go_on(run, commands)
+            return _resume_after_failure(run, commands)
 
 
 def _newest(snapshot: Snapshot) -> str:
-    """Where a job that was cancelled goes on."""
+    """Where a cancelled job resumes."""
     saved = snapshot.seen.checkpoint
     if snapshot.seen.run.ending is not None:
-        return f"go on from {saved.name}" if saved.step else "begin anew"
-    # Its last words were not heard here, and its ranks may have written one more.
-    later = f", {saved.name} or a later one" if saved.step else " if there is one"
-    return f"go on from the newest checkpoint{later}"
+        return f"resume from {saved.name}" if saved.step else "start again from step 0"
+    # The scheduler cancelled the job and the journal here has no end. Its ranks may have saved
+    # one more checkpoint that this journal does not list.
+    later = f", {saved.name} or later" if saved.step else ", if there is one"
+    return f"resume from the newest checkpoint{later}"
 
 
-def _ask_again(snapshot: Snapshot) -> str:
-    """Of a job whose state is not known now: it may well train on."""
-    again = f"{snapshot.commands.of('status')} asks again"
+def _retry_status(snapshot: Snapshot) -> str:
+    """For a job whose state is unknown, because its scheduler or its pods are unreachable."""
+    again = f"to ask again: {snapshot.commands.of('status')}"
     fix = snapshot.sighting.fix if snapshot.sighting is not None else ""
     return f"{fix}\n{' ' * 14}{again}" if fix else again
 
 
 def _wait(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """Of a job that has not begun."""
+    """For a job that has not started training."""
     run, commands = snapshot.seen.run, snapshot.commands
     if snapshot.standing.state == "SUBMITTED":
-        return f"wait for the leader; if it does not come: {commands.of('logs')}"
+        return f"wait for the leader to start; if it does not: {commands.of('logs')}"
     if snapshot.held:
-        since = f" for hosts since {format.moment(run.short_since, zone)}{_given_back(run)}"
-        return f"wait{since if run.given_back else ''}; to give it up: {commands.of('cancel')}"
+        since = f" for hosts, since {format.date_time(run.short_since, zone)}{_releases(run)}"
+        return f"wait{since if run.given_back else ''}; to give up: {commands.of('cancel')}"
     here = sum(host.alive for host in run.hosts.values())
     return f"wait: {here} of {format.count(len(run.plan.hosts), 'host')} registered"
 
 
-def _at_risk(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str:
-    """Of a job that trains, and whose checkpoints cannot be written."""
+def _failing_saves(snapshot: Snapshot, failed: FailedSave, zone: tzinfo | None) -> str:
+    """For a job that trains but cannot save checkpoints."""
     saved = snapshot.seen.checkpoint
     advice = failed.advice
-    done = max(snapshot.view.step, failed.step)  # metrics may lie on the same full disk
+    # The metrics file may be on the same full disk and stop too, so take the later step.
+    done = max(snapshot.view.step, failed.step)
     lost = format.count(max(0, done - saved.step), "step")
-    kept = f"{saved.name} is the last that is complete" if saved.step else "none is complete yet"
+    kept = f"the last complete one is {saved.name}" if saved.step else "none is complete yet"
     return (
-        f"{advice or 'mend why'}: no checkpoint can be written in {snapshot.checkpoints} since"
-        f" {format.moment(failed.since, zone)}, {kept}, and {lost} of work at risk;"
-        f" to watch it: {snapshot.commands.of('dashboard')}"
+        f"{advice or 'fix the cause'}: saving checkpoints to {snapshot.checkpoints} fails since"
+        f" {format.date_time(failed.since, zone)}; {kept}; {lost} of work at risk;"
+        f" to watch: {snapshot.commands.of('dashboard')}"
     )
 
 
-def _go_on(run: Run, commands: Commands) -> str:
-    """Of a job that failed: with what does not lead there again, where that is known."""
-    ours = run.incidents[run.forgiven :]  # why it failed is no host that was found wanting besides
+def _resume_after_failure(run: Run, commands: Commands) -> str:
+    """For a failed job: how to resume it without the same failure, if a remedy is known."""
+    # A host that failed its preflight check is an incident too, but it did not end the job.
+    ours = run.incidents[run.forgiven :]
     last = next((one for one in reversed(ours) if one.kind != PREFLIGHT), None)
     if last is None:
         return commands.submit()
     if last.edits:
         return commands.submit(last.edits[0])
+    # `stop` means that a restart cannot help until the user fixes something. A job that only
+    # used up its restart budget can be resumed as it is.
     stopped = last.remedy == "stop" and last.rule != BUDGET
     if not stopped:
         return commands.submit()
-    # What was set beside the file may be the very mistake.
-    where = " in the file or the --set" if commands.overrides else ""
-    return f"once that is fixed{where}: {commands.submit()}"
+    # The mistake may be in a `--set` option instead of the spec file.
+    where = " in the spec file or in the --set options" if commands.overrides else ""
+    return f"fix the cause{where}, then: {commands.submit()}"
 
 
 def _short(run: Run, commands: Commands, now: float, zone: tzinfo | None) -> str:
-    """Of a job that waits for hosts which a scheduler may yet replace."""
+    """For a job that waits for replacement hosts from its scheduler."""
     assert run.job is not None
     since = run.short_since if run.given_back else run.since
     there, want = len(usable(run)), format.count(len(run.plan.hosts), "host")
     due_at = gives_back_at(run)
     assert due_at is not None
-    ways = f"to give it up: {commands.of('cancel')}"
+    ways = f"to give up: {commands.of('cancel')}"
     if not run.job.shrink:
-        ways += f", and then with fewer: {commands.submit('--set resilience.shrink=true')}"
+        fewer = commands.submit("--set resilience.shrink=true")
+        ways += f"; after that, to train with fewer hosts: {fewer}"
     return (
-        f"wait: {there} of {want} are there, since {format.moment(since, zone)}"
-        f" ({format.duration(now - since)}){_given_back(run)};"
-        f" in vain until {format.moment(max(due_at, now), zone)} all are given back; {ways}"
+        f"wait: {there} of {want} available since {format.date_time(since, zone)}"
+        f" ({format.duration(now - since)}){_releases(run)}; if this does not change,"
+        f" ndctl releases all hosts at {format.date_time(max(due_at, now), zone)}"
+        f" and requeues the job; {ways}"
     )
 
 
-def _given_back(run: Run) -> str:
-    return f", all given back {format.count(run.given_back, 'time')}" if run.given_back else ""
+def _releases(run: Run) -> str:
+    times = format.count(run.given_back, "time")
+    return f", all hosts released {times} so far" if run.given_back else ""
 
 
-def look_at(snapshot: Snapshot) -> str | None:
-    """The command that shows the log of who is to blame; None where that is nobody's."""
+def log_command(snapshot: Snapshot) -> str | None:
+    """The command that shows the log of the culprit; None if there is no culprit."""
     run = snapshot.seen.run
-    if snapshot.standing.fix:
+    if snapshot.standing.fix:  # the leader is gone, so its agent's log has the reason
         return snapshot.commands.of("logs", "--agents", "--tail", 20)
-    return log_of(run.incidents[-1], run, snapshot.commands) if run.incidents else None
+    return (
+        incident_log_command(run.incidents[-1], run, snapshot.commands) if run.incidents else None
+    )
 
 
-def log_of(incident: Incident, run: Run, commands: Commands) -> str | None:
-    """The same of one incident, None as well where its log was removed: by default `ndctl logs`
-    shows another attempt."""
+def incident_log_command(incident: Incident, run: Run, commands: Commands) -> str | None:
+    """The command that shows the log of the incident's culprit; None if the log was removed."""
     rank = incident.culprit.rank
     assert run.job is not None
     if rank is None or incident.attempt <= run.attempt - run.job.keep_attempts:

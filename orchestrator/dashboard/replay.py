@@ -1,7 +1,8 @@
-"""What the views know of a job at some place of its journal, without reading all of one of weeks.
+"""Rebuilds the state of the views from the leader's snapshot, instead of the whole journal.
 
-The state there is the leader's snapshot. What the views keep beside it is of the present attempt,
-whose lines are read again.
+A journal of weeks is long. The snapshot holds the job state at some place of the journal. The views
+keep more (for example the health of each rank), but only of the current attempt, so only the lines
+since the start of that attempt are read again.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,13 @@ from orchestrator.journal import snapshot
 from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, newest
 
 
-def recall(run_dir: RunDir) -> tuple[Seen, Tail]:
-    """What is known at a place of the journal, and what reads on from there. Raises OSError and
-    JobError."""
+def read_snapshot_state(run_dir: RunDir) -> tuple[Seen, Tail]:
+    """The state at the place of the snapshot, and a reader of the journal from that place on.
+
+    Raises:
+        OSError: the journal cannot be read.
+        JobError: the journal is damaged.
+    """
     run, tail = snapshot.recall(run_dir)
     if tail.place == BEGINNING:
         return Seen(), tail
@@ -32,7 +37,7 @@ def _between(tail: Tail, end: Place) -> Iterator[Entry]:
             return
 
 
-def look(run_dir: RunDir) -> Seen:
-    """What is known by now."""
-    seen, tail = recall(run_dir)
+def read_state(run_dir: RunDir) -> Seen:
+    """The state at the end of the journal."""
+    seen, tail = read_snapshot_state(run_dir)
     return fold_seen(seen, tail.each())

@@ -1,5 +1,8 @@
-"""A job without a leader may still be in a scheduler's hands: waiting, or queued again. One with a
-leader that makes no step may have been stopped by it."""
+"""Asks the scheduler about a job when the journal cannot tell its state.
+
+A job without a leader may be pending or requeued. A job with a leader that makes no progress may
+have been suspended by the scheduler.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,21 +10,21 @@ from dataclasses import replace
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, Sighting
 
-ASK_AGAIN_S = 10.0
+POLL_INTERVAL_S = 10.0
 QUIET_S = 15.0
-"""Without a sign of life: a step, or a line of the journal."""
+"""A job is quiet after so long without a step and without a journal line."""
 
 Ask = Callable[[Run], Sighting | None]
-"""What a scheduler says of the job; None where there is none to ask."""
+"""Asks the scheduler about the job; returns None if the job has no scheduler."""
 
 
 def is_quiet(heard_at: float, now: float) -> bool:
-    """Whether a job that has a leader may yet have been stopped by its scheduler."""
+    """True if a job with a live leader may have been suspended by its scheduler."""
     return now - heard_at > QUIET_S
 
 
-class Holding:
-    """Asks now and then, and only while nobody leads the job or the job is quiet."""
+class SchedulerPoll:
+    """Asks every `POLL_INTERVAL_S`, only while the job has no leader or is quiet."""
 
     def __init__(self, ask: Ask, clock: Clock) -> None:
         self.ask = ask
@@ -30,7 +33,12 @@ class Holding:
         self.asked_at: float | None = None
 
     def __call__(self, run: Run, led: bool, heard_at: float | None = None) -> Sighting | None:
-        """`heard_at`: when the job gave its last sign of life; None where that is all the same."""
+        """The last answer of the scheduler; None if it need not be asked.
+
+        Args:
+            led: a leader process is alive.
+            heard_at: time of the last step or journal line. None: do not check for quiet jobs.
+        """
         quiet = heard_at is not None and is_quiet(heard_at, self.clock.now())
         if (
             (led and not quiet)
@@ -41,9 +49,9 @@ class Holding:
             self.asked_at = None
             return None
         now = self.clock.monotonic()
-        if self.asked_at is None or now - self.asked_at >= ASK_AGAIN_S:
+        if self.asked_at is None or now - self.asked_at >= POLL_INTERVAL_S:
             self.seen = self.ask(run)
             self.asked_at = now
-        if led:  # whatever else a scheduler says, the leader knows better
+        if led:  # the leader knows better, except that it cannot know that it is suspended
             return replace(self.seen, at=heard_at) if self.seen and self.seen.resume else None
         return self.seen

@@ -1,14 +1,14 @@
-"""One job at one moment: what every view but the live one reads."""
+"""All data about one job at one time, for every view except the live dashboard."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import Progress, glance
-from orchestrator.dashboard.replay import look
-from orchestrator.dashboard.reported import with_report
+from orchestrator.dashboard.metrics import Progress, read_ends
+from orchestrator.dashboard.replay import read_state
 from orchestrator.dashboard.view import Seen, Standing, View, effective_state, heard_at, view
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.journal import journal
@@ -17,19 +17,17 @@ from orchestrator.seams import Sighting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What `status`, `describe` and `list` say of a job is all in here."""
-
     run_dir: RunDir
     seen: Seen
     progress: Progress
     leader_alive: bool
     now: float
     sighting: Sighting | None = None
-    """What a scheduler calls the job and, while it has no leader, says of it."""
+    """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Of a job that waits: hosts that it does without, with why and what to type to use each."""
+    """For a pending job: excluded hosts, each with the reason and the command that allows it."""
     known_by: Commands | None = None
-    """What finds it from where ndctl was asked, where its name alone may not."""
+    """Commands that find the job from the user's folder, if its name alone is not enough."""
 
     @property
     def commands(self) -> Commands:
@@ -38,7 +36,8 @@ class Snapshot:
 
     @property
     def checkpoints(self) -> Path:
-        """Where the hosts have them: what is read here may be a copy of the journal alone."""
+        """The checkpoint folder as the hosts see it."""
+        # On Kubernetes `run_dir` may be a copy that has the journal but no checkpoints.
         here, job = self.run_dir.checkpoints, self.seen.run.job
         return (
             here if job is None or here.exists() else RunDir(Path(job.launch.run_dir)).checkpoints
@@ -46,7 +45,7 @@ class Snapshot:
 
     @property
     def is_local(self) -> bool:
-        """There is no scheduler to ask."""
+        """The job has no scheduler."""
         job = self.seen.run.job
         return job is None or job.backend == "local"
 
@@ -70,7 +69,7 @@ class Snapshot:
 
     @property
     def scheduler(self) -> str | None:
-        """What the scheduler calls it or says of it."""
+        """The scheduler's name of the job, or what it says about it."""
         return self.sighting.words if self.sighting is not None else None
 
     @property
@@ -79,21 +78,19 @@ class Snapshot:
 
     @property
     def held(self) -> bool:
-        """The scheduler still has it, or cannot be asked: it waits for a leader."""
+        """The scheduler still has the job queued, or is unreachable."""
         return self.sighting is not None and self.sighting.held
 
 
 def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None) -> Snapshot | None:
-    """None when the journal has no line yet: nobody has submitted the job.
-
-    Whether a leader lives is asked before the journal is read: one that ends in between has
-    written its end by then.
-    """
+    """None if the journal is empty, that is, the job was not submitted."""
+    # Check for a leader before reading the journal. If the leader ends between the two, its last
+    # line is then already in the journal. In the other order the job would look abandoned.
     alive = journal.has_writer(run_dir.journal)
-    seen = look(run_dir)
+    seen = read_state(run_dir)
     if seen.run.job is None:
         return None
-    seen, progress = with_report(seen, glance(run_dir.metrics), read_report(run_dir))
+    seen, progress = apply_report(seen, read_ends(run_dir.metrics), read_report(run_dir))
     return Snapshot(
         run_dir=run_dir,
         seen=seen,

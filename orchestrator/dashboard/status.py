@@ -1,4 +1,4 @@
-"""Where a job stands: for a script, and for a person at 3 a.m."""
+"""`ndctl status` and `ndctl list`, as text and as JSON."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,10 +8,10 @@ from typing import Any
 from orchestrator.contract.codec import encode
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
-from orchestrator.dashboard.next_steps import look_at, next_step
+from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.view import (
-    TROUBLE,
+    UNHEALTHY,
     CheckpointView,
     View,
     last_step,
@@ -78,58 +78,59 @@ def _checkpoint_json(snapshot: Snapshot) -> dict[str, Any] | None:
 
 
 def status_text(snapshot: Snapshot, zone: tzinfo | None, *, described: bool = False) -> str:
-    """Under twelve lines: what, where, since when, what ndctl did, what to type next.
+    """About twelve lines: state, place, time, last incident, what ndctl did, the next command.
 
     Args:
-        described: it is the head of what `ndctl describe` prints.
+        described: the text is the first section of `ndctl describe`.
     """
     shown, standing = snapshot.view, snapshot.standing
     ago = format.duration(snapshot.now - standing.since)
     lines = [
         *state_lines(shown.name, standing.state, standing.reason, _age(shown, zone)),
-        row("since", f"{format.moment(standing.since, zone)} ({ago} ago)"),
+        row("since", f"{format.date_time(standing.since, zone)} ({ago} ago)"),
         *scheduler(snapshot, zone),
         *(row("excluded", f"{host} {why}") for host, why in snapshot.excluded.items()),
         row("progress", _progress(shown)),
         row("where", where(snapshot)),
         row("restarts", restarts(snapshot)),
-        row("checkpoint", checkpoint_words(shown.checkpoint, shown)),
-        *(row("trouble", line) for line in _trouble(shown)),
-        *(row("straggler", line) for line in _slowest(shown)),
+        row("checkpoint", checkpoint_text(shown.checkpoint, shown)),
+        *(row("unhealthy", line) for line in _unhealthy_hosts(shown)),
+        *(row("straggler", line) for line in _worst_straggler(shown)),
         *_last_incident(shown, zone),
         row("run dir", str(snapshot.run_dir.path)),
-        *(row("see why", command) for command in _see_why(snapshot, described)),
+        *(row("see why", command) for command in _log_commands(snapshot, described)),
         row("next", next_step(snapshot, zone)),
     ]
     return "\n".join(lines)
 
 
 def state_lines(name: str, state: State, reason: str, age: str = "") -> list[str]:
-    """The state and why, and on a line of its own what to do about it. `age`: of the state, where
-    it is not known now."""
-    why, fix = format.why_and_fix(reason)
+    """The state and its reason, then the fix on its own line.
+
+    Args:
+        age: how old the state is, if it is not known at present.
+    """
+    why, fix = format.split_fix(reason)
     said = f"{state}{age}; {why}" if age else f"{state}, {why}"
     return [f"{name}: {said}", *([row("fix:", fix)] if fix else [])]
 
 
 def _age(shown: View, zone: tzinfo | None) -> str:
-    """Of a state that cannot be asked for now."""
-    if shown.as_of is None:
+    if shown.as_of is None:  # the state is current
         return ""
     ago = format.duration(shown.now - shown.as_of)
-    return f" as of {format.moment(shown.as_of, zone)} ({ago} ago)"
+    return f" as of {format.date_time(shown.as_of, zone)} ({ago} ago)"
 
 
 def scheduler(snapshot: Snapshot, zone: tzinfo | None) -> Iterator[str]:
-    """Unless that is the reason of the state, which stands above."""
     if snapshot.scheduler is None or snapshot.scheduler == snapshot.standing.reason:
-        return
+        return  # the first line already says it
     granted = snapshot.seen.run.allocation
     ends_at = granted.ends_at if granted is not None and snapshot.leader_alive else None
     limit = ""
     if ends_at is not None and ends_at > snapshot.now:
         left = format.duration(ends_at - snapshot.now)
-        limit = f", whose allocation ends at {format.moment(ends_at, zone)}, in {left}"
+        limit = f", whose allocation ends at {format.date_time(ends_at, zone)}, in {left}"
     yield row("scheduler", snapshot.scheduler + limit)
 
 
@@ -160,15 +161,15 @@ def where(snapshot: Snapshot) -> str:
 def restarts(snapshot: Snapshot) -> str:
     run, job = snapshot.seen.run, snapshot.seen.run.job
     assert job is not None
-    budget = f"{run.fruitless} of {job.max_restarts} without a new checkpoint"
+    budget = f"{run.fruitless} of at most {job.max_restarts} without a new checkpoint"
     return f"attempt {snapshot.seen.attempt}, {format.count(run.restarts, 'restart')} ({budget})"
 
 
-def checkpoint_words(found: CheckpointView, shown: View) -> str:
-    rest = "".join(f"; passed over {p.name}: {p.why}" for p in found.passed_over)
+def checkpoint_text(found: CheckpointView, shown: View) -> str:
+    rest = "".join(f"; skipped {p.name}: {p.why}" for p in found.passed_over)
     if found.failed is not None:
-        why, times = format.shortened(found.failed.why), found.failed.times
-        row_of = f", as did {times - 1:,} before it in a row" if times > 1 else ""
+        why, times = format.shorten(found.failed.why), found.failed.times
+        row_of = f" ({times:,} failed saves in a row)" if times > 1 else ""
         rest = f"; warning: the save at step {found.failed.step:,} failed{row_of}: {why}{rest}"
     if not found.step:
         return f"none yet{rest}"
@@ -179,18 +180,18 @@ def checkpoint_words(found: CheckpointView, shown: View) -> str:
     return f"{found.name} is complete{age}{rest}"
 
 
-def _trouble(shown: View) -> Iterator[str]:
-    """Hosts on which something is wrong now."""
+def _unhealthy_hosts(shown: View) -> Iterator[str]:
+    """Hosts with a failed, silent or late rank. Stragglers have a row of their own."""
     if shown.state not in ("RUNNING", "STARTING", "RECOVERING"):
         return
-    bad = [host for host in shown.hosts if host.worst in TROUBLE and host.worst != "straggler"]
+    bad = [host for host in shown.hosts if host.worst in UNHEALTHY and host.worst != "straggler"]
     if bad:
-        named = ", ".join(f"{host.name} {host.worst}" for host in bad[:4])
+        named = ", ".join(f"{host.name}: {format.health_text(host.worst)}" for host in bad[:4])
         yield named + (f" and {len(bad) - 4:,} more hosts" if len(bad) > 4 else "")
 
 
-def _slowest(shown: View) -> Iterator[str]:
-    """The dearest of the ranks that keep their peers waiting."""
+def _worst_straggler(shown: View) -> Iterator[str]:
+    """The straggler that costs the most time."""
     if shown.stragglers:
         first, others = shown.stragglers[0], len(shown.stragglers) - 1
         rest = f" (and {format.count(others, 'more rank')})" if others else ""
@@ -203,32 +204,37 @@ def _last_incident(shown: View, zone: tzinfo | None) -> Iterator[str]:
     last = shown.incidents[-1]
     rest = f" ({len(shown.incidents) - 1} earlier)" if len(shown.incidents) > 1 else ""
     drill = f" [drill {last.drill}]" if last.drill else ""
-    at = format.moment(last.at, zone)
-    known = last.cause in shown.reason  # which stands above, as the state's reason
+    at = format.date_time(last.at, zone)
+    known = last.cause in shown.reason  # the first line already says it, as reason of the state
     cause = last.kind if known else f"{last.kind}: {format.one_line(last.cause)}"
-    yield row("incident", f"{at} {cause}; {format.blamed(last.culprit)}{drill}{rest}")
-    yield row("ndctl did", f"{did(last, shown.reason)}; {times(last, shown.state)}")
+    yield row("incident", f"{at} {cause}; {format.culprit_text(last.culprit)}{drill}{rest}")
+    yield row(
+        "ndctl did", f"{action_taken(last, shown.reason)}; {recovery_text(last, shown.state)}"
+    )
 
 
-def did(incident: Incident, reason: str) -> str:
-    """What ndctl did about it, and by which rule; `reason` is why the job stands where it stands,
-    which is not said twice."""
-    told = reason.startswith(incident.action)
-    action = "stopped the job" if told else format.one_line(incident.action)
+def action_taken(incident: Incident, reason: str) -> str:
+    """What ndctl did about the incident, and by which rule.
+
+    Args:
+        reason: reason of the job's state, which is printed elsewhere and not repeated.
+    """
+    repeated = reason.startswith(incident.action)
+    action = "stopped the job" if repeated else format.one_line(incident.action)
     return f"{action} (rule {incident.rule})" if incident.rule else action
 
 
-def times(incident: Incident, state: State) -> str:
-    """What the incident cost; `state` is the job's."""
-    seen = format.detected(incident.detected_after_s)
+def recovery_text(incident: Incident, state: State) -> str:
+    """How long detection and recovery took; `state` is the state of the job."""
+    seen = format.detection_delay(incident.detected_after_s)
     if incident.recovered_after_s is None:
         return f"{seen}, {'not recovered' if state in ENDED else 'not yet recovered'}"
     return f"{seen}, recovered after {format.duration(incident.recovered_after_s)}"
 
 
-def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
+def _log_commands(snapshot: Snapshot, described: bool) -> Iterator[str]:
     if snapshot.standing.state == "FAILED":
-        command = look_at(snapshot)
+        command = log_command(snapshot)
         if command is not None:
             yield command
         elif not described:
@@ -236,16 +242,16 @@ def _see_why(snapshot: Snapshot, described: bool) -> Iterator[str]:
 
 
 def stale_reasons(snapshots: Iterable[Snapshot]) -> list[str]:
-    """Why jobs are shown as they were last known, each reason once."""
+    """Why the current state of some jobs is unknown; each reason once."""
     counts = Counter(one.standing.reason for one in snapshots if one.standing.as_of is not None)
     return [
-        f"{reason}; {format.count(count, 'job')} shown as last known"
+        f"{reason}; {format.count(count, 'job')} shown with the last known state"
         for reason, count in counts.items()
     ]
 
 
 def list_rows(snapshots: Iterable[Snapshot]) -> list[dict[str, Any]]:
-    """`ndctl list --json`; newest first."""
+    """`ndctl list --json`: the most recently updated job first."""
     keys = (
         "name",
         "state",
@@ -285,6 +291,6 @@ def _cells(body: Mapping[str, Any], zone: tzinfo | None, now: float) -> tuple[st
         str(body["attempt"]),
         str(body["restarts"]),
         format.loss(body["loss"]),
-        format.moment(body["updated_at"], zone),
+        format.date_time(body["updated_at"], zone),
         (body["scheduler"] or "-").split(":")[0],
     )

@@ -1,6 +1,6 @@
-"""The palette and the shapes: every screen takes its colours, glyphs and lines from here.
+"""Colours, glyphs and line shapes of all screens.
 
-A glyph and a colour always go together, so that a screen reads without colour too.
+Each colour comes with a glyph, so that a screen can also be read without colour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ STATES: Mapping[State, tuple[str, str]] = {
     "CANCELLED": ("–", "yellow"),  # noqa: RUF001 - as wide as the other glyphs
 }
 BAR = "cyan"
-QUIET = "dim"
-STRONG = "bold"
+DIM = "dim"
+BOLD = "bold"
 
 
 def glyph(health: Health) -> Text:
@@ -54,13 +54,13 @@ def fit(line: Text, width: int) -> Text:
 
 
 def title(name: str, info: Text, width: int) -> Text:
-    line = Text.assemble(("─ ", QUIET), (name, STRONG), "  ", info, " ")
+    line = Text.assemble(("─ ", DIM), (name, BOLD), "  ", info, " ")
     line.truncate(max(0, width - 2), overflow="ellipsis")
-    return line.append("─" * max(0, width - line.cell_len), style=QUIET)
+    return line.append("─" * max(0, width - line.cell_len), style=DIM)
 
 
-def ends(left: Text, right: Text, width: int) -> Text:
-    """`left` and `right` at the two ends of a line; the right one gives way."""
+def left_and_right(left: Text, right: Text, width: int) -> Text:
+    """`left` and `right` aligned to the two sides; `right` is dropped if there is no room."""
     gap = width - left.cell_len - right.cell_len
     if gap < 2:
         return fit(left, width)
@@ -68,13 +68,13 @@ def ends(left: Text, right: Text, width: int) -> Text:
 
 
 def bar(done: int, whole: int, width: int) -> Text:
-    """A progress bar in halves of a cell."""
+    """A progress bar with a resolution of half a cell."""
     share = min(1.0, done / whole) if whole else 0.0
     halves = int(share * width * 2)
     full, half = divmod(halves, 2)
     line = Text("━" * full + "╸" * half, style=BAR)
-    return line.append("─" * (width - full - half), style=QUIET)
+    return line.append("─" * (width - full - half), style=DIM)
 
 
-def joined(parts: Sequence[str]) -> str:
+def join_parts(parts: Sequence[str]) -> str:
     return " · ".join(part for part in parts if part)

@@ -1,8 +1,7 @@
-"""All that a screen shows of one job, as one frozen value folded from journal and metrics.
+"""Everything that a screen shows about one job, as one frozen value.
 
-`Run` is small whatever the job's size; what the screens need beyond it (the health of each rank,
-when the checkpoint was written) is `Seen`, folded here from the same entries. Nothing here
-knows how it is drawn.
+The job state is small for a job of any size. Screens need more, for example the health of each
+rank; `Seen` holds that and is built here from the same journal entries. Drawing is elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,7 +23,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import NOTHING, Progress
+from orchestrator.dashboard.metrics import NO_PROGRESS, Progress
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
@@ -37,8 +36,8 @@ from orchestrator.seams import Sighting
 Health = Literal[
     "culprit", "dead", "silent", "straggler", "slow", "starting", "stopped", "done", "ok"
 ]
-"""`slow` is a late heartbeat; a `straggler` does its own work slowly; the `culprit` is what the
-verdict blames for the present trouble."""
+"""`slow`: late heartbeat. `silent`: no heartbeat. `straggler`: slow own work. `culprit`: the root
+cause of the present incident."""
 WORST_FIRST: tuple[Health, ...] = (
     "culprit",
     "dead",
@@ -50,37 +49,37 @@ WORST_FIRST: tuple[Health, ...] = (
     "done",
     "ok",
 )
-TROUBLE: tuple[Health, ...] = ("culprit", "dead", "silent", "straggler", "slow")
+UNHEALTHY: tuple[Health, ...] = ("culprit", "dead", "silent", "straggler", "slow")
 LEADER_START_S = 30.0
-"""What a leader may take to open the journal before it counts as gone."""
+"""A leader that has not opened the journal after so long counts as failed to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedSave:
-    """The last one, and how many failed in a row."""
+    """The last failed save, and the number of failed saves in a row."""
 
     step: int
     at: float
     why: str
     since: float
-    """When the first of them failed."""
+    """Unix time of the first failed save in the row."""
     times: int = 1
     advice: str = ""
-    """Of the class of `why`."""
+    """Advice of the failure class of `why`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointView:
-    """The newest complete checkpoint, by the journal."""
+    """The newest complete checkpoint, according to the journal."""
 
     step: int = 0
-    """0 for none yet."""
+    """0: none yet."""
     at: float | None = None
-    """When it was complete; None where the journal does not say."""
+    """Unix time of its completion; None if the journal does not have it."""
     passed_over: tuple[PassedOver, ...] = ()
-    """Newer ones that the last resume could not use."""
+    """Newer checkpoints that the last resume could not use."""
     failed: FailedSave | None = None
-    """The last save, when it failed and none was complete since."""
+    """The last save, if it failed and no later one succeeded."""
 
     @property
     def name(self) -> str:
@@ -89,50 +88,55 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the views keep of the journal beyond `Run`."""
+    """What the views read from the journal: the job state and what it does not contain."""
 
     run: Run = field(default_factory=Run)
     started: bool = False
-    """The present attempt has done its first step."""
+    """The current attempt has finished its first step."""
     resumed_from: int | None = None
-    """Step that the present attempt went on from; None while it is loading."""
+    """Step from which the current attempt resumed; None while it loads the checkpoint."""
     health: Mapping[int, Health] = field(default_factory=dict)
-    """Ranks of the present attempt whose health was told."""
+    """Last reported health of ranks of the current attempt."""
     lost: frozenset[str] = frozenset()
-    """Hosts that the present attempt lost."""
+    """Hosts that the current attempt lost."""
     checkpoint: CheckpointView = field(default_factory=CheckpointView)
     report: JobReport | None = None
-    """What its leader last told its cluster, where that is newer than the journal that is here."""
+    """The leader's last report to its cluster, if it is newer than the local journal."""
 
     @property
     def attempt(self) -> int:
-        """The newest that is known of."""
+        """Number of the newest known attempt."""
         return max(self.run.attempt, self.report.attempt if self.report is not None else 0)
 
 
 def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
-    """`seen` after `entries`; give many at once, for each call copies the ranks' health once."""
+    """`seen` after `entries`. Pass many at once, because each call copies the ranks' health."""
     health = dict(seen.health)
     for entry in entries:
         run, _ = step(seen.run, entry.event)
-        seen = _gone_back(_after(replace(seen, run=run), entry, health))
+        seen = _after_rollback(_after(replace(seen, run=run), entry, health))
     return replace(seen, health=health)
 
 
 def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
-    """What the views keep at a place of the journal, of the state there and the lines up to it that
-    came after the order to start the present attempt."""
+    """`Seen` at some place of the journal.
+
+    Args:
+        run: the job state at that place.
+        entries: the entries from the start of the current attempt up to that place.
+    """
     health: dict[int, Health] = {}
     seen = Seen(run=run, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
     for entry in entries:
         seen = _after(seen, entry, health)
-    return _gone_back(replace(seen, health=health))
+    return _after_rollback(replace(seen, health=health))
 
 
 def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     event = entry.event
+    # Late events about an earlier attempt must not change the health of the current one.
     if getattr(event, "attempt", seen.run.attempt) == seen.run.attempt:
-        seen = _noted(seen, entry, health)
+        seen = _apply_event(seen, entry, health)
     run = seen.run
     if any(isinstance(action, StartAttempt) for action in entry.actions):
         health.clear()
@@ -140,15 +144,15 @@ def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     return seen
 
 
-def _gone_back(seen: Seen) -> Seen:
-    """With the older checkpoint to which the job goes back, where it went astray since."""
+def _after_rollback(seen: Seen) -> Seen:
+    """`seen` with an older checkpoint, if a rollback discarded the newest one."""
     run = seen.run
     if seen.checkpoint.step <= run.saved:
         return seen
     return replace(seen, checkpoint=CheckpointView(step=run.saved, at=run.saved_at))
 
 
-def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
+def _apply_event(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     match entry.event:
         case JobSubmitted(resume=resume):
             health.clear()
@@ -156,9 +160,9 @@ def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
             return Seen(run=seen.run, checkpoint=kept)
         case HealthChanged(ranks=spans, health=word):
             for first, last in spans:
-                _now(health, range(first, last + 1), word)
+                _set_health(health, range(first, last + 1), word)
         case RankExited(rank=rank, stopped=stopped):
-            _now(health, (rank,), "stopped" if stopped else "dead")
+            _set_health(health, (rank,), "stopped" if stopped else "dead")
         case AgentLost(host=host):
             return replace(seen, lost=seen.lost | {host})
         case StepReached():
@@ -173,8 +177,8 @@ def _noted(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     return seen
 
 
-def _now(health: dict[int, Health], ranks: Iterable[int], word: Health) -> None:
-    """Whoever is dead stays it."""
+def _set_health(health: dict[int, Health], ranks: Iterable[int], word: Health) -> None:
+    """Sets the health of `ranks`, except of dead ones: a late heartbeat does not revive a rank."""
     health.update({rank: word for rank in ranks if health.get(rank) != "dead"})
 
 
@@ -202,19 +206,19 @@ def _checkpoint(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The state of a job as a person must hear it."""
+    """The state of a job as users see it."""
 
     state: State
     reason: str
     since: float
     fix: str = ""
-    """What to type, where nothing will happen by itself."""
+    """Command to type, if ndctl will do nothing by itself."""
     as_of: float | None = None
-    """When the state was last known to hold, where it cannot be asked for now; None: it is live."""
+    """Unix time when the state was last known. None: the state is current."""
 
 
 def heard_at(run: Run, progress: Progress) -> float:
-    """When the job gave its last sign of life: a line of its journal, or a step."""
+    """Unix time of the last journal line or step."""
     last = progress.last
     return max(run.last_at, (last.time if last else None) or 0.0)
 
@@ -227,12 +231,14 @@ def effective_state(
     sighting: Sighting | None = None,
     report: JobReport | None = None,
 ) -> Standing:
-    """A job that has not ended and has no leader is not running, whatever its journal says last;
-    nor is one whose processes its scheduler has stopped.
+    """The state of a job, from its journal, its leader process and its scheduler.
+
+    The journal alone is not enough: a job without a leader is not running, even if its journal
+    ends with RUNNING, and a scheduler may have suspended its processes.
 
     Args:
-        fix: what submits it again.
-        sighting: what a scheduler says of it; None where there is none, or it was not asked.
+        fix: the command that resubmits the job.
+        sighting: the scheduler's answer; None if there is no scheduler or it was not asked.
         report: as in `Seen`.
     """
     if sighting is not None and sighting.resume and run.state not in ENDED:
@@ -246,26 +252,27 @@ def effective_state(
         return Standing(state=run.state, reason=run.reason, since=run.since)
     if report is not None and report.state in ENDED:
         return Standing(state=report.state, reason=report.message, since=report.updated)
-    seen = None if sighting is None else _seen_from_outside(run, sighting, report, now)
+    seen = None if sighting is None else _scheduler_state(run, sighting, report, now)
     if seen is not None:
         return replace(seen, fix=fix) if seen.state == "FAILED" else seen
+    # Nobody leads the job and its scheduler does not know it.
     if run.stage is Stage.SUBMITTED and now - run.since < LEADER_START_S:
         return Standing(state=run.state, reason=run.reason, since=run.since)
     if run.stage is Stage.SUBMITTED:
-        reason = "no leader ever started: the backend did not bring up the first host's agent"
+        reason = "no leader started: the backend did not start the agent of the first host"
     else:
-        reason = f"the leader went away without a word while {run.stage.value}"
-        reason += f"; it was the agent of {run.leader}" if run.leader else ""
+        where = f" on {run.leader}" if run.leader else ""
+        reason = f"the leader{where} died without recording a reason, in stage: {run.stage.value}"
     return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
 
 
-def _seen_from_outside(
+def _scheduler_state(
     run: Run, sighting: Sighting, report: JobReport | None, now: float
 ) -> Standing | None:
-    """What a scheduler knows better than the journal of a job that no process is known to lead."""
+    """The state of a job without a known leader according to its scheduler, if that tells it."""
     words = sighting.words or ""
     if sighting.unknown:
-        # The job may well train on: what was known stays, with its age.
+        # The scheduler is unreachable and the job may still train: show the last known state.
         why, as_of = sighting.unknown, max(run.last_at, sighting.at or 0.0)
         if report is not None and report.updated > as_of:
             return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
@@ -275,7 +282,7 @@ def _seen_from_outside(
     if sighting.held:
         return Standing(state="PENDING", reason=words, since=run.last_at)
     if words and run.stage is Stage.SUBMITTED:
-        reason = f"no leader ever started: {words}"
+        reason = f"no leader started: {words}"
         return Standing(state="FAILED", reason=reason, since=run.last_at)
     return None
 
@@ -285,7 +292,7 @@ class HostRow:
     name: str
     first_rank: int
     ranks: tuple[Health, ...]
-    """In the order of local ranks."""
+    """In order of local ranks."""
 
     @property
     def worst(self) -> Health:
@@ -299,11 +306,11 @@ class View:
     reason: str
     fix: str
     as_of: float | None
-    """As in `Standing`."""
+    """See `Standing.as_of`."""
     stage: str
-    """What is being done, in words."""
+    """What the job does at present, as text."""
     backend: str
-    """With the number of a scheduler's job."""
+    """Backend name and, if there is one, the scheduler's job number."""
     attempt: int
     restarts: int
     step: int
@@ -312,39 +319,39 @@ class View:
     tokens_per_second: float | None
     step_s: float | None
     quiet_s: float | None
-    """Since the last step was done."""
+    """Seconds since the last step."""
     eta_s: float | None
     elapsed_s: float
-    """Since it was submitted, until it ended."""
+    """Seconds from submission to the end, or until now."""
     mesh: Mesh
     hosts: tuple[HostRow, ...]
     """In node-rank order."""
     spares: tuple[str, ...]
-    """Hosts that are there and wait."""
+    """Registered hosts that the current attempt does not use."""
     gives_back_at: float | None
-    """When all hosts are given back, if those that are short do not come; None while none is."""
+    """Unix time when ndctl releases all hosts, if missing hosts do not arrive. None: none miss."""
     stragglers: tuple[StragglerFound, ...]
-    """Ranks that keep their peers waiting now, the dearest first."""
+    """Ranks that delay their peers at present, the most expensive first."""
     incidents: tuple[Incident, ...]
     losses: tuple[tuple[int, float], ...]
-    """(step, loss), a few hundred at most."""
+    """(step, loss), at most a few hundred."""
     checkpoint: CheckpointView
     drills: tuple[tuple[str, bool], ...]
-    """Each drill, and whether it has happened."""
+    """Each drill, and whether it has fired."""
     commands: Commands
     now: float
 
 
 def view(
     seen: Seen,
-    progress: Progress = NOTHING,
+    progress: Progress = NO_PROGRESS,
     *,
     leader_alive: bool,
     now: float,
     sighting: Sighting | None = None,
     commands: Commands | None = None,
 ) -> View:
-    """What to show at `now`; `sighting` as in `effective_state`."""
+    """The view of a job at the Unix time `now`; `sighting` as in `effective_state`."""
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
     commands = commands or Commands(job=run.job.launch.job)
@@ -357,7 +364,7 @@ def view(
         reason=standing.reason,
         fix=standing.fix,
         as_of=standing.as_of,
-        stage=_doing(run),
+        stage=_stage_text(run),
         backend=_backend(run, run.job.backend),
         attempt=seen.attempt,
         restarts=run.restarts,
@@ -370,7 +377,7 @@ def view(
         eta_s=None if standing.as_of else _eta(standing.state, run.job.steps - done, progress, now),
         elapsed_s=max(0.0, (_ended_at(run, progress) if over else now) - run.job.at),
         mesh=run.plan.mesh,
-        hosts=tuple(_rows(seen, standing.state)),
+        hosts=tuple(_host_rows(seen, standing.state)),
         spares=_spares(run),
         gives_back_at=gives_back_at(run) if leader_alive and is_short(run) else None,
         stragglers=() if over else _stragglers(run),
@@ -388,28 +395,27 @@ def _stragglers(run: Run) -> tuple[StragglerFound, ...]:
 
 
 def _backend(run: Run, name: str) -> str:
-    """With what a scheduler calls the job."""
     return f"{name} job {run.allocation.id}" if run.allocation else name
 
 
-def _doing(run: Run) -> str:
+def _stage_text(run: Run) -> str:
     if run.stage is Stage.HOLDING and run.deadline is not None:
-        return f"waits {run.deadline - run.since:.0f} s before attempt {run.attempt + 1}"
+        return f"waiting {run.deadline - run.since:.0f} s before attempt {run.attempt + 1}"
     if run.stage is not Stage.WAITING or run.job is None:
         return run.stage.value
     here = sum(host.alive for host in run.hosts.values())
-    return f"{run.stage.value}, {here} of {len(run.job.launch.hosts)} here"
+    return f"{run.stage.value}, {here} of {len(run.job.launch.hosts)} registered"
 
 
 def last_step(run: Run, progress: Progress) -> int:
-    """The last step that was done; the metrics know it sooner than the journal."""
+    """The last finished step. The metrics have it earlier than the journal."""
     return run.step if progress.last is None else progress.last.step
 
 
 def _ended_at(run: Run, progress: Progress) -> float:
-    """For a job whose leader is gone, its last sign of life."""
     if run.stage is Stage.ENDED:
         return run.since
+    # The leader died before it could record an end: take the last journal line or step.
     written = progress.last.time if progress.last else None
     return max(run.last_at, written or 0.0)
 
@@ -422,10 +428,10 @@ def _eta(state: State, left: int, progress: Progress, now: float) -> float | Non
     return max(0.0, left * step_s - min(max(0.0, since), step_s))
 
 
-def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
+def _host_rows(seen: Seen, state: State) -> Iterable[HostRow]:
     run, each = seen.run, seen.run.plan.ranks_per_host
     slow = set() if state in ENDED else {found.rank for found in run.stragglers.values()}
-    blamed = set() if state == "SUCCEEDED" else set(_blamed(run))
+    blamed = set() if state == "SUCCEEDED" else set(_culprit_ranks(run))
     for node, host in enumerate(run.placement or run.plan.hosts):
         rest = _rest(seen, state, host)
         told: Mapping[int, Health] = seen.health
@@ -433,15 +439,15 @@ def _rows(seen: Seen, state: State) -> Iterable[HostRow]:
             told = {}
         numbers = range(node * each, (node + 1) * each)
         ranks = [_health(told.get(rank, rest), rest) for rank in numbers]
-        # Of a host that is lost all ranks are dead, and nothing else has to be told of them.
+        # All ranks of a lost host are dead, and no other mark is needed.
         if (slow or blamed) and host not in seen.lost:
             marked = zip(numbers, ranks, strict=True)
-            ranks = [_marked(health, rank in slow, rank in blamed) for rank, health in marked]
+            ranks = [_mark(health, rank in slow, rank in blamed) for rank, health in marked]
         yield HostRow(name=host, first_rank=node * each, ranks=tuple(ranks))
 
 
-def _blamed(run: Run) -> Iterable[int]:
-    """Ranks of the present attempt that the verdict on it names; of a host, all that it has."""
+def _culprit_ranks(run: Run) -> Iterable[int]:
+    """Ranks of the current attempt that the present incident names; all ranks of a named host."""
     if run.findings is not None and run.findings.judged is not None:
         return run.findings.judged.ranks
     last = run.incidents[-1] if run.incidents else None
@@ -455,20 +461,20 @@ def _blamed(run: Run) -> Iterable[int]:
     return range(first, first + run.plan.ranks_per_host)
 
 
-def _marked(health: Health, slow: bool, blamed: bool) -> Health:
-    """A straggler is heard in time; what is worse than that is shown instead."""
+def _mark(health: Health, slow: bool, blamed: bool) -> Health:
+    """A straggler still sends heartbeats, so a worse health hides the mark."""
     if blamed:
         return "culprit"
     return "straggler" if slow and health in ("ok", "slow") else health
 
 
 def _health(told: Health, rest: Health) -> Health:
-    """A rank that is stopped or not yet training is neither ok, slow nor silent."""
+    """The health to show: a stopped or starting rank has no heartbeat health."""
     return rest if rest in ("stopped", "done", "starting") and told != "dead" else told
 
 
 def _rest(seen: Seen, state: State, host: str) -> Health:
-    """The health of those ranks of `host` of which nothing was told."""
+    """The health of the ranks of `host` that have no reported health."""
     run = seen.run
     if state == "SUCCEEDED":
         return "done"
@@ -485,7 +491,7 @@ def _rest(seen: Seen, state: State, host: str) -> Health:
 
 
 def _spares(run: Run) -> tuple[str, ...]:
-    """Before the first attempt nobody is spare: all are waited for."""
+    """Registered hosts without ranks. Before the first attempt there are none."""
     if not run.placement or run.state in ENDED:
         return ()
     return tuple(

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from typing import get_args
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
-from orchestrator.contract.messages.events import Health, Span
+from orchestrator.contract.messages.events import (
+    HangDetected,
+    HangOver,
+    Health,
+    HealthChanged,
+    Span,
+    StepReached,
+)
 from orchestrator.contract.messages.rank_phase import Phase
 
 HANG_STEPS = 5.0
@@ -61,29 +68,6 @@ class Limits:
     """Seconds; None for what a slow file system may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    step: int
-    loss: float | None
-    tokens_per_second: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Hang:
-    phase: Phase
-    step: int
-    stalled_s: float
-    limit_s: float
-    behind: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChange:
-    ranks: tuple[Span, ...]
-    health: Health
-    age_s: float
-
-
 @dataclass(slots=True)
 class _RankWatch:
     step: int = -1
@@ -98,7 +82,8 @@ class _RankWatch:
 
 
 class Watch:
-    def __init__(self, ranks: Iterable[int], limits: Limits, now: float) -> None:
+    def __init__(self, attempt: int, ranks: Iterable[int], limits: Limits, now: float) -> None:
+        self.attempt = attempt
         self.limits = limits
         self.ranks = {rank: _RankWatch(heard=now, told=now) for rank in ranks}
         self.durations: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -110,7 +95,7 @@ class Watch:
         """A step of the attempt was reported before the newest."""
         self.recorded = float("-inf")
 
-    def observe(self, digests: Iterable[RankDigest], now: float) -> Progress | None:
+    def observe(self, digests: Iterable[RankDigest], now: float) -> StepReached | None:
         """Take in a digest; the progress to record, now and then."""
         newest: RankDigest | None = None
         first = self.step
@@ -126,7 +111,7 @@ class Watch:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
 
-    def _stepped(self, digest: RankDigest, now: float) -> Progress | None:
+    def _stepped(self, digest: RankDigest, now: float) -> StepReached | None:
         if digest.steps is not None:
             self.durations.extend(_lengths(digest.steps))
             self.adapted = self._adapt()
@@ -136,7 +121,12 @@ class Watch:
         if not done or now - self.recorded < RECORD_EVERY_S:
             return None
         self.recorded = now
-        return Progress(digest.step, digest.loss, digest.tokens_per_second)
+        return StepReached(
+            attempt=self.attempt,
+            step=digest.step,
+            loss=digest.loss,
+            tokens_per_second=digest.tokens_per_second,
+        )
 
     @property
     def step_s(self) -> float | None:
@@ -168,7 +158,7 @@ class Watch:
         steps = max(HANG_STEPS * statistics.median(self.durations), HANG_SPREAD * longest)
         return steps + HANG_SLACK_S
 
-    def hang(self, now: float) -> Hang | None:
+    def hang(self, now: float) -> HangDetected | None:
         """Whether nobody has moved for longer than the most patient phase allows."""
         ranks = [rank for rank in self.ranks.values() if not rank.ended]
         shortest = min(self.limit(phase) for phase in get_args(Phase))
@@ -185,23 +175,34 @@ class Watch:
             for number, rank in sorted(self.ranks.items())
             if rank.step < first and not rank.ended
         )
-        return Hang(phase, max(0, first), stalled, limit, behind)
+        return HangDetected(
+            attempt=self.attempt,
+            phase=phase,
+            step=max(0, first),
+            stalled_s=stalled,
+            limit_s=limit,
+            behind=behind,
+        )
 
-    def moved(self, hang: Hang, digests: Iterable[RankDigest], now: float) -> RankDigest | None:
-        """A rank, of those that these digests tell of, by which `hang` is none any more."""
+    def hang_over(
+        self, hang: HangDetected, digests: Iterable[RankDigest], now: float
+    ) -> HangOver | None:
+        """Whether a rank of these digests moves again, so that `hang` is over."""
         for digest in digests:
             rank = self.ranks.get(digest.rank)
             if rank is None or rank.ended or rank.step < 0:
                 continue
             if _standstill(rank, now) <= hang.limit_s:
-                return digest
+                return HangOver(
+                    attempt=self.attempt, rank=digest.rank, step=digest.step, phase=digest.phase
+                )
         return None
 
     def tell_soon(self) -> None:
         """The next step is recorded at once."""
         self.recorded = float("-inf")
 
-    def health_changes(self, now: float) -> tuple[HealthChange, ...]:
+    def health_changes(self, now: float) -> tuple[HealthChanged, ...]:
         """Ranks whose health has another name than when last asked, by that name."""
         changed: dict[Health, dict[int, float]] = {}
         step_s = self.step_s
@@ -220,7 +221,12 @@ class Watch:
                 rank.health = health
                 changed.setdefault(health, {})[number] = age
         return tuple(
-            HealthChange(_spans(ages), health, max(ages.values()))
+            HealthChanged(
+                attempt=self.attempt,
+                ranks=_spans(ages),
+                health=health,
+                age_s=max(ages.values()),
+            )
             for health, ages in changed.items()
         )
 

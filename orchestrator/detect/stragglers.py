@@ -6,11 +6,12 @@ with those that do the same work: of the same pipeline stage. Pure, as `heartbea
 """
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.agent_protocol import RankDigest
+from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 
 ROUND_STEPS = 5
 """Steps of every rank that are judged together …"""
@@ -28,17 +29,7 @@ NORMAL = 1.4826
 """Makes a median absolute deviation comparable with a standard deviation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A change: `lost` tokens a second are the price of a rank that is slow now."""
-
-    rank: int
-    slow: bool
-    own_s: float
-    peers_s: float
-    step_s: float
-    steps: int
-    lost: float | None
+Change = StragglerFound | StragglerGone
 
 
 @dataclass(slots=True)
@@ -69,8 +60,16 @@ def roles_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 class Stragglers:
     """Lives as long as an attempt."""
 
-    def __init__(self, roles: Sequence[Sequence[int]], now: float) -> None:
+    def __init__(
+        self,
+        attempt: int,
+        roles: Sequence[Sequence[int]],
+        host_of: Callable[[int], str],
+        now: float,
+    ) -> None:
+        self.attempt = attempt
         self.roles = roles
+        self.host_of = host_of
         self.begun = now
         self.sums = {rank: _Sum() for ranks in roles for rank in ranks}
         self.rate: float | None = None
@@ -88,7 +87,7 @@ class Stragglers:
                 known.own_s += steps.own_s
                 known.total_s += steps.total_s
 
-    def changes(self, now: float) -> tuple[Straggler, ...]:
+    def changes(self, now: float) -> tuple[Change, ...]:
         """What a round that is over changes; nothing while it is not."""
         if now - self.begun < ROUND_S:
             return ()
@@ -104,9 +103,8 @@ class Stragglers:
         steps = min(known.count for known in self.sums.values())
         return Round(own, statistics.median(lengths), steps)
 
-    def _judge(self, ranks: Sequence[int], seen: Round) -> Iterable[Straggler]:
+    def _judge(self, ranks: Sequence[int], seen: Round) -> Iterable[Change]:
         verdicts = compare({rank: seen.own_s[rank] for rank in ranks}, seen.step_s)
-        usual, fit = verdicts.usual_s, [r for r in ranks if r not in verdicts.slow]
         for rank in ranks:
             is_slow = rank in self.slow
             against = rank not in verdicts.over if is_slow else rank in verdicts.slow
@@ -115,11 +113,35 @@ class Stragglers:
                 continue
             self.otherwise[rank] = 0
             self.slow ^= {rank}
-            own, lost = seen.own_s[rank], None
-            if not is_slow and self.rate is not None:
-                next_s = max(seen.own_s[other] for other in fit)
-                lost = cost(self.rate, seen.step_s, own - next_s)
-            yield Straggler(rank, not is_slow, own, usual, seen.step_s, seen.steps * ROUNDS, lost)
+            if is_slow:
+                yield StragglerGone(
+                    attempt=self.attempt,
+                    rank=rank,
+                    host=self.host_of(rank),
+                    own_s=seen.own_s[rank],
+                    peers_s=verdicts.usual_s,
+                )
+            else:
+                keep_up = [seen.own_s[other] for other in ranks if other not in verdicts.slow]
+                yield self._found(rank, seen, verdicts.usual_s, max(keep_up))
+
+    def _found(
+        self, rank: int, seen: Round, peers_s: float, slowest_peer_s: float
+    ) -> StragglerFound:
+        """The job would be as fast as its slowest peer, not as fast as the median of its peers."""
+        own_s, lost = seen.own_s[rank], None
+        if self.rate is not None:
+            lost = cost(self.rate, seen.step_s, own_s - slowest_peer_s)
+        return StragglerFound(
+            attempt=self.attempt,
+            rank=rank,
+            host=self.host_of(rank),
+            own_s=own_s,
+            peers_s=peers_s,
+            step_s=seen.step_s,
+            steps=seen.steps * ROUNDS,
+            lost_tokens_per_second=lost,
+        )
 
 
 @dataclass(frozen=True, slots=True)

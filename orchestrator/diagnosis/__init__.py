@@ -1,4 +1,4 @@
-"""What broke and who did it: failure classes, and what dumps of stuck ranks amount to. Pure.
+"""Finds the cause of a failure or hang: failure classes from logs, culprits from dumps and stacks.
 
-Reads no clock and asks no machine, and never imports torch: a dump is data.
+All functions are pure: they read no clock, run no command and never import torch.
 """

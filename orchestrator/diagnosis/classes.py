@@ -1,4 +1,4 @@
-"""The class of a failure, by ordered rules: the first that fits wins, a user's before ours."""
+"""Finds the class of a failure with ordered rules: the first match wins, user rules come first."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,26 +21,25 @@ GUESSES = (
     r"\bplease (try|check|make sure|ensure|verify|see|refer|consider)\b",
     r"\bmake sure (that|you|the)\b",
 )
-"""Where a message begins to guess at its cause, or to advise: `It is possible that workers are out
-of shared memory`, `potential root causes: (1) killed by the OOM killer`."""
+"""Patterns after which a message only guesses at its cause or gives advice: `It is possible that
+workers are out of shared memory`, `potential root causes: (1) killed by the OOM killer`."""
 PIECE = 50
-"""Lines that are read together, of a log that is read whole: fewer than a `Text` would leave out,
-however long they are."""
+"""Lines of a whole log that are matched at once; a `Text` of so few lines never drops a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What one process, or the kernel of its host, left behind."""
+    """Evidence from one process, or from the kernel log of its host."""
 
     lines: tuple[str, ...] = ()
     said: Text | None = None
-    """The same, where that is made already."""
+    """`lines` as a `Text`, if the caller already has it."""
     exit_code: int | None = None
     signal: str | None = None
     kind: str | None = None
-    """Of the incident, by how it was seen."""
+    """Kind of the incident, for example `rank-killed`."""
     phase: Phase | None = None
-    """None: not known, which fits every rule."""
+    """None: unknown, which matches every rule."""
 
     @property
     def text(self) -> Text:
@@ -51,30 +50,36 @@ class Signs:
 class Classified:
     rule: FailureRule
     line: str
-    """The line that gave it away; empty where it was a signal or an exit code."""
+    """The matching line; empty if a signal or exit code matched."""
     pattern: str = ""
-    """The one that was found in it."""
+    """The pattern that matched `line`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """In the order in which rules are tried."""
+    """The rules of `classes.yaml`, in the order in which they are tried."""
 
     classes: tuple[FailureRule, ...]
-    """Whose words are known."""
+    """Rules for messages that name a cause."""
     families: tuple[FailureRule, ...]
-    """What tells no more than which part of the software speaks."""
+    """Rules for messages that only show which component failed."""
     symptoms: tuple[FailureRule, ...]
+    """Rules for messages about a lost peer, which is rarely the root cause."""
     ends: tuple[FailureRule, ...]
-    """How a process ended, and what was seen of an incident."""
+    """Rules for exit codes, signals and kinds of incident."""
 
 
 def classify(
     signs: Signs, own: Sequence[FailureRule] = (), rules: Sequence[FailureRule] | None = None
 ) -> Classified | None:
-    """The first rule that fits; None: this is not known. `rules`: after `own`, instead of ours."""
+    """The first matching rule, or None.
+
+    Args:
+        own: rules of the user, tried first.
+        rules: tried next, in place of the default rules.
+    """
     text = signs.text
-    # What a program guesses decides no rule of ours; a user may have a class for the very guess.
+    # The default rules ignore guesses in a message. A user's rule may match a guess on purpose.
     stated = text.cut_before(GUESSES)
     ours = default_rules() if rules is None else rules
     fits = chain(
@@ -84,7 +89,7 @@ def classify(
 
 
 def all_that_fit(signs: Signs, rules: Sequence[FailureRule]) -> tuple[Classified, ...]:
-    """In the order of the rules."""
+    """All matching rules, in order."""
     text = signs.text
     found = (_fit(rule, signs, text) for rule in rules)
     return tuple(one for one in found if one is not None)
@@ -114,7 +119,7 @@ def _fit(rule: FailureRule, signs: Signs, text: Text) -> Classified | None:
 
 
 def with_class(lines: Sequence[str], own: Sequence[FailureRule] = ()) -> Iterator[str]:
-    """Those that may have a class, of however many: all rules look through many lines at once."""
+    """The lines that match a pattern of any rule."""
     rules = [rule for rule in (*own, *default_rules()) if rule.patterns]
     for begin in range(0, len(lines), PIECE):
         text = Text.of(lines[begin : begin + PIECE])
@@ -123,7 +128,7 @@ def with_class(lines: Sequence[str], own: Sequence[FailureRule] = ()) -> Iterato
 
 
 def reading_of(found: Classified | None, own: Sequence[FailureRule] = ()) -> Reading | None:
-    """As it is kept."""
+    """The form in which a class is written to the journal."""
     if found is None:
         return None
     rule = found.rule
@@ -141,15 +146,15 @@ def reading_of(found: Classified | None, own: Sequence[FailureRule] = ()) -> Rea
 
 @cache
 def default_rules() -> tuple[FailureRule, ...]:
-    """Ours; read when first needed, since most commands need none."""
+    """The rules that come with ndctl; loaded at first use, because most commands need none."""
     table = _table()
     first, *rest = table.classes
-    # What a driver says by number stands before all words.
+    # Xid numbers of the driver are more reliable than the text of messages, so they come first.
     return (first, *xid_rules(), *rest, *table.families, *table.symptoms, *table.ends)
 
 
 def families() -> tuple[FailureRule, ...]:
-    """Those of ours that say the least of all that say why a rank ended."""
+    """The default rules that only show which component failed."""
     return _table().families
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.job.state import Run
-from orchestrator.seams import Backend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ as long as this host is left to us."""
 
 @dataclass(slots=True)
 class Asking:
-    backend_named: Callable[[str], Backend]
+    backend_named: Callable[[str], AllocationBackend]
     clock: Clock
     worker: Worker = asyncio.to_thread
     refused_at: float | None = None
@@ -27,9 +27,10 @@ class Asking:
     async def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
         """Ask once, for a next run without these hosts; whether there is no more to be done."""
         assert run.job is not None
-        launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        launch, granted = run.job.launch, self.backend_named(run.job.backend).granted
+        assert granted is not None, "only agents of a granted allocation ask"
         try:
-            await self.worker(backend.requeue, launch, without)
+            await self.worker(granted.requeue, launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
         except BackendError as exc:

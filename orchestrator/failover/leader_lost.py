@@ -44,7 +44,7 @@ from orchestrator.job.hosts.host_pool import hosts_given
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import OpenJournal
 from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, once_it_serves_in
-from orchestrator.seams import Backend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 if TYPE_CHECKING:
     from orchestrator.agent.agent import Agent
@@ -87,7 +87,7 @@ class Leaderless:
     storage: FailoverStorage
     term: Term
     host: str
-    backend_named: Callable[[str], Backend]
+    backend_named: Callable[[str], AllocationBackend]
     clock: Clock
     is_alone: Callable[[], bool] = lambda: True
     """Whether no leader is heard still."""
@@ -211,15 +211,18 @@ class Leaderless:
         """Do what is to be done; None: it has to be tried again."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
+        granted, fixed_hosts = backend.granted, backend.fixed_hosts
+        assert granted is not None
+        assert fixed_hosts is not None, "elsewhere the cluster replaces a lost leader"
         try:
-            own = await self.worker(backend.own_run, launch, hosts_given(run))
+            own = await self.worker(granted.own_run, launch, hosts_given(run))
         except BackendError as exc:
             return "leave" if self.asking.is_hopeless(launch.job, exc) else None
         found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
         found = remedy(run, self.term, self.host, own, self.clock.now())
         if isinstance(found, ClearHost):
             try:
-                found = TakeOver(await self.worker(backend.clear_host, launch, found.host))
+                found = TakeOver(await self.worker(fixed_hosts.clear_host, launch, found.host))
             except BackendError as exc:
                 found = after_failed_clearing(run, own, exc.message, self._tried_s())
         match found:
@@ -261,7 +264,7 @@ class Leaderless:
 async def see_to_the_leader(
     agent: "Agent",
     turn: int,
-    backend_named: Callable[[str], Backend],
+    backend_named: Callable[[str], AllocationBackend],
     storage: FailoverStorage,
     worker: Worker = asyncio.to_thread,
 ) -> None:
@@ -285,11 +288,9 @@ async def see_to_the_leader(
             continue
         if run.job is None or run.ending is not None:
             continue
-        revive = partial(
-            backend_named(run.job.backend).revive_leader,
-            run.job.launch,
-            silent_s=agent.silent_for(),
-        )
+        successors = backend_named(run.job.backend).successors
+        assert successors is not None, "only agents of pods wait for another leader"
+        revive = partial(successors.revive_leader, run.job.launch, silent_s=agent.silent_for())
         try:
             await worker(revive)
         except BackendError as exc:

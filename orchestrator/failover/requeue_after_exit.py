@@ -19,13 +19,17 @@ from orchestrator.failover.stale_launch import superseded
 from orchestrator.job.state import Run
 from orchestrator.journal.snapshot import known
 from orchestrator.posix.retry_io import once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
 
 def see_to_the_job(
-    run_dir: RunDir, term: Term, code: int, backend_named: Callable[[str], Backend], clock: Clock
+    run_dir: RunDir,
+    term: Term,
+    code: int,
+    backend_named: Callable[[str], AllocationBackend],
+    clock: Clock,
 ) -> int:
     """Have the job queued again, if that is for nobody else to do; the allocation's exit code.
 

@@ -14,13 +14,13 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import Unanswered
 from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.journal.current_launch import counting
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
 
 def superseded(
-    run_dir: RunDir, term: Term, backend_named: Callable[[str], Backend], clock: Clock
+    run_dir: RunDir, term: Term, backend_named: Callable[[str], AllocationBackend], clock: Clock
 ) -> str | None:
     """Why this agent is not to begin; None: it may."""
     counts = counting(run_dir)
@@ -30,7 +30,8 @@ def superseded(
         return later_launch(counts.launch, term)
     while True:
         try:
-            rival = backend_named(counts.backend).rival(counts.launch)
+            fixed_hosts = backend_named(counts.backend).fixed_hosts
+            rival = None if fixed_hosts is None else fixed_hosts.rival(counts.launch)
         except Unanswered as exc:
             log.error("whether the job has other hosts is not known yet, asking again: %s", exc)
             clock.sleep(RETRY_S)

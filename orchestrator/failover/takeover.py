@@ -14,7 +14,7 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
 from orchestrator.failover.storage import FailoverFiles, FailoverStorage
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
 
 async def follow(
     agent: Agent,
-    backend_named: Callable[[str], Backend],
+    backend_named: Callable[[str], AllocationBackend],
     clock: Clock,
     lead: Lead,
     storage: FailoverStorage | None = None,
@@ -70,7 +70,7 @@ async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
 
 async def _settle(
     agent: Agent,
-    backend_named: Callable[[str], Backend],
+    backend_named: Callable[[str], AllocationBackend],
     clock: Clock,
     storage: FailoverStorage,
 ) -> Outcome:

@@ -23,7 +23,7 @@ REPAIR_H = 24.0
 QUEUE_S = 600.0
 """Until a scheduler gives a host that it has: assumed."""
 EXIT_S = 2.0
-"""Until ndctl knows of a rank that ended (docs/measurements.md has what was measured)."""
+"""Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,28 +13,28 @@ from orchestrator.plan.show.tables import table, wrapped
 
 INDENT = " " * 11
 SEEN = 0.01
-"""A share of the time that is worth a word."""
+"""Smallest share of time that gets a remark."""
 
 
 def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
     said, setting = found.expected, basis.setting
     days = setting.horizon_s / 86400
-    devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more there"
+    devices = f"{setting.hosts:,} hosts, {setting.spares} spare, {setting.reserve:,} more free"
     lines = [
         f"job        {devices}; {days:g} days",
         *_lacking(basis),
-        f"breaks     every {_time(setting.mtbf_s)} on average:"
-        f" {rates.per_1000_host_days:.3g} failures per 1,000 host-days",
+        f"failures   one every {_time(setting.mtbf_s)} on average"
+        f" ({rates.per_1000_host_days:.3g} per 1,000 host-days)",
         *wrapped(rates.source, INDENT, INDENT),
         f"checkpoint {show_bytes(basis.checkpoint_bytes)} in {show_seconds(setting.write_s)},"
-        f" training stands still for {show_seconds(setting.stalled_s)}",
+        f" training stalls for {show_seconds(setting.stalled_s)}",
         "",
-        f"effective  {said.effective:.1%} of the time as the spec says it, with a checkpoint every"
+        f"effective  {said.effective:.1%} of the time is training, with the spec's checkpoint every"
         f" {_steps(said, basis)}",
-        f"{INDENT}{said.low:.1%} to {said.high:.1%} in nine of ten histories; closed form"
+        f"{INDENT}{said.low:.1%} to {said.high:.1%} in 90 % of the simulations; closed form"
         f" {said.closed:.1%}",
         f"{INDENT}{said.failures:,.0f} failures ({said.fewest:,} to {said.most:,}); no spare was"
-        f" there {said.waits:,.3g} times",
+        f" free {said.waits:,.3g} times",
         f"best       {found.best.effective:.1%} with a checkpoint every"
         f" {_steps(found.best, basis)} and {found.best.setting.spares} spare"
         f" host{'' if found.best.setting.spares == 1 else 's'}",
@@ -45,14 +45,14 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
         "",
         *_around(found, basis),
         "",
-        "taken for granted",
+        "assumptions",
         *(
             line
             for name, words in basis.notes.items()
             for line in wrapped(words, f"  {name:9}", INDENT)
         ),
         *wrapped(
-            f"{found.histories} histories from seed {found.seed} on; failures come independently of"
+            f"{found.histories} simulations from seed {found.seed} on; failures are independent of"
             " each other",
             "  ",
             "  ",
@@ -63,15 +63,15 @@ def describe_forecast(found: Forecast, basis: Basis, rates: Rates) -> str:
 
 def _lacking(basis: Basis) -> list[str]:
     asked, there = basis.spares_asked, basis.setting.spares
-    return [f"{INDENT}{asked} spare hosts asked for, {there} there"] if there < asked else []
+    return [f"{INDENT}{asked} spare hosts requested, {there} available"] if there < asked else []
 
 
 def _held(found: Forecast) -> list[str]:
-    """What makes the best the best, where its number of spares is another."""
+    """Why the best is best, where it has another number of spares than the spec."""
     said, best = found.expected, found.best
     if said.setting.spares == best.setting.spares:
         return []
-    words = f"of the time of all hosts held, spares too: {best.worth:.2%}, as the spec says it"
+    words = f"share of the time of all hosts, spares included: {best.worth:.2%}, with the spec"
     return wrapped(f"{words} {said.worth:.2%}", INDENT, INDENT)
 
 
@@ -84,9 +84,9 @@ def _too_few(basis: Basis) -> list[str]:
     beside = setting.spares + setting.reserve
     is_ = "is" if beside == 1 else "are"
     words = (
-        f"{gone:.3g} hosts are being repaired on average, and there {is_} {beside} beside the job's"
-        f" own: for {bare:.1%} of the time, in the long run, these do not suffice; plan for fewer"
-        " (--set cluster.hosts=N), or have more"
+        f"{gone:.3g} hosts are in repair on average, and {beside} {is_} free beyond the job's own:"
+        f" in the long run too few are left {bare:.1%} of the time; plan for fewer"
+        " (--set cluster.hosts=N), or add hosts"
     )
     return wrapped(words, "too few    ", INDENT)
 
@@ -94,7 +94,7 @@ def _too_few(basis: Basis) -> list[str]:
 def _parts(found: Forecast) -> list[str]:
     said, best = found.expected, found.best
     rows = [(part, f"{said.parts[part]:.2%}", f"{best.parts[part]:.2%}") for part in PARTS]
-    return table(("where the time goes", "as it is", "at best"), rows)
+    return table(("where the time goes", "spec", "best"), rows)
 
 
 def _around(found: Forecast, basis: Basis) -> list[str]:
@@ -107,7 +107,7 @@ def _around(found: Forecast, basis: Basis) -> list[str]:
         for one in found.around
     ]
     spares = found.best.setting.spares
-    head = (f"checkpoint every ({spares} spares)", "histories", "closed form")
+    head = (f"checkpoint every ({spares} spares)", "simulated", "closed form")
     return [*table(head, rows), *_apart(found)]
 
 
@@ -116,9 +116,9 @@ def _apart(found: Forecast) -> list[str]:
     if most < SEEN:
         return []
     words = (
-        f"the two are up to {most:.1%} apart, and the histories decided. The closed form is of the"
-        " long run, and only near where hosts wait in the queue while the reserve is scarce; of few"
-        " histories much is luck"
+        f"the two differ by up to {most:.1%}; the simulations decide. The closed form describes the"
+        " long run and is approximate where hosts wait in the queue while few are free; with few"
+        " simulations chance matters"
     )
     return wrapped(words, "  ", "  ")
 

@@ -114,7 +114,7 @@ def state_of(host: Host) -> str:
 
 
 def _kind(host: Host) -> str:
-    return host.profile.name if host.profile else "of a kind that nobody says"
+    return host.profile.name if host.profile else "of unknown kind"
 
 
 def _middle_leaf(hosts: Sequence[Host]) -> int | None:

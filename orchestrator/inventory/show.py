@@ -11,7 +11,7 @@ from orchestrator.inventory.hosts import Host, Inventory, natural, state_of
 from orchestrator.inventory.profile import Profile
 
 NAMED = 8
-"""Hosts that stand out on one switch and have a line of their own; more are counted."""
+"""Unusual hosts per switch that get a line each; more are counted."""
 
 
 def inventory_json(inventory: Inventory) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _profile_json(profile: Profile) -> dict[str, Any]:
 
 
 def describe_inventory(inventory: Inventory) -> str:
-    """`inventory` as a tree of switches: those that are alike on one line, odd hosts by name."""
+    """`inventory` as a tree of switches: equal switches share a line, unusual hosts are named."""
     if not inventory.hosts:
         return "no hosts"
     usual = Counter(map(_kind, inventory.hosts)).most_common(1)[0][0]
@@ -51,19 +51,21 @@ def describe_inventory(inventory: Inventory) -> str:
         block = [host.nvlink_block] if host.nvlink_block else []
         _reach(root, (*host.switches, *block)).hosts.append(host)
     devices = sum(host.devices for host in inventory.hosts)
-    head = f"{_count(inventory.hosts)}, {devices} devices; a host has {usual}"
+    same = all(_kind(host) == usual for host in inventory.hosts)
+    each = "each host has" if same else "most hosts have"
+    head = f"{_count(inventory.hosts)}, {devices} devices; {each} {usual}"
     return "\n".join([head, *_links(inventory), *_below(root, usual, "")])
 
 
 def _links(inventory: Inventory) -> Iterator[str]:
-    """Of NVLink blocks, by what their devices reach each other."""
+    """The link inside NVLink blocks, by profile."""
     profiles = {h.profile.name: h.profile for h in inventory.hosts if h.nvlink_block and h.profile}
     for name, profile in profiles.items():
         link = profile.intra_block or profile.intra_host
         of = f" of {name}" if len(profiles) > 1 else ""
         yield (
-            f"NVLink blocks{of}: {link.kind}, {link.bytes_per_s / 1e9:g} GB/s a device each way,"
-            f" {link.latency_s * 1e6:g} us"
+            f"NVLink blocks{of}: {link.kind}, {link.bytes_per_s / 1e9:g} GB/s per device and"
+            f" direction, {link.latency_s * 1e6:g} us"
         )
 
 
@@ -86,12 +88,12 @@ def _reach(root: _Node, path: Sequence[str]) -> _Node:
 
 
 def _kind(host: Host) -> str:
-    profile = host.profile.name if host.profile else "devices of a kind that nobody says"
+    profile = host.profile.name if host.profile else "devices of unknown kind"
     return f"{host.devices} x {profile}"
 
 
 def _count(hosts: Sequence[Host]) -> str:
-    """How many, and how many of them in which state."""
+    """The number of hosts, by state."""
     states = Counter(host.state for host in hosts)
     many = f"{len(hosts)} host{'s' if len(hosts) > 1 else ''}"
     if len(states) == 1:
@@ -110,17 +112,17 @@ def _below(node: _Node, usual: str, indent: str) -> Iterator[str]:
         yield from _below(first, usual, indent + "  ")
     why = [_oddity(host, usual) for host in node.hosts]
     if why and _all_the_same(why) and node.hosts[0].state != "free":
-        if why[0] != node.hosts[0].state:  # else the line of the switch has said so
+        if why[0] != node.hosts[0].state:  # otherwise the switch's line names the state
             yield f"{indent}all {why[0]}"
         return
     odd = [f"{host.name}  {said}" for host, said in zip(node.hosts, why, strict=True) if said]
     yield from (f"{indent}{line}" for line in odd[:NAMED])
     if len(odd) > NAMED:
-        yield f"{indent}and {len(odd) - NAMED} more that are not free or not alike"
+        yield f"{indent}and {len(odd) - NAMED} more that are not free or differ"
 
 
 def _names(alike: Sequence[_Node]) -> str:
-    """The first and the last host, of switches that hosts hang on."""
+    """The first and the last host of leaf switches."""
     if not alike[0].hosts:
         return ""
     first, last = alike[0].hosts[0].name, alike[-1].hosts[-1].name
@@ -128,7 +130,7 @@ def _names(alike: Sequence[_Node]) -> str:
 
 
 def _shape(node: _Node, usual: str) -> Any:
-    """What two switches have in common whose lines would differ in names alone."""
+    """A key that is equal for switches whose lines differ in names only."""
     odd = [_oddity(host, usual) for host in node.hosts]
     if any(odd) and not _all_the_same(odd):
         return node.name
@@ -136,12 +138,12 @@ def _shape(node: _Node, usual: str) -> Any:
 
 
 def _all_the_same(odd: Sequence[str]) -> bool:
-    """Of several hosts; a lone one is named."""
+    """A single host is always named."""
     return len(odd) > 1 and len(set(odd)) == 1
 
 
 def _oddity(host: Host, usual: str) -> str:
-    """What is not as usual about a host; empty where all is."""
+    """How a host differs from the usual; empty where it does not."""
     parts: list[str] = [] if host.state == "free" else [state_of(host)]
     if _kind(host) != usual:
         parts.append(_kind(host))

@@ -31,8 +31,9 @@ ON_PROCESSORS = "cpu"
 """The profile of a machine whose devices are its processors."""
 BEFORE_FIX = "; fix: "
 """Between why a job ended and what to do, in the reason of its end."""
-OF_PROCESSORS = "on-oom-of-processors"
-"""The rule of `resilience.on_oom` that such a machine has besides."""
+OOM_ON_CPU = "on-oom-cpu"
+"""The additional rule of `resilience.on_oom` on such a machine."""
+INVALID_CONFIGURATION = "invalid-configuration"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +142,7 @@ def options(on_oom: str, on_nan: str, *, on_processors: bool) -> tuple[PolicyRul
         chosen.append(PolicyRule(name="on-oom", classes=cuda, action="replan", why=why))
         if on_processors:
             why += ", and the devices are the hosts' processors"
-            chosen.append(PolicyRule(name=OF_PROCESSORS, classes=host, action="replan", why=why))
+            chosen.append(PolicyRule(name=OOM_ON_CPU, classes=host, action="replan", why=why))
     if on_nan == "rollback":
         why = "resilience.on_nan is rollback"
         chosen.append(PolicyRule(name="on-nan", classes=LOSS, action="rollback", why=why))
@@ -268,13 +269,13 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
     """Without the cause: the incident has it. But for a refused configuration, of which there is
     nothing else to tell: no rank and no host is at fault."""
     stopped = "the job was stopped"
-    if rule.name == "refused":
+    if rule.name == INVALID_CONFIGURATION:
         return verdict.cause
     if verdict.kind == EARLY:
         return f"{EARLY}: {verdict.cause}"
     if rule.same == "error" and times > 1:
         words = {2: "twice"}.get(times, f"{times} times")
-        return f"{stopped}: the same error {words}, so it is the program's own"
+        return f"{stopped}: the same error {words}, so the program has a bug"
     advice = verdict.failure.advice if verdict.failure else ""
     often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
     name = trouble_of(verdict).name

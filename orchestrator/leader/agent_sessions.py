@@ -61,16 +61,17 @@ class AgentSessions:
 
     def admit(self, register: Register, ws: Line) -> tuple[AgentSession, bool]:
         """The connection of an agent, and whether the agent is a new one."""
-        known = self.by_host.get(register.host)
+        agent = register.agent
+        known = self.by_host.get(agent.host)
         now = self.clock.monotonic()
-        same = known is not None and known.incarnation == register.incarnation
+        same = known is not None and known.incarnation == agent.incarnation
         if known is not None and same and not known.awaited:
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
             for order in known.said:
                 known.orders.put_nowait(order)
             return known, False
-        connection = AgentSession(register.host, register.incarnation, ws=ws, heard=now)
-        self.by_host[register.host] = connection
+        connection = AgentSession(agent.host, agent.incarnation, ws=ws, heard=now)
+        self.by_host[agent.host] = connection
         return connection, True
 
     def await_agents(self, incarnations: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from orchestrator.contract.messages.actions import CheckHosts, ReplaceAgent, Rep
 from orchestrator.contract.messages.agent_protocol import Checked, CheckFabric, Leave, Register
 from orchestrator.contract.messages.events import (
     AgentLost,
+    AgentRegistered,
     Event,
     HostsChecked,
     HostUnavailable,
@@ -44,7 +45,7 @@ from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.state import Run
 from orchestrator.leader.agent_sessions import AgentSessions
 from orchestrator.posix.fd_limit import files_needed, judge_files
-from orchestrator.seams import Backend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler, Worker
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class BackendCalls:
         job: JobSubmitted,
         run: Callable[[], Run],
         sessions: AgentSessions,
-        backend: Backend,
+        backend: AllocationBackend,
         planners: Planners,
         clock: Clock,
         happened: Callable[[Event], None],
@@ -111,6 +112,12 @@ class BackendCalls:
         self.names_resolve = names_resolve
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
+
+    @property
+    def granted(self) -> GrantingScheduler:
+        """Only for jobs with an allocation."""
+        assert self.backend.granted is not None
+        return self.backend.granted
 
     async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
         """Agents fell silent; with `hosts`, which are all that the job has, all others did at once.
@@ -141,7 +148,8 @@ class BackendCalls:
 
     async def _taken(self, silent_s: Mapping[str, float]) -> Mapping[str, str]:
         """Did the scheduler take them without a warning? Not known is as good as no."""
-        asking = self.worker(self.backend.taken, self.job.launch, silent_s)
+        assert self.backend.successors is not None
+        asking = self.worker(self.backend.successors.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)
         except (BackendError, TimeoutError) as exc:
@@ -157,9 +165,12 @@ class BackendCalls:
         answers, agents that live are about to be heard again as well.
         """
         begun, cut_off_s = self.clock.monotonic(), 0.0
+        granted = self.backend.granted
+        if granted is None:
+            return cut_off_s  # all agents run on this machine: nothing can be cut off
         while (waited_s := self.clock.monotonic() - begun) < CUT_OFF_S:
             try:
-                own = await self.worker(self.backend.own_run, self.job.launch, hosts)
+                own = await self.worker(granted.own_run, self.job.launch, hosts)
             except Unanswered as exc:
                 log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
                 cut_off_s = waited_s + CUT_OFF_POLL_S
@@ -188,9 +199,10 @@ class BackendCalls:
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
         """What only two hosts can see of one: is its clock right, does its name lead to it?"""
-        skew = clock_skew(register.host, register.sent_at, self.clock.now())
-        name = await self._look_up(register) if self.names_resolve else None
-        files = self._own_files() if register.host == self.host else None
+        agent = register.agent
+        skew = clock_skew(agent.host, register.sent_at, self.clock.now())
+        name = await self._look_up(agent) if self.names_resolve else None
+        files = self._own_files() if agent.host == self.host else None
         return tuple(finding for finding in (skew, name, files) if finding is not None)
 
     def _own_files(self) -> Finding | None:
@@ -200,9 +212,9 @@ class BackendCalls:
         found = judge_files(files_needed(hosts, hosts * launch.devices_per_host))
         return found if found.verdict == "warns" else None
 
-    async def _look_up(self, register: Register) -> Finding | None:
+    async def _look_up(self, agent: AgentRegistered) -> Finding | None:
         patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
-        return await looked_up(register.host, register.address, "the leader's host", patience_s)
+        return await looked_up(agent.host, agent.address, "the leader's host", patience_s)
 
     async def call(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
         match action:
@@ -216,7 +228,7 @@ class BackendCalls:
     async def ask_why(self, signal_name: str) -> None:
         cause: Cause
         try:
-            cause = await self.worker(self.backend.why_ending, self.job.launch)
+            cause = await self.worker(self.granted.why_ending, self.job.launch)
         except BackendError as exc:
             log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
             cause = "unknown"
@@ -231,13 +243,13 @@ class BackendCalls:
         this run, and may kill the leader before the ranks have written their checkpoint. What the
         next run does without is said when they have."""
         try:
-            await self.worker(self.backend.requeue, self.job.launch, ())
+            await self.worker(self.granted.requeue, self.job.launch, ())
         except BackendError as exc:
             log.error("the job is not queued again yet: %s", exc)
 
     async def _in_the_schedulers_words(self) -> str | None:
         with contextlib.suppress(BackendError):
-            return await self.worker(self.backend.standing, self.job.launch)
+            return await self.worker(self.granted.standing, self.job.launch)
         return None
 
     async def hear_notices(self) -> None:
@@ -247,7 +259,7 @@ class BackendCalls:
             await self._next_question()
             hosts = asked_about(self.run())
             try:
-                found = await self.worker(self.backend.notices, self.job.launch, hosts)
+                found = await self.worker(self.granted.notices, self.job.launch, hosts)
             except BackendError as exc:
                 log.warning("the scheduler does not answer: %s", exc)
                 continue
@@ -258,10 +270,11 @@ class BackendCalls:
 
     async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:
         """Which of the hosts that no agent has come from cannot have one."""
-        if not hosts:
+        fixed_hosts = self.backend.fixed_hosts
+        if not hosts or fixed_hosts is None:
             return
         try:
-            found = await self.worker(self.backend.unbegun, self.job.launch, hosts)
+            found = await self.worker(fixed_hosts.unbegun, self.job.launch, hosts)
         except BackendError as exc:
             log.warning("whether agents can begin on %s is not known: %s", ", ".join(hosts), exc)
             return
@@ -374,7 +387,7 @@ class BackendCalls:
     async def requeue(self, action: Requeue) -> bool:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
         where it never will, which is told."""
-        requeued = partial(self.backend.requeue, again=action.again, whole=action.whole)
+        requeued = partial(self.granted.requeue, again=action.again, whole=action.whole)
         refused_at: float | None = None
         while True:
             try:
@@ -398,8 +411,10 @@ class BackendCalls:
 
     async def release(self) -> None:
         """At the end of the job; what cannot be given back then ends at its time limit."""
+        if self.backend.unattended is None:
+            return
         try:
-            await self.worker(self.backend.release, self.job.launch)
+            await self.worker(self.backend.unattended.release, self.job.launch)
         except BackendError as exc:
             log.error("whether the hosts are given back is not known: %s", exc)
 
@@ -408,6 +423,6 @@ class BackendCalls:
         cause: Cause = "unknown"
         if over:
             with contextlib.suppress(BackendError):
-                cause = await self.worker(self.backend.why_ending, self.job.launch)
+                cause = await self.worker(self.granted.why_ending, self.job.launch)
         cancelled = cause == "cancelled"
         self.happened(RequeueRefused(at=self.now(), why=why.message, cancelled=cancelled))

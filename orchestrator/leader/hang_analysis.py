@@ -23,7 +23,7 @@ from orchestrator.job.failures.collective_mismatch import ended_over_it
 from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
 from orchestrator.job.state import Run
 from orchestrator.leader.storage import LeaderStorage
-from orchestrator.seams import Backend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class HangAnalysis:
         job: JobSubmitted,
         run: Callable[[], Run],
         storage: LeaderStorage,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
         worker: Worker = asyncio.to_thread,
     ) -> None:
@@ -53,9 +53,10 @@ class HangAnalysis:
         """Of each host, for `attempt`."""
 
     def hear(self, evidence: Evidence) -> None:
-        if evidence.attempt != self.attempt:
-            self.attempt, self.heard = evidence.attempt, {}
-        self.heard[evidence.host] = evidence
+        event = evidence.event
+        if event.attempt != self.attempt:
+            self.attempt, self.heard = event.attempt, {}
+        self.heard[event.host] = evidence
 
     def forget(self) -> None:
         """Evidence is asked for anew: that of a hang that was none must not be mixed in."""
@@ -78,9 +79,10 @@ class HangAnalysis:
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
-        if self.run().allocation is None:
+        granted = self.backend.granted
+        if self.run().allocation is None or granted is None:
             return ()
-        asking = self.worker(self.backend.notices, self.job.launch, hosts)
+        asking = self.worker(granted.notices, self.job.launch, hosts)
         try:
             found = await asyncio.wait_for(asking, SCHEDULER_S)
             said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}
@@ -112,7 +114,7 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
         for rank in range(plan.world_size)
     }
     scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
-    silent = [host for host in hosts if host not in {part.host for part in parts}]
+    silent = [host for host in hosts if host not in {part.event.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
     if run.findings is not None and run.findings.asked_after:
         found = differing(scene, ended_over_it(run.findings))
@@ -131,14 +133,15 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
         return held.setdefault(value, value)
 
     for part in parts:
-        facts |= facts_of(part)
-        lost += [f"{what} ({part.host}): {why}" for what, why in part.missing.items()]
+        event = part.event
+        facts |= facts_of(event)
+        lost += [f"{what} ({event.host}): {why}" for what, why in event.missing.items()]
         read = []
         for rank, text in part.dumps.items():
             try:
                 read.append(from_text(text))
             except Unreadable as exc:
-                lost.append(f"dump of rank {rank} ({part.host}): {exc}")
+                lost.append(f"dump of rank {rank} ({event.host}): {exc}")
         for dump in read:
             share(dump, same)
         dumps |= {dump.rank: dump for dump in read}

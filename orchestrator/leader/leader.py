@@ -8,8 +8,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, assert_never
@@ -38,7 +38,6 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     Digest,
     Evidence,
-    Exited,
     Leave,
     OfferPort,
     Port,
@@ -46,20 +45,18 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
-    Warned,
 )
 from orchestrator.contract.messages.events import (
     AgentLost,
     CancelRequested,
     Event,
-    HostLeaving,
+    EvidenceGathered,
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
     RunDirLost,
     Tick,
+    stamped,
 )
 from orchestrator.failover.run_dir_watch import RunDirGone
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given
@@ -78,9 +75,8 @@ from orchestrator.leader.snapshot_writer import SnapshotWriter
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
 from orchestrator.leader.strike_writer import new_strikes
-from orchestrator.leader.translate import event_of, gathered, registered, without_stacks
 from orchestrator.posix.retry_io import once_it_serves_in
-from orchestrator.seams import Backend, Clock, Worker
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +160,7 @@ class Leader:
         supervisor: Supervisor,
         run_dir: RunDir,
         secret: JobSecret,
-        backend: Backend,
+        backend: AllocationBackend,
         clock: Clock,
         granted: Granted,
         planners: Planners,
@@ -296,19 +292,20 @@ class Leader:
 
     async def _listen(self, register: Register, ws: Line) -> None:
         """Take in what an agent says until its connection breaks, or it is given up."""
-        silent_s = self.sessions.silent_for(register.host)
+        agent = register.agent
+        silent_s = self.sessions.silent_for(agent.host)
         connection, is_new = self.sessions.admit(register, ws)
         if is_new:
-            findings = await self.backend_calls.look_at(register) if self.granted.allocation else ()
-            taken = await self.backend_calls.taken_before(register.host, silent_s)
-            self._happened(registered(register, self.steady.now(), findings, taken))
+            own = await self.backend_calls.look_at(register) if self.granted.allocation else ()
+            taken = await self.backend_calls.taken_before(agent.host, silent_s)
+            self._take_in(replace(agent, findings=(*agent.findings, *own), taken=taken))
         if self.ending is not None and _all_leave(self.ending):
-            self.sessions.order(register.host, self._goodbye(self.ending))
+            self.sessions.order(agent.host, self._goodbye(self.ending))
         speaking = asyncio.create_task(self.sessions.speak(connection, ws))
         try:
             while (message := await ws.receive()).type not in CLOSED:
                 if not self.sessions.knows(connection, ws):
-                    log.warning("%s was given up: it has to register again", register.host)
+                    log.warning("%s was given up: it has to register again", agent.host)
                     break
                 connection.heard = self.clock.monotonic()
                 self._reported(report_in(message))
@@ -320,29 +317,25 @@ class Leader:
     def _reported(self, report: Report) -> None:
         match report:
             case Digest():
-                now, at = self.clock.monotonic(), self.steady.now()
-                self._all_happened(self.monitor.hear(report, now, at))
+                for event in self.monitor.hear(report, self.clock.monotonic()):
+                    self._take_in(event)
             case Port():
                 self._port_offered(report)
             case Evidence():
                 self._evidence(report)
-            case Told() | Exited() | Stopped():
-                self._happened(event_of(report, self.steady.now()))
             case Checked():
                 self.backend_calls.checked[report.host] = report
-            case Warned(host=host, signal=name):
-                self._happened(HostLeaving(at=self.steady.now(), host=host, why=name))
             case Register():
                 pass
             case _:
-                assert_never(report)
+                self._take_in(report)  # an event as it is
 
     def _evidence(self, report: Evidence) -> None:
-        if not report.unasked:
+        event = report.event
+        if not event.unasked:
             self.hang_analysis.hear(report)
-        event = gathered(report, self.steady.now())
         few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
-        self._happened(event if few else without_stacks(event))
+        self._take_in(event if few else _without_stacks(event))
 
     # Time
 
@@ -363,7 +356,7 @@ class Leader:
                 await self._look_at_run_dir()
             at = self.steady.now()
             self._lose(self.sessions.forget_silent(), at)
-            self._look(at)
+            self._look()
             if self.events.in_touch.is_set():
                 self._happened(Tick(at=at))
 
@@ -411,20 +404,20 @@ class Leader:
         for event in lost:
             self._happened(event)
 
-    def _look(self, at: float) -> None:
-        run = self.supervisor.run
+    def _look(self) -> None:
         self.sessions.still_s = self.monitor.still_s
-        hears_all = partial(self.sessions.hears, run.placement)
-        self._all_happened(self.monitor.look(run, hears_all, self.clock.monotonic(), at))
+        hears_all = partial(self.sessions.hears, self.supervisor.run.placement)
+        for event in self.monitor.look(hears_all, self.clock.monotonic()):
+            self._take_in(event)
 
     # Decide and act
 
     def _happened(self, event: Event) -> None:
         self.events.happened(event)
 
-    def _all_happened(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._happened(event)
+    def _take_in(self, event: Event) -> None:
+        """An event that an agent or a detector built: it gets the leader's time here."""
+        self._happened(stamped(event, self.steady.now()))
 
     async def _consume(self) -> EndJob | Requeue:
         while self.ending is None:
@@ -575,6 +568,11 @@ def _ending_of(
     except RunDirGone as exc:
         return EndJob(state="FAILED", reason=str(exc))
     return deciding.result()
+
+
+def _without_stacks(event: EvidenceGathered) -> EvidenceGathered:
+    """For the journal of a large job: the verdict has the stacks that matter."""
+    return replace(event, ranks=tuple(replace(rank, stack=()) for rank in event.ranks))
 
 
 def _all_leave(ending: EndJob | Requeue) -> bool:

@@ -121,7 +121,7 @@ class LeaderServer:
 
     def _is_of(self, register: Register, claim: Claim) -> bool:
         """Whether it is of this launch, and speaks for the host that it has proved to be."""
-        said = (register.host, register.incarnation, register.launch)
+        said = (register.agent.host, register.agent.incarnation, register.launch)
         return said == (claim.host, claim.incarnation, claim.launch) == (*said[:2], self.launch)
 
 

@@ -1,24 +1,18 @@
 """What a leader watches while an attempt lasts: hangs, slow ranks, health, progress.
 
-The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`; here they meet, and what
-they find becomes events. It owns no clock: `now` is monotonic, `at` what events carry.
+The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`. This module runs them
+while an attempt lasts, and yields the events that they find. `now` is monotonic; the leader stamps
+the events.
 """
 
 from collections.abc import Callable, Iterator
 
 from orchestrator.contract.messages.agent_protocol import Digest
-from orchestrator.contract.messages.events import Event, JobSubmitted
-from orchestrator.detect.heartbeat_monitor import Hang, Limits, Watch
+from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
+from orchestrator.detect.heartbeat_monitor import Limits, Watch
 from orchestrator.detect.stragglers import Stragglers, roles_of
 from orchestrator.job.failures.hangs import EVIDENCE_S
 from orchestrator.job.state import Run
-from orchestrator.leader.translate import (
-    hang_detected,
-    hang_over,
-    health_changed,
-    step_reached,
-    straggler,
-)
 
 
 class Monitor:
@@ -29,8 +23,8 @@ class Monitor:
         self.attempt = 0
         self.watch: Watch | None = None
         """None: there is nothing to watch."""
-        self.stragglers = Stragglers((), 0.0)
-        self.hang: Hang | None = None
+        self.stragglers = Stragglers(0, (), str, 0.0)
+        self.hang: HangDetected | None = None
         """As the supervisor was told of it …"""
         self.gathered_by = 0.0
         """… and when no agent looks into it any more."""
@@ -46,8 +40,11 @@ class Monitor:
     def begin(self, attempt: int, run: Run, now: float) -> None:
         """From the order to start on: whatever of it is lost ends as a hang of the start."""
         now -= self.excused_s
-        self.watch = Watch(range(run.plan.world_size), self.limits, now)
-        self.stragglers = Stragglers(roles_of(run.plan.mesh), now)
+        hosts, each = run.placement, run.plan.ranks_per_host
+        self.watch = Watch(attempt, range(run.plan.world_size), self.limits, now)
+        self.stragglers = Stragglers(
+            attempt, roles_of(run.plan.mesh), lambda rank: hosts[rank // each], now
+        )
         self.attempt, self.hang, self.gathered_by = attempt, None, 0.0
 
     def end(self) -> None:
@@ -58,7 +55,7 @@ class Monitor:
         """How long ranks may stand still within a step until their agent should tell at once."""
         return None if self.watch is None else self.watch.limit("train")
 
-    def hear(self, digest: Digest, now: float, at: float) -> Iterator[Event]:
+    def hear(self, digest: Digest, now: float) -> Iterator[Event]:
         """Take in what an agent says of its ranks."""
         if self.watch is None or digest.attempt != self.attempt:
             return
@@ -66,30 +63,25 @@ class Monitor:
         progress = self.watch.observe(digest.ranks, now)
         self.stragglers.observe(digest.ranks)
         if self.hang is not None:
-            moved = self.watch.moved(self.hang, digest.ranks, now)
-            if moved is not None:
+            over = self.watch.hang_over(self.hang, digest.ranks, now)
+            if over is not None:
                 self.hang = None
                 self.watch.tell_soon()
-                yield hang_over(moved, self.attempt, at)
+                yield over
         if progress is not None:
-            yield step_reached(progress, self.attempt, at)
+            yield progress
 
-    def look(
-        self, run: Run, hears_all: Callable[[], bool], now: float, at: float
-    ) -> Iterator[Event]:
+    def look(self, hears_all: Callable[[], bool], now: float) -> Iterator[Event]:
         """What has changed by now. `hears_all`: whether every host of the attempt is heard."""
         if self.watch is None:
             return
         now -= self.excused_s
-        for change in self.watch.health_changes(now):
-            yield health_changed(change, self.attempt, at)
-        for slow in self.stragglers.changes(now):
-            host = run.placement[slow.rank // run.plan.ranks_per_host]
-            yield straggler(slow, host, self.attempt, at)
+        yield from self.watch.health_changes(now)
+        yield from self.stragglers.changes(now)
         hang = self.watch.hang(now)
         if hang is None or self.hang is not None or now < self.gathered_by:
             return
         # A host that is not heard explains a stall better: its silence is judged first.
         if hears_all():
             self.hang, self.gathered_by = hang, now + EVIDENCE_S
-            yield hang_detected(hang, self.attempt, at)
+            yield hang

@@ -16,7 +16,7 @@ from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes, show_seconds
 from orchestrator.plan.planner import plan, relief_of
-from orchestrator.plan.search.alternatives import Edits, Value, apply, show_edits, value_at
+from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, value_at
 
 SHOWN = 3
 ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})

@@ -1,4 +1,4 @@
-"""From a spec, the hosts that there are and the model's config to one plan, with its reasons."""
+"""Plans a job: from its spec, the inventory and the model's config to one plan with its reasons."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +16,12 @@ from orchestrator.plan.memory.peak_memory import memories_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.placement.arrange import arrange
-from orchestrator.plan.search.alternatives import first_mesh, nearest_plans
+from orchestrator.plan.search.admitted import first_mesh, likely_mesh
+from orchestrator.plan.search.alternatives import nearest_plans
 from orchestrator.plan.search.best import Found, search
-from orchestrator.plan.search.degrees import likely_mesh
 from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
-from orchestrator.plan.search.refusals import BYTE_TOKENS, refusals
+from orchestrator.plan.search.rule import Hosts, Refusal, Request
+from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
 from orchestrator.plan.search.smallest_change import WayOut, ways_out
 from orchestrator.plan.show.methods import methods_of
@@ -31,7 +32,7 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     """The plan for `spec` on `inventory`; `config` holds the values of the model's config.json.
 
     Raises:
-        PlanError: with every reason why not, and the nearest plans that can.
+        PlanError: no plan; it lists every broken rule and the nearest specs that have a plan.
     """
     shape = shape_of(config)
     space = _space(spec, inventory, shape)
@@ -54,41 +55,40 @@ def relief_of(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) ->
 
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
-    """All ways to run it, of which there is one at least but for memory."""
-    blocks = inventory.blocks(spec.cluster.gpus_per_host)
-    mesh = first_mesh(spec, shape, blocks) or likely_mesh(spec, shape, blocks)
-    if reasons := refusals(spec, inventory, shape, mesh):
-        raise _refusal(spec, inventory, shape, reasons)
+    """All ways to run the job; at least one mesh breaks no rule, though memory may not suffice."""
+    request = Request(spec, shape, Hosts.of(spec, inventory))
+    mesh = first_mesh(request) or likely_mesh(request)
+    if broken := refusals(request, mesh):
+        raise _refusal(spec, inventory, shape, broken)
     fabric = fabric_of(spec, inventory)
     if fabric is None:
         raise PlanError(
-            "the hardware of the hosts is not known: no profile is given",
+            "the hardware of the hosts is unknown: the inventory names no profile",
             fix="name one in the inventory, for example profile: h100-sxm-80gb",
         )
     return Space(spec, shape, fabric)
 
 
 def _refusal(
-    spec: JobSpec, inventory: Inventory, shape: ModelShape, reasons: tuple[str, ...]
+    spec: JobSpec, inventory: Inventory, shape: ModelShape, broken: tuple[Refusal, ...]
 ) -> PlanError:
     fixes = [str(found) for found in nearest_plans(spec, inventory, shape)]
-    if shape.vocab_size < BYTE_TOKENS:
-        fixes = [
-            f"use a model with a vocab_size of {BYTE_TOKENS} or more"
-            f" (--set model.config.vocab_size={BYTE_TOKENS} where the config is inline)"
-        ]
-    many = "the nearest plans that can:\n    " if len(fixes) > 1 else ""
-    fix = many + "\n    ".join(fixes) if fixes else "free or add hosts, or ask for fewer"
-    return PlanError("\n  ".join([_head(spec), *reasons]), fix=fix)
+    head = "the nearest plans that can run:"
+    if not fixes:
+        # No value that the planner may propose helps, as with a model that cannot be trained.
+        fixes = list(dict.fromkeys(one.fix for one in broken))
+        head = "all of these:"
+    fix = "\n    ".join([head, *fixes]) if len(fixes) > 1 else fixes[0]
+    return PlanError("\n  ".join([_head(spec), *map(str, broken)]), fix=fix)
 
 
 def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
-    """Something could be, were there more memory."""
+    """Some mesh breaks no rule, but none fits the memory of a device."""
     assert found.least is not None
     items = sorted(found.least.items.items(), key=lambda pair: -pair[1])
     most = ", ".join(f"{item} {show_bytes(size)}" for item, size in items[:4])
     reason = (
-        f"memory: the emptiest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
+        f"memory: the smallest plan needs {show_bytes(found.least.peak_bytes)} on its fullest rank"
         f" ({most}, …), a device has {show_bytes(space.limit)}"
     )
     families = [f"{one.family}: {one.constraint} ({one.count})" for one in found.rejected]
@@ -130,7 +130,7 @@ def _plan_of(space: Space, inventory: Inventory, found: Found) -> Plan:
 
 
 def _decided(option: Option, ranks_per_host: int) -> Plan:
-    """What the search decided, on no hosts yet."""
+    """What the search decided; hosts are placed later."""
     setup = option.setup
     return Plan(
         mesh=setup.mesh,
@@ -149,7 +149,7 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
 def _placed(
     space: Space, mesh: Mesh, inventory: Inventory, traffic: tuple[Traffic, ...]
 ) -> tuple[tuple[str, ...], PlacementCost | None]:
-    """Where the nodes go, by name where nobody knows how the hosts are connected."""
+    """Which host takes which node: in name order where the switches are unknown."""
     devices = space.fabric.devices_per_host
     hosts = inventory.with_devices(devices)
     switches = tree_of(hosts)

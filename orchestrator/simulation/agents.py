@@ -25,9 +25,12 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
-    Warned,
+)
+from orchestrator.contract.messages.events import (
+    AgentRegistered,
+    EvidenceGathered,
+    HostLeaving,
+    HostStopped,
 )
 from orchestrator.simulation.leaderless import Leaderless, SeeingToTheLeader
 from orchestrator.simulation.world.network import Line
@@ -73,7 +76,7 @@ class Agent:
         self.ranks: HostRanks | None = None
         self.unheeded = ""
         """The last signal of the scheduler since a leader was heard."""
-        self.ended: Stopped | None = None
+        self.ended: HostStopped | None = None
         self.alone_since: float | None = None
         """When the leader was last heard, if that attempt was stopped for its silence."""
         self.outbox: deque[Report] = deque()
@@ -180,17 +183,16 @@ class Agent:
         return self.world.network.reaches(self.host.name, leader.host.name)
 
     def _register(self) -> Register:
-        return Register(
+        registered = AgentRegistered(
             host=self.host.name,
             address=self.host.name,
             devices=self.world.scenario.ranks_per_host,
             pid=1,
             incarnation=self.incarnation,
-            launch=self.launch,
-            sent_at=self.host.clock.now(),
             findings=self.host.findings,
             running=0 if self.ranks is None else self.ranks.attempt,
         )
+        return Register(agent=registered, launch=self.launch, sent_at=self.host.clock.now())
 
     def _repeat_ends(self) -> None:
         if self.ranks is not None:
@@ -200,7 +202,7 @@ class Agent:
             self.outbox = deque(report for report in self.outbox if report is not former)
             self.outbox.append(self._as_of_now(self.ended))
 
-    def _as_of_now(self, stopped: Stopped) -> Stopped:
+    def _as_of_now(self, stopped: HostStopped) -> HostStopped:
         """With how long ago the leader was last heard, if it was stopped for that."""
         if self.alone_since is None or stopped.finished:
             return stopped
@@ -239,7 +241,7 @@ class Agent:
             self._send(report)
 
     def tell(self, word: Word) -> None:
-        self.report(Told(host=self.host.name, datagram=word))
+        self.report(word)
 
     def wake(self) -> None:
         """The first step of an attempt is said at once."""
@@ -301,10 +303,10 @@ class Agent:
             self.report(self.ended)
         else:
             self._remember(
-                Stopped(attempt=order.attempt, host=self.host.name, finished=False), tell=True
+                HostStopped(attempt=order.attempt, host=self.host.name, finished=False), tell=True
             )
 
-    def _remember(self, stopped: Stopped, *, tell: bool) -> None:
+    def _remember(self, stopped: HostStopped, *, tell: bool) -> None:
         if self.ended is None or self.ended.attempt < stopped.attempt:
             self.ended = stopped
         if tell:
@@ -312,7 +314,8 @@ class Agent:
 
     def _gather(self, order: Gather) -> None:
         running = self.ranks is not None and self.ranks.attempt == order.attempt
-        evidence = Evidence(attempt=order.attempt, host=self.host.name, ranks=())
+        event = EvidenceGathered(attempt=order.attempt, host=self.host.name, ranks=())
+        evidence = Evidence(event=event)
         if self.ranks is not None and running:
             evidence = self.ranks.evidence()
         self.world.timeline.after(1.0, partial(self._gathered, evidence))
@@ -342,7 +345,7 @@ class Agent:
         self.checks[order.check] = found
         self.report(found)
 
-    def attempt_ended(self, ranks: HostRanks, stopped: Stopped) -> None:
+    def attempt_ended(self, ranks: HostRanks, stopped: HostStopped) -> None:
         if self.ranks is ranks:
             self.ranks = None
             self._remember(stopped, tell=self.alive)
@@ -355,7 +358,7 @@ class Agent:
         """The scheduler ends it alone: it tells the leader, and goes when no rank is left."""
         if not self.going:
             self.going = True
-            self.report(Warned(host=self.host.name, signal=signal_name))
+            self.report(HostLeaving(host=self.host.name, why=signal_name))
             self._go_when_idle()
 
     def _go_when_idle(self) -> None:

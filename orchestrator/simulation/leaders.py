@@ -9,8 +9,9 @@ journal, between line and fence, or between two actions.
 import contextlib
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, assert_never, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.fence import Fence, GivenUp
@@ -19,23 +20,19 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     Digest,
     Evidence,
-    Exited,
     Leave,
     Order,
     Port,
     Register,
     Report,
-    Stopped,
-    Told,
-    Warned,
 )
 from orchestrator.contract.messages.events import (
     AgentLost,
     CancelRequested,
     Event,
-    HostLeaving,
     LeaveAsked,
     Tick,
+    stamped,
 )
 from orchestrator.job.hosts.host_pool import has_successors
 from orchestrator.job.state import Run
@@ -43,7 +40,6 @@ from orchestrator.journal.journal import MOST_LINES
 from orchestrator.journal.supervisor import Supervisor, is_told
 from orchestrator.leader.agent_sessions import AgentSessions, Silence
 from orchestrator.leader.monitor import Monitor
-from orchestrator.leader.translate import event_of, registered
 from orchestrator.simulation.errands import Errands
 from orchestrator.simulation.orders import Orders
 from orchestrator.simulation.world.network import Line
@@ -117,21 +113,23 @@ class Leader:
             agent.lose(line)
 
     def _admit(self, line: Line, register: Register) -> None:
+        event = register.agent
+        host = event.host
         if register.launch != self.job.launch.launch:
-            self._refuse(line, register.host)
+            self._refuse(line, host)
             return
-        found = [a for a in self.world.hosts[register.host].agents if a.line is line]
+        found = [a for a in self.world.hosts[host].agents if a.line is line]
         if not found:
             return
-        self.agents[register.host] = found[0]
-        silent_s = self.connections.silent_for(register.host)
+        self.agents[host] = found[0]
+        silent_s = self.connections.silent_for(host)
         _, is_new = self.connections.admit(register, cast(Any, line))
         if is_new:
-            taken = self.errands.taken_before(register.host, silent_s)
-            self.happened(registered(register, self.now(), taken=taken))
+            taken = self.errands.taken_before(host, silent_s)
+            self._take_in(replace(event, taken=taken))
         if self.ending is not None and _all_leave(self.ending):
-            self.order(register.host, self._goodbye(self.ending))
-        self._speak(register.host)
+            self.order(host, self._goodbye(self.ending))
+        self._speak(host)
 
     def hung_up(self, line: Line) -> None:
         line.open = False
@@ -146,22 +144,21 @@ class Leader:
             case Port():
                 self.orders.port_offered(report)
             case Evidence():
-                self.orders.heard[report.host] = report
-                self.happened(event_of(report, self.now()))
-            case Told() | Exited() | Stopped():
-                self.happened(event_of(report, self.now()))
+                self.orders.heard[report.event.host] = report
+                self._take_in(report.event)
             case Checked():
                 self.errands.checked[report.host] = report
             case Register():
                 pass
-            case Warned(host=host, signal=name):
-                self.happened(HostLeaving(at=self.now(), host=host, why=name))
             case _:
-                assert_never(report)
+                self._take_in(report)
+
+    def _take_in(self, event: Event) -> None:
+        self.happened(stamped(event, self.now()))
 
     def _heard(self, digest: Digest) -> None:
-        for event in self.lookout.hear(digest, self.world.timeline.now, self.now()):
-            self.happened(event)
+        for event in self.lookout.hear(digest, self.world.timeline.now):
+            self._take_in(event)
 
     def order(self, host: str, order: Order) -> None:
         self.connections.order(host, order)
@@ -200,8 +197,8 @@ class Leader:
         self._lose(self.connections.forget_silent(), at)
         run = self.supervisor.run
         hears_all = partial(self.connections.hears, run.placement)
-        for event in self.lookout.look(run, hears_all, self.world.timeline.now, at):
-            self.happened(event)
+        for event in self.lookout.look(hears_all, self.world.timeline.now):
+            self._take_in(event)
         self.looking = False
         if self.errands.in_touch:
             self.happened(Tick(at=at))

@@ -69,7 +69,7 @@ class Orders:
 
     def _judge(self, action: JudgeHang) -> None:
         """By what has come; some may come too late."""
-        parts = [part for part in self.heard.values() if part.attempt == action.attempt]
+        parts = [part for part in self.heard.values() if part.event.attempt == action.attempt]
         judged = judged_of(self.leader.supervisor.run, action.attempt, parts)
         self.leader.world.timeline.after(JUDGE_S, partial(self._judged, judged))
 

@@ -24,7 +24,7 @@ from orchestrator.agent.evidence.rank_evidence import gather_stacks, process_sta
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.messages.agent_protocol import Evidence
-from orchestrator.contract.messages.events import HangJudged, RankEvidence
+from orchestrator.contract.messages.events import EvidenceGathered, HangJudged, RankEvidence
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.hang.verdicts import RankFacts
 from orchestrator.job.failures.hang_event import judgement
@@ -184,7 +184,7 @@ async def _gather(pids: Mapping[int, int], host: str, mesh: Mesh, traces: Path) 
     stacks, dumps = await asyncio.gather(
         gather_stacks(pids.items(), traces, EVIDENCE_S), gather_dumps(pids, {}, asking, EVIDENCE_S)
     )
-    return Evidence(
+    event = EvidenceGathered(
         attempt=1,
         host=host,
         ranks=tuple(
@@ -199,7 +199,8 @@ async def _gather(pids: Mapping[int, int], host: str, mesh: Mesh, traces: Path) 
             )
             for rank, pid in pids.items()
         ),
-        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        dumps=len(dumps.reduced),
         withheld=dumps.withheld,
         missing={f"dump of rank {rank}": why for rank, why in dumps.missing.items()},
     )
+    return Evidence(event=event, dumps={str(rank): text for rank, text in dumps.reduced.items()})

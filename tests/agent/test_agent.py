@@ -38,7 +38,6 @@ from orchestrator.contract.messages.agent_protocol import (
     Claim,
     Digest,
     Evidence,
-    Exited,
     Gather,
     Leave,
     OfferPort,
@@ -49,18 +48,18 @@ from orchestrator.contract.messages.agent_protocol import (
     Report,
     Start,
     Stop,
-    Stopped,
-    Told,
-    Warned,
 )
-from orchestrator.contract.messages.rank_messages import (
-    RankEnded,
-    RankStarted,
-    Saved,
-    SaveFailed,
-    to_bytes,
+from orchestrator.contract.messages.events import (
+    AgentRegistered,
+    CheckpointFailed,
+    CheckpointSaved,
+    EvidenceGathered,
+    HostLeaving,
+    HostStopped,
+    RankExited,
 )
-from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.contract.messages.rank_messages import RankStarted, to_bytes
+from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.health.host_probes import HostProbe
 from orchestrator.job_secret import draw, secret_from, server_context
 from orchestrator.posix.locks import is_free
@@ -243,16 +242,15 @@ def test_an_agent_registers_with_the_token_and_leaves_when_told(tmp_path: Path) 
         return register, await here.ends()
 
     register, code = play(tmp_path, script)
-    assert register == Register(
+    agent = AgentRegistered(
         host="host-0",
         address="127.0.0.1",
         devices=2,
         pid=os.getpid(),
-        incarnation=register.incarnation,
-        launch=LAUNCH,
-        sent_at=register.sent_at,
+        incarnation=register.agent.incarnation,
     )
-    assert len(register.incarnation) == 16
+    assert register == Register(agent=agent, launch=LAUNCH, sent_at=register.sent_at)
+    assert len(agent.incarnation) == 16
     assert code == exit_codes.OK
 
 
@@ -267,7 +265,7 @@ def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_i
     async def script(here: World) -> Register:
         return await here.leader.hear(Register)
 
-    (finding,) = play(tmp_path, script, named="node1").findings
+    (finding,) = play(tmp_path, script, named="node1").agent.findings
     assert (finding.what, finding.verdict) == ("name", "warns")
     assert finding.found == "host-0 does not know node1: node1: Name or service not known"
     assert finding.fix == "let node1 resolve on host-0 too (DNS, /etc/hosts)"
@@ -301,7 +299,7 @@ def test_one_in_whose_place_another_is_to_come_leaves_as_one_that_is_made_anew(
 def test_it_proves_that_it_knows_the_secret_and_does_not_say_it(tmp_path: Path) -> None:
     async def script(here: World) -> tuple[list[str], str]:
         register = await here.leader.hear(Register)
-        return here.leader.headers, register.incarnation
+        return here.leader.headers, register.agent.incarnation
 
     (header,), incarnation = play(tmp_path, script)
     assert SECRET.key.decode() not in header
@@ -412,8 +410,8 @@ def test_an_agent_that_waits_in_place_stops_its_ranks_and_serves_the_next_leader
         assert not here.task.done()
         here.leader.refuse = None
         second = await here.leader.hear(Register, 2)
-        assert second.incarnation == here.agent.incarnation
-        assert (await here.leader.hear(Stopped)).attempt == attempt.start.attempt
+        assert second.agent.incarnation == here.agent.incarnation
+        assert (await here.leader.hear(HostStopped)).attempt == attempt.start.attempt
         await here.leader.say(Leave(reason="over"))
         assert await here.ends() == exit_codes.OK
 
@@ -470,10 +468,10 @@ def test_an_agent_that_outlives_its_leader_stops_the_ranks_stays_and_says_why_to
         assert not here.task.done()
         leader.pulses, leader.frozen = True, False
         await until(lambda: not here.agent.alone.is_set(), "a leader")
-        stopped = await leader.hear(Stopped)
+        stopped = await leader.hear(HostStopped)
         assert (stopped.attempt, stopped.finished) == (1, False)
         assert stopped.alone_s > TIMEOUT_S
-        assert len(leader.of(Stopped)) == 1, "once, as of now"
+        assert len(leader.of(HostStopped)) == 1, "once, as of now"
 
     play(tmp_path, script)
 
@@ -538,10 +536,10 @@ def test_a_host_that_has_to_go_says_so_and_goes_when_its_ranks_have_stopped(tmp_
         attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks.get(0), "the rank")
         here.agent.warned("SIGTERM")
-        assert await here.leader.hear(Warned) == Warned(host=place.host, signal="SIGTERM")
+        assert await here.leader.hear(HostLeaving) == HostLeaving(host=place.host, why="SIGTERM")
         assert not here.task.done()
         await here.leader.say(Stop(attempt=attempt.start.attempt, grace_s=0.1))
-        await here.leader.hear(Stopped)
+        await here.leader.hear(HostStopped)
         assert await here.ends() == exit_codes.LEADER_LOST
 
     play(tmp_path, script, patience_s=60.0)
@@ -586,14 +584,14 @@ def test_a_leader_that_answers_nothing_does_not_hold_the_agent_up(
 def test_an_attempt_is_run_and_told_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     program = "import sys; print('out of data'); sys.exit(4)"
 
-    async def script(here: World) -> tuple[Exited, Stopped]:
+    async def script(here: World) -> tuple[RankExited, HostStopped]:
         await here.leader.hear(Register)
         start = a_start(here.agent.config.place, program, attempt=2)
         await here.leader.say(start, start)
-        return await here.leader.hear(Exited), await here.leader.hear(Stopped)
+        return await here.leader.hear(RankExited), await here.leader.hear(HostStopped)
 
     exited, stopped = play(tmp_path, script)
-    assert exited.ended == RankEnded(attempt=2, rank=0, exit_code=4, signal=None)
+    assert (exited.attempt, exited.rank, exited.exit_code, exited.signal) == (2, 0, 4, None)
     assert exited.log_tail == ("out of data",)
     assert (stopped.attempt, stopped.finished) == (2, False)
 
@@ -619,15 +617,18 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
         start = a_start(here.agent.config.place, "raise SystemExit(4)", attempt=2)
         own = FailureRule(name="pcie", scope="host", action="replace", patterns=("AER: Uncorr",))
         await here.leader.say(replace(start, classes=(own,)))
-        await here.leader.hear(Stopped)
-        return [it for it in here.leader.heard if isinstance(it, (Exited, Evidence, Stopped))]
+        await here.leader.hear(HostStopped)
+        return [
+            it for it in here.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
+        ]
 
     exited, evidence, stopped = play(tmp_path, script)
-    assert isinstance(exited, Exited)
-    assert isinstance(stopped, Stopped)
+    assert isinstance(exited, RankExited)
+    assert isinstance(stopped, HostStopped)
     assert isinstance(evidence, Evidence)
-    assert [line.split("] ")[1] for line in evidence.kernel] == [XID, AER]
-    assert (evidence.attempt, evidence.host, evidence.unasked) == (2, "host-0", True)
+    event = evidence.event
+    assert [line.split("] ")[1] for line in event.kernel] == [XID, AER]
+    assert (event.attempt, event.host, event.unasked) == (2, "host-0", True)
     assert (tmp_path / "job" / "traces" / "attempt-2" / "host-host-0.jsonl").exists()
 
 
@@ -646,10 +647,16 @@ def test_traces_that_hang_keep_neither_what_the_host_says_nor_the_end_from_being
         here.agent.probe = probe
         await here.leader.hear(Register)
         await here.leader.say(a_start(here.agent.config.place, "raise SystemExit(4)"))
-        await here.leader.hear(Stopped)
-        return [it for it in here.leader.heard if isinstance(it, (Exited, Evidence, Stopped))]
+        await here.leader.hear(HostStopped)
+        return [
+            it for it in here.leader.heard if isinstance(it, (RankExited, Evidence, HostStopped))
+        ]
 
-    assert [type(report) for report in play(tmp_path, script)] == [Exited, Evidence, Stopped]
+    assert [type(report) for report in play(tmp_path, script)] == [
+        RankExited,
+        Evidence,
+        HostStopped,
+    ]
     assert not goes_on.is_set(), "nobody waited for it"
     goes_on.set()
 
@@ -666,22 +673,22 @@ def test_after_a_broken_connection_the_ends_are_said_again_and_duplicates_change
         attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "the rank")
         here.tell(RankStarted(attempt=1, rank=7, local_rank=1, pid=2_000_000_000))
-        here.tell(RankEnded(attempt=1, rank=7, exit_code=1, signal=None))
-        await leader.hear(Exited)
+        here.tell(RankExited(attempt=1, rank=7, exit_code=1, signal=None))
+        await leader.hear(RankExited)
 
         await leader.lines[-1].close()
         await leader.hear(Register, 2)
-        again = await leader.hear(Exited, 2)
-        assert (again.ended.rank, again.stopped) == (7, False)
+        again = await leader.hear(RankExited, 2)
+        assert (again.rank, again.stopped) == (7, False)
 
         await leader.say(start, Stop(attempt=1, grace_s=0.5), Stop(attempt=1, grace_s=0.5))
-        stopped = await leader.hear(Stopped)
+        stopped = await leader.hear(HostStopped)
         assert not stopped.finished
         await leader.lines[-1].close()
         await leader.hear(Register, 3)
-        assert await leader.hear(Stopped, 2) == stopped
+        assert await leader.hear(HostStopped, 2) == stopped
         await leader.say(start, Stop(attempt=1, grace_s=0.5))
-        assert await leader.hear(Stopped, 3) == stopped
+        assert await leader.hear(HostStopped, 3) == stopped
         assert here.agent.attempts.attempt is None, "what has been stopped is not started again"
 
     play(tmp_path, script)
@@ -693,10 +700,12 @@ def test_the_stop_of_an_attempt_that_never_began_is_answered_and_its_start_not_o
     async def script(here: World) -> None:
         await here.leader.hear(Register)
         await here.leader.say(Stop(attempt=2, grace_s=1.0))
-        assert await here.leader.hear(Stopped) == Stopped(attempt=2, host="host-0", finished=False)
+        assert await here.leader.hear(HostStopped) == HostStopped(
+            attempt=2, host="host-0", finished=False
+        )
         place = here.agent.config.place
         await here.leader.say(a_start(place, SLEEPS, attempt=2), Stop(attempt=1, grace_s=1.0))
-        await here.leader.hear(Stopped, 2)
+        await here.leader.hear(HostStopped, 2)
         await here.leader.say(a_start(place, SLEEPS, attempt=2))
         await here.leader.say(OfferPort(attempt=3))
         await here.leader.hear(Port)
@@ -714,8 +723,8 @@ def test_a_new_attempt_ends_one_that_the_leader_gave_up(tmp_path: Path) -> None:
         attempt = await until(lambda: here.agent.attempts.attempt, "the attempt")
         await until(lambda: attempt.ranks, "its rank")
         await leader.say(a_start(place, "print('second')", attempt=2))
-        assert (await leader.hear(Stopped)).attempt == 1
-        second = await leader.hear(Stopped, 2)
+        assert (await leader.hear(HostStopped)).attempt == 1
+        second = await leader.hear(HostStopped, 2)
         assert (second.attempt, second.finished) == (2, True)
         assert is_free(place.lock)
 
@@ -727,16 +736,16 @@ def test_of_an_attempt_that_is_over_it_tells_what_its_ranks_had_called(tmp_path:
         await here.leader.hear(Register)
         place = here.agent.config.place
         await here.leader.say(a_start(place, "print('done')", ranks=2))
-        await here.leader.hear(Stopped)
+        await here.leader.hear(HostStopped)
         dump = (ROOT / "tests" / "captured" / "flight" / "trace_0").read_bytes()
         (place.run_dir.traces(1) / f"{LAST_FILES}0").write_bytes(dump)
         await here.leader.say(Gather(attempt=1, timeout_s=1.0, ended=True))
         evidence = await here.leader.hear(Evidence)
-        assert (set(evidence.dumps), evidence.ranks) == ({"0"}, ())
-        assert set(evidence.missing) == {"dump of rank 1"}
+        assert (set(evidence.dumps), evidence.event.dumps, evidence.event.ranks) == ({"0"}, 1, ())
+        assert set(evidence.event.missing) == {"dump of rank 1"}
         await here.leader.say(Gather(attempt=2, timeout_s=1.0, ended=True))
         other = await here.leader.hear(Evidence, 2)
-        assert other.missing == {"ranks": "this agent did not see the attempt"}
+        assert other.event.missing == {"ranks": "this agent did not see the attempt"}
 
     play(tmp_path, script)
 
@@ -747,40 +756,41 @@ def test_what_cannot_be_read_on_the_socket_is_passed_over(tmp_path: Path) -> Non
         await here.leader.say(Gather(attempt=9, timeout_s=0.1))
         evidence = await here.leader.hear(Evidence)
         nothing = {"ranks": "no attempt runs here"}
-        assert evidence == Evidence(attempt=9, host="host-0", ranks=(), missing=nothing)
+        event = EvidenceGathered(attempt=9, host="host-0", ranks=(), missing=nothing)
+        assert evidence == Evidence(event=event)
         junk = [b"", b"\xff", b"{}", b"null", b'{"kind": "Beat"}', b'{"kind": []}']
-        here.tell(*junk, Saved(attempt=1, rank=0, step=3))
+        here.tell(*junk, CheckpointSaved(attempt=1, step=3))
         await here.leader.say(OfferPort(attempt=3))
         await here.leader.hear(Port)
-        assert here.leader.of(Told) == [], "nothing runs: a word of an attempt that is over"
+        assert here.leader.of(CheckpointSaved) == [], "it is of an attempt that is over"
         assert not here.task.done()
 
     play(tmp_path, script)
 
 
-def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Path) -> None:
-    words: list[Saved | SaveFailed] = [
-        Saved(attempt=1, rank=0, step=3),
-        SaveFailed(attempt=1, rank=0, step=4, why="No space left on device"),
-    ]
+FORGED = Reading(name="sdc", scope="host", action="replace")
 
-    async def script(here: World) -> list[Told]:
+
+def test_what_becomes_of_checkpoints_is_told_to_the_leader_at_once(tmp_path: Path) -> None:
+    saved = CheckpointSaved(attempt=1, step=3)
+    failed = CheckpointFailed(attempt=1, step=4, why="No space left on device", reading=FORGED)
+
+    async def script(here: World) -> tuple[CheckpointSaved, CheckpointFailed]:
         await here.leader.hear(Register)
         await here.leader.say(a_start(here.agent.config.place, SLEEPS))
         await until(lambda: here.agent.attempts.attempt, "the attempt")
-        here.tell(*words)
-        await here.leader.hear(Told, 2)
-        return here.leader.of(Told)
+        here.tell(saved, failed)
+        return await here.leader.hear(CheckpointSaved), await here.leader.hear(CheckpointFailed)
 
-    saved, failed = play(tmp_path, script)
-    assert [saved.datagram, failed.datagram] == words
-    assert saved.reading is None
-    assert failed.reading is not None
-    assert failed.reading.name == "disk-full"
+    told, read = play(tmp_path, script)
+    assert told == saved
+    assert replace(read, reading=FORGED) == failed
+    assert read.reading is not None
+    assert read.reading.name == "disk-full", "the agent classifies, whatever the rank sent"
 
 
 def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
-    async def script(here: World) -> Stopped:
+    async def script(here: World) -> HostStopped:
         await here.leader.hear(Register)
         place = here.agent.config.place
         start = a_start(place, SLEEPS)
@@ -791,7 +801,7 @@ def test_a_torchrun_that_cannot_be_started_is_told(tmp_path: Path) -> None:
         await until(lambda: words.read_bytes().startswith(sys.executable.encode()), "python")
         Path(place.python).unlink()
         await here.leader.say(start)
-        return await here.leader.hear(Stopped)
+        return await here.leader.hear(HostStopped)
 
     stopped = play(tmp_path, script)
     assert not stopped.finished
@@ -822,7 +832,7 @@ def test_an_agent_says_what_is_not_in_order_on_its_host(tmp_path: Path) -> None:
         here.agent.config = replace(here.agent.config, findings=(full,))
         return await here.leader.hear(Register)
 
-    assert play(tmp_path, script).findings == (full,)
+    assert play(tmp_path, script).agent.findings == (full,)
 
 
 @pytest.mark.process

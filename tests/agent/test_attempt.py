@@ -16,8 +16,8 @@ from orchestrator.agent.attempt import Attempt, keepers_killed
 from orchestrator.agent.evidence.rank_evidence import process_state
 from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.rank_socket import listen
-from orchestrator.contract.messages.agent_protocol import Exited, Stopped
-from orchestrator.contract.messages.rank_messages import Beat, Raised, RankEnded, RankStarted
+from orchestrator.contract.messages.events import HostStopped, RankError, RankExited
+from orchestrator.contract.messages.rank_messages import Beat, RankRaised, RankStarted
 from orchestrator.posix.locks import is_free
 from orchestrator.seams import Clock
 from orchestrator.system import SystemClock
@@ -39,7 +39,7 @@ from tests.nfs_locks.byte_ranges import flock
 LOCKS_AS_ON_NFS = Path(byte_ranges.__file__).parent
 
 Script = Callable[[Attempt], Awaitable[None]]
-Outcome = tuple[list[Exited], Stopped]
+Outcome = tuple[list[RankExited], HostStopped]
 
 
 def play(
@@ -50,15 +50,15 @@ def play(
     clock: Clock | None = None,
     steps: int = 0,
     **environ: str,
-) -> tuple[list[Exited], Outcome]:
+) -> tuple[list[RankExited], Outcome]:
     """Run an attempt and `script` beside it; what was reported meanwhile, and how it ended."""
 
-    async def run() -> tuple[list[Exited], Outcome]:
+    async def run() -> tuple[list[RankExited], Outcome]:
         place = a_place(folder)
         start = replace(a_start(place, program, ranks), steps=steps)
         attempt = Attempt(start, place, clock or SystemClock())
         standby = Standby(place, os.environ)
-        reports: list[Exited] = []
+        reports: list[RankExited] = []
         ears = await listen(place.socket, lambda d: reports.extend(filter(None, [attempt.hear(d)])))
         try:
             await attempt.launch(standby, {**os.environ, **environ})
@@ -96,7 +96,7 @@ def test_a_rank_that_returns_0_before_the_last_step_has_not_done_its_work(tmp_pa
     program = HAS_DONE.format(7)
     reports, (unseen, stopped) = play(tmp_path, program, nothing, steps=10)
     (exited,) = reports
-    assert (exited.ended.exit_code, exited.step, exited.stopped) == (0, 7, False)
+    assert (exited.exit_code, exited.step, exited.stopped) == (0, 7, False)
     assert (unseen, stopped.finished) == ([], False)
 
 
@@ -111,7 +111,7 @@ def test_the_last_step_counts_though_no_heartbeat_came(tmp_path: Path) -> None:
 def test_an_attempt_whose_ranks_all_return_0_is_finished(tmp_path: Path) -> None:
     reports, (unseen, stopped) = play(tmp_path, "print('trained')", nothing, ranks=2)
     assert (reports, unseen) == ([], [])
-    assert stopped == Stopped(attempt=1, host="host-0", finished=True)
+    assert stopped == HostStopped(attempt=1, host="host-0", finished=True)
     logs = tmp_path / "job" / "logs" / "attempt-1" / "host-0"
     assert (logs / "rank-1.log").read_text() == "trained\n"
 
@@ -148,8 +148,8 @@ sys.exit(9)
 """
     reports, (unseen, stopped) = play(tmp_path, program, nothing, ranks=2)
     first, second = reports
-    assert (first.ended.rank, first.ended.exit_code, first.stopped) == (1, 9, False)
-    assert (second.ended.rank, second.ended.signal) == (0, signal.SIGTERM), "torchrun ends it"
+    assert (first.rank, first.exit_code, first.stopped) == (1, 9, False)
+    assert (second.rank, second.signal) == (0, signal.SIGTERM), "torchrun ends it"
     assert unseen == []
     assert not stopped.finished
     assert stopped.why.startswith("torchrun ended with code 1")
@@ -171,10 +171,10 @@ def test_stop_asks_ranks_to_leave_and_kills_the_one_that_ignores_it(tmp_path: Pa
 
     program = f"import os\nif os.environ['RANK'] == '1':\n    {SLEEPS}\n{IGNORES_TERM}"
     reports, (unseen, stopped) = play(tmp_path, program, stop, ranks=2, clock=clock)
-    ends = {report.ended.rank: report for report in (*reports, *unseen)}
-    assert ends[1].ended.signal == signal.SIGTERM
+    ends = {report.rank: report for report in (*reports, *unseen)}
+    assert ends[1].signal == signal.SIGTERM
     # Nobody may see the stubborn one die.
-    assert ends[0].ended.signal is None or ends[0].ended.signal == signal.SIGKILL
+    assert ends[0].signal is None or ends[0].signal == signal.SIGKILL
     assert all(report.stopped for report in ends.values())
     assert not stopped.finished
 
@@ -186,13 +186,13 @@ def test_a_rank_that_starts_after_the_stop_is_asked_to_leave_as_well(tmp_path: P
 
     # `stopping` without the signal is what a rank meets whose word came after the signal went out.
     (exited,), (_, stopped) = play(tmp_path, SLEEPS, begin)
-    assert (exited.ended.signal, exited.stopped) == (signal.SIGTERM, True)
+    assert (exited.signal, exited.stopped) == (signal.SIGTERM, True)
     assert not stopped.finished
 
 
 @pytest.mark.process
 def test_a_stop_while_torchrun_is_being_started_is_not_lost(tmp_path: Path) -> None:
-    async def run() -> Stopped:
+    async def run() -> HostStopped:
         place = a_place(tmp_path)
         attempt = Attempt(a_start(place, SLEEPS), place, SystemClock())
         launching = asyncio.create_task(attempt.launch(Standby(place, os.environ), os.environ))
@@ -218,7 +218,7 @@ def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
     place = replace(a_place(tmp_path), imports=("first", "library"))
     clock = TurnedClock()
 
-    async def run() -> Stopped:
+    async def run() -> HostStopped:
         attempt, standby = Attempt(a_start(place, SLEEPS), place, clock), Standby(place, os.environ)
         launching = asyncio.create_task(attempt.launch(standby, os.environ))
         await until(lambda: standby.busy, "a launcher")
@@ -232,7 +232,7 @@ def test_a_stop_does_not_wait_for_imports_longer_than_its_grace(
         assert is_gone(launcher.pid)
         return stopped
 
-    assert asyncio.run(run()) == Stopped(attempt=1, host="host-0", finished=False)
+    assert asyncio.run(run()) == HostStopped(attempt=1, host="host-0", finished=False)
     assert is_free(place.lock)
 
 
@@ -247,9 +247,8 @@ def test_a_torchrun_that_is_killed_leaves_nothing_and_its_ranks_are_told_as_unse
 
     reports, (unseen, stopped) = play(tmp_path, SLEEPS, murder, ranks=2)
     assert reports == []
-    assert [exited.ended for exited in unseen] == [
-        RankEnded(attempt=1, rank=rank, exit_code=None, signal=9, above="torchrun")
-        for rank in range(2)
+    assert [(one.rank, one.exit_code, one.signal, one.above) for one in unseen] == [
+        (rank, None, 9, "torchrun") for rank in range(2)
     ]
     assert not any(exited.stopped for exited in unseen)
     assert stopped.why.startswith("torchrun ended with code -9")
@@ -263,7 +262,7 @@ def test_a_launcher_that_is_killed_is_told_with_its_signal(tmp_path: Path) -> No
         kill(attempt.torchrun.launcher.pid)
 
     _, (unseen, _) = play(tmp_path, SLEEPS, murder, ranks=2)
-    assert [(one.ended.above, one.ended.signal) for one in unseen] == [("launcher", 9)] * 2
+    assert [(one.above, one.signal) for one in unseen] == [("launcher", 9)] * 2
 
 
 def test_the_keeper_that_torchrun_saw_killed_is_known_by_its_signal(tmp_path: Path) -> None:
@@ -338,37 +337,39 @@ def test_a_digest_tells_how_long_a_rank_was_silent_and_how_long_still(
 
 
 def test_an_exception_goes_with_the_exit_that_follows_it(attempt: Attempt) -> None:
-    raised = Raised(
-        attempt=1, rank=0, step=4, error="ValueError", message="no", traceback="Traceback …"
+    raised = RankRaised(
+        attempt=1,
+        rank=0,
+        error=RankError(error="ValueError", message="no", step=4, traceback="Traceback …"),
     )
     assert attempt.hear(raised) is None
-    exited = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=1, signal=None))
+    exited = attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None))
     assert exited is not None
     assert exited.error is not None
     assert (exited.error.error, exited.error.step, exited.stopped) == ("ValueError", 4, False)
 
 
 def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: Attempt) -> None:
-    before = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=1, signal=None))
+    before = attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None))
     attempt.kill()
-    after = attempt.hear(RankEnded(attempt=1, rank=1, exit_code=1, signal=None))
+    after = attempt.hear(RankExited(attempt=1, rank=1, exit_code=1, signal=None))
     assert before is not None
     assert after is not None
     assert (before.stopped, after.stopped) == (False, True)
-    assert not attempt.exited(before.ended).stopped
+    assert not attempt.exited(before).stopped
 
 
 def test_a_rank_that_was_gone_before_the_stop_is_no_consequence_of_it(attempt: Attempt) -> None:
     asyncio.run(attempt.stop(0.0))  # the news of their ends is still on the way, or never comes
-    told = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=None, signal=9))
+    told = attempt.hear(RankExited(attempt=1, rank=0, exit_code=None, signal=9))
     assert told is not None
     assert not told.stopped
-    assert not attempt.exited(RankEnded(attempt=1, rank=1, exit_code=None, signal=None)).stopped
+    assert not attempt.exited(RankExited(attempt=1, rank=1, exit_code=None, signal=None)).stopped
 
 
 def test_words_of_a_rank_that_never_started_and_returns_of_0_are_no_exits(attempt: Attempt) -> None:
-    assert attempt.hear(RankEnded(attempt=1, rank=7, exit_code=1, signal=None)) is None
-    assert attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None)) is None
+    assert attempt.hear(RankExited(attempt=1, rank=7, exit_code=1, signal=None)) is None
+    assert attempt.hear(RankExited(attempt=1, rank=1, exit_code=0, signal=None)) is None
     assert attempt.digest()[1].ended
 
 
@@ -397,6 +398,6 @@ def test_evidence_of_a_rank_says_where_in_the_kernel_it_waits_and_what_it_had_no
 
 
 def test_ranks_that_have_ended_are_not_asked_for_evidence(attempt: Attempt) -> None:
-    attempt.hear(RankEnded(attempt=1, rank=1, exit_code=0, signal=None))
+    attempt.hear(RankExited(attempt=1, rank=1, exit_code=0, signal=None))
     (zero,) = asyncio.run(attempt.gather(0.1, {}))
     assert (zero.rank, zero.process_state, zero.stack) == (0, "gone", ())

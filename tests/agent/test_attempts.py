@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.agent.attempts import how_it_went
-from orchestrator.contract.messages.agent_protocol import Stopped
+from orchestrator.contract.messages.events import HostStopped
 
 
 @pytest.mark.parametrize(
@@ -15,5 +15,5 @@ from orchestrator.contract.messages.agent_protocol import Stopped
     ],
 )
 def test_each_end_of_an_attempt_is_said_in_words(finished: bool, why: str, said: str) -> None:
-    stopped = Stopped(attempt=1, host="n1", finished=finished, why=why)
+    stopped = HostStopped(attempt=1, host="n1", finished=finished, why=why)
     assert how_it_went(stopped) == said

@@ -12,9 +12,9 @@ import pytest
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.evidence.evidence_collector import as_read, with_last_lines
 from orchestrator.contract.codec import encode_tagged
-from orchestrator.contract.messages.agent_protocol import Exited, Stop
+from orchestrator.contract.messages.agent_protocol import Stop
 from orchestrator.contract.messages.events import RankError, RankExited
-from orchestrator.contract.messages.rank_messages import RankEnded, RankStarted
+from orchestrator.contract.messages.rank_messages import RankStarted
 from orchestrator.diagnosis.logs import patterns
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
@@ -29,17 +29,17 @@ MOST_S = 0.050
 HOSTILE = ("mlx5_" * 400, "x" * 8000, "timeout " * 1000, "Assertion " * 800)
 
 
-def ended(rank: int, host: str) -> Exited:
+def ended(rank: int, host: str) -> RankExited:
     words = HOSTILE[rank % len(HOSTILE)]
     raised = RankError(error="RuntimeError", message=words, step=1, traceback=words)
-    told = Exited(
+    told = RankExited(
+        attempt=1,
+        rank=rank,
         host=host,
-        ended=RankEnded(attempt=1, rank=rank, exit_code=1, signal=None),
-        age_s=0.0,
+        exit_code=1,
+        signal=None,
         step=1,
-        stopped=False,
         error=raised if rank % 2 else None,
-        log_tail=(),
     )
     return as_read(told, tuple(words for _ in range(20)), ())
 
@@ -123,7 +123,7 @@ def test_an_agent_reads_an_end_beside_its_loop(tmp_path: Path, looking: list[int
     place = a_place(tmp_path)
     attempt = Attempt(a_start(place, "pass"), place, SystemClock())
     attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=2_000_000_000))
-    exited = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=3, signal=None))
+    exited = attempt.hear(RankExited(attempt=1, rank=0, exit_code=3, signal=None))
     assert exited is not None
     attempt.log_dir.mkdir(parents=True)
     words = "\n".join((*HOSTILE, "torch.OutOfMemoryError: CUDA out of memory. Tried"))

@@ -22,20 +22,18 @@ from orchestrator.agent.rank_socket import listen
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.messages.actions import Action, GatherEvidence, JudgeHang, StopAttempt
-from orchestrator.contract.messages.agent_protocol import (
-    PULSE_S,
-    Digest,
-    Evidence,
-    Exited,
-    Start,
-    Stopped,
+from orchestrator.contract.messages.agent_protocol import PULSE_S, Digest, Evidence, Start
+from orchestrator.contract.messages.events import (
+    Event,
+    HostStopped,
+    JobSubmitted,
+    RankExited,
+    stamped,
 )
-from orchestrator.contract.messages.events import Event, JobSubmitted
-from orchestrator.contract.messages.rank_messages import Datagram, RankEnded, RankStarted
+from orchestrator.contract.messages.rank_messages import Datagram, RankStarted
 from orchestrator.job.state import Run
 from orchestrator.leader.hang_analysis import judged_of
 from orchestrator.leader.monitor import Monitor
-from orchestrator.leader.translate import event_of
 from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
 from tests.job.supervise_stage import Job, plan
@@ -145,7 +143,7 @@ class Leader:
             if now - told > PULSE_S:
                 told = now
                 self._digest(now)
-            await self._decide(list(self.monitor.look(self.run, lambda: True, now, time.time())))
+            await self._decide([*self.monitor.look(lambda: True, now)])
             if self.stop_by is not None and now > self.stop_by:
                 for rank in left.values():
                     rank.kill()
@@ -159,7 +157,7 @@ class Leader:
     def _digest(self, now: float) -> None:
         for host in self.hosts:
             digest = Digest(attempt=1, ranks=host.digest())
-            for event in self.monitor.hear(digest, now, time.time()):
+            for event in self.monitor.hear(digest, now):
                 self._happened(event)
 
     async def _bury(self, left: dict[int, BaseProcess]) -> None:
@@ -170,7 +168,7 @@ class Leader:
             del left[number]
             host = self._host(number)
             killed = -code if code < 0 else None
-            ended = RankEnded(
+            ended = RankExited(
                 attempt=1, rank=number, exit_code=None if killed else code, signal=killed
             )
             await asyncio.sleep(0)  # what it said before comes first
@@ -178,8 +176,8 @@ class Leader:
             if exited is not None:
                 await self._report(await with_last_lines(host, exited))
 
-    async def _report(self, report: Exited | Evidence | Stopped) -> None:
-        await self._decide([event_of(report, time.time())])
+    async def _report(self, event: Event) -> None:
+        await self._decide([stamped(event, time.time())])
 
     async def _decide(self, events: list[Event]) -> None:
         for event in events:
@@ -200,7 +198,7 @@ class Leader:
             case GatherEvidence(ended=True):
                 self.heard = [await gather_last(host, WAIT_S) for host in self.hosts]
                 for evidence in self.heard:
-                    await self._report(evidence)
+                    await self._report(evidence.event)
             case JudgeHang():
                 judged = judged_of(self.run, 1, self.heard)
                 await self._decide([replace(judged, at=time.time())])
@@ -212,4 +210,4 @@ class Leader:
         for host in self.hosts:
             codes = [record.ended.exit_code for record in host.ranks.values() if record.ended]
             finished = codes == [0] * PER_HOST
-            await self._report(Stopped(attempt=1, host=host.place.host, finished=finished))
+            await self._report(HostStopped(attempt=1, host=host.place.host, finished=finished))

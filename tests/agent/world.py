@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from orchestrator.agent.evidence.rank_evidence import process_state
 from orchestrator.agent.processes.torchrun import HostPlace
-from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.mesh import Mesh
@@ -21,11 +20,10 @@ from orchestrator.contract.messages.agent_protocol import Start
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.spec.drills import Drill
-from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.seams import HostNotice, OwnRun, Sighting
+from orchestrator.seams import HostNotice, OwnRun
 
 SECRET_TEXT = draw()
 SECRET = secret_from(SECRET_TEXT)
@@ -206,14 +204,21 @@ class FakeBackend:
     uncleared: BackendError | None = None
     """Why that is not known."""
 
-    def describe(self, handover: Handover) -> str:
-        return "nothing"
+    @property
+    def granted(self) -> "FakeBackend":
+        return self
 
-    def submit(self, handover: Handover) -> None:
-        raise AssertionError("a leader submits nothing")
+    @property
+    def fixed_hosts(self) -> "FakeBackend":
+        return self
 
-    def check(self, handover: Handover) -> tuple[Finding, ...]:
-        raise AssertionError("a leader submits nothing")
+    @property
+    def successors(self) -> "FakeBackend":
+        return self
+
+    @property
+    def unattended(self) -> "FakeBackend":
+        return self
 
     def standing(self, launch: LaunchPlan) -> str | None:
         return self.words
@@ -221,19 +226,10 @@ class FakeBackend:
     def cluster(self) -> str:
         raise AssertionError("whoever starts the leader asks for it")
 
-    def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        raise AssertionError("a leader submits nothing")
-
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        raise AssertionError("a leader does not only look")
-
-    def name_of(self, launch: LaunchPlan) -> str | None:
-        return None
-
     def rival(self, launch: LaunchPlan) -> str | None:
         return None
 
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+    def allocation(self, launch: LaunchPlan) -> Allocation:
         raise AssertionError("whoever starts the leader asks for it")
 
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
@@ -321,9 +317,6 @@ class FakeBackend:
 
     def release(self, launch: LaunchPlan) -> None:
         self.released += 1
-
-    def clear(self, launch: LaunchPlan) -> None:
-        raise AssertionError("a leader clears nothing")
 
 
 # A host

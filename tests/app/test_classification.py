@@ -73,7 +73,7 @@ def test_what_is_no_signal_is_refused(name: str) -> None:
     ("args", "words"),
     [
         ((), "Give FILE, --kernel, --exit-code or --signal"),
-        (("--signal", "9", "--exit-code", "1"), "give one of them"),
+        (("--signal", "9", "--exit-code", "1"), "Give either --exit-code or --signal"),
         (("--signal", "SIGNOPE"), "there is no signal SIGNOPE"),
         (("/nowhere/log",), "No such file or directory"),
     ],

@@ -268,6 +268,6 @@ def test_what_was_decided_stands_in_the_place_of_advice(tmp_path: Path, cluster:
     """The verdict names a host to leave out; the rules kept it."""
     led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
     said = diagnosed(tmp_path, "--attempt", "1").output
-    assert "leave the host out" not in said
-    assert "decided     " in said
-    assert "restart" in said.partition("decided")[2].splitlines()[0]
+    assert "exclude the host" not in said
+    assert "ndctl did   " in said
+    assert "restart" in said.partition("ndctl did")[2].splitlines()[0]

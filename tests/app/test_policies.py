@@ -1,4 +1,4 @@
-"""`ndctl policy`: what failures of a class meet, and what docs/policy.md says of it."""
+"""`ndctl policy`: the rules for a class of failure, and their table in docs/recover.md."""
 
 import re
 from dataclasses import fields
@@ -11,15 +11,16 @@ from click.testing import CliRunner
 
 from orchestrator.app.policies import explain, explained_text, listed_text, policy_of
 from orchestrator.cli import cli
+from orchestrator.contract.codec import decode
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.policy import RENAMED, PolicyRule
 from orchestrator.errors import SpecError
-from orchestrator.job.policy import default_rules
+from orchestrator.job.policy import default_rules, options
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "policy.md").read_text()
+DOCUMENT = (ROOT / "docs" / "recover.md").read_text()
 OWN: dict[str, Any] = yaml.safe_load(
-    DOCUMENT.split("```yaml\n")[1].split("```")[0]  # the example of the document
+    DOCUMENT.split("```yaml\n")[1].split("```")[0]  # the example in the document
 )
 
 
@@ -39,23 +40,23 @@ def names(name: str, spec: str | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "rules"),
     [
-        ("disk-full", ["the-class-stops"]),
-        ("infiniband-error", ["twice-on-one-host", "second-strike", "heals-by-itself"]),
-        ("scheduler-sigterm", ["asked-to-leave"]),
-        ("gpu-lost", ["as-the-class-says"]),
+        ("disk-full", ["class-stop"]),
+        ("infiniband-error", ["repeat-on-host", "second-strike", "transient-backoff"]),
+        ("scheduler-sigterm", ["scheduler-signal"]),
+        ("gpu-lost", ["class-default"]),
         (
             "python-exception",
-            ["same-error-twice", "crash-loop", "class-budget", "as-the-class-says"],
+            ["repeated-error", "crash-loop", "class-budget", "class-default"],
         ),
     ],
 )
-def test_a_class_meets_these_rules_in_this_order_up_to_one_that_always_fits(
+def test_rules_of_a_class_are_listed_in_order_up_to_one_that_always_matches(
     name: str, rules: list[str]
 ) -> None:
     assert names(name) == rules
 
 
-def test_every_class_meets_a_rule_that_always_fits() -> None:
+def test_every_class_has_a_rule_that_always_matches() -> None:
     found = policy_of(None)
     for rule in found.classes:
         final = explain(rule.name, found).rules[-1]
@@ -64,18 +65,18 @@ def test_every_class_meets_a_rule_that_always_fits() -> None:
 
 def test_rules_and_classes_of_a_spec_go_first(spec: str) -> None:
     assert names("licence-server", spec) == ["licences-come-back"]
-    assert names("disk-full", spec) == ["saving-fails-thrice", "the-class-stops"]
+    assert names("disk-full", spec) == ["saving-fails-thrice", "class-stop"]
     said = explained_text(explain("licence-server", policy_of(spec)))
-    assert "known by lines like licence .* refused" in said
+    assert "detected by: log lines that match licence .* refused" in said
     assert (
-        "1 licences-come-back  always: restart in place; from the second of its class on after"
-        " about 60 s, doubled up to 900 s"
+        "1 licences-come-back  always: restart on the same hosts; from the 2nd failure of the same"
+        " class wait about 60 s first, doubled each time up to 900 s"
     ) in said
-    assert "Budget: 5 restarts without a new checkpoint" in said
-    assert "after 3 allocations in a row without a new checkpoint" in said
+    assert "Budget: after 5 restarts without a new checkpoint" in said
+    assert "After 3 allocations in a row without a new checkpoint" in said
 
 
-def test_a_class_that_there_is_not_has_a_neighbour() -> None:
+def test_an_unknown_class_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(SpecError) as caught:
         explain("disk-ful", policy_of(None))
     assert str(caught.value.fix).startswith("did you mean disk-full?")
@@ -91,12 +92,12 @@ def test_a_class_that_there_is_not_has_a_neighbour() -> None:
         ("nccl-watchdog", "nccl-watchdog-timeout"),
     ],
 )
-def test_a_class_is_known_by_the_beginning_of_its_name_and_by_its_xid(said: str, name: str) -> None:
+def test_a_class_is_found_by_a_prefix_of_its_name_and_by_its_xid(said: str, name: str) -> None:
     assert explain(said, policy_of(None)).name == name
 
 
 @pytest.mark.parametrize("said", ["nccl", "xid"])
-def test_the_beginning_of_several_names_is_told_with_all_of_them(said: str) -> None:
+def test_an_ambiguous_prefix_is_refused_with_all_matching_names(said: str) -> None:
     with pytest.raises(SpecError) as caught:
         explain(said, policy_of(None))
     fix = str(caught.value.fix)
@@ -104,7 +105,7 @@ def test_the_beginning_of_several_names_is_told_with_all_of_them(said: str) -> N
     assert all(name in fix for name in classes)
 
 
-def test_the_list_has_every_rule_and_class_once() -> None:
+def test_the_list_shows_every_rule_and_class_once() -> None:
     said = listed_text(policy_of(None)).splitlines()
     for rule in default_rules():
         assert sum(f" {rule.name}: " in line for line in said) == 1
@@ -117,12 +118,12 @@ def test_the_command_line_prints_both_as_text_and_json(spec: str) -> None:
     said = run(cli, ["policy", "explain", "licence-server", spec])
     assert (said.exit_code, said.output.splitlines()[0]) == (
         0,
-        "licence-server: scope fabric, by itself restart",
+        "licence-server: scope fabric, action restart",
     )
     body = yaml.safe_load(run(cli, ["policy", "explain", "hang", "--json"]).output)
     assert (body["name"], body["max_restarts"]) == ("hang", 5)
     overridden = run(cli, ["policy", "list", spec, "--set", "resilience.max_restarts=7"])
-    assert "Budget: 7 restarts" in overridden.output
+    assert "Budget: after 7 restarts" in overridden.output
 
 
 def keys_of(title: str) -> set[str]:
@@ -148,29 +149,53 @@ def with_resilience(tmp_path: Path, **keys: Any) -> str:
     return str(path)
 
 
-def test_entries_of_one_class_that_differ_are_explained_each_to_its_end(tmp_path: Path) -> None:
+def test_entries_of_one_class_with_different_actions_are_explained_separately(
+    tmp_path: Path,
+) -> None:
     own = {"name": "disk-full", "scope": "storage", "action": "restart", "patterns": ["no room"]}
     spec = with_resilience(tmp_path, failure_classes=[own])
     rules = names("disk-full", spec)
-    assert rules[0] == "the-class-stops"
-    assert rules[-1] == "heals-by-itself", "what `decide` takes for a restart of that scope"
+    assert rules[0] == "class-stop"
+    assert rules[-1] == "transient-backoff", "the rule that `decide` uses for this scope and action"
     said = explained_text(explain("disk-full", policy_of(spec)))
     theirs = default_classes_of("disk-full")
-    assert f"disk-full: scope storage, by itself restart; or {theirs}" in said
-    assert f"always of {theirs}: stop, with the advice" in said
-    assert "always of scope storage, by itself restart: restart in place" in said
+    assert f"disk-full: scope storage, action restart; or {theirs}" in said
+    assert f"always, if {theirs}: stop and print the advice" in said
+    assert "always, if scope storage, action restart: restart on the same hosts" in said
 
 
 def default_classes_of(name: str) -> str:
     one = next(rule for rule in policy_of(None).classes if rule.name == name)
-    return f"scope {one.scope}, by itself {one.action}"
+    return f"scope {one.scope}, action {one.action}"
 
 
-def test_a_plan_for_less_memory_helps_hosts_only_where_their_processors_are_the_devices(
+def test_replan_applies_to_host_memory_only_when_the_job_trains_on_cpus(
     tmp_path: Path,
 ) -> None:
     spec = with_resilience(tmp_path, on_oom="replan")
     assert names("cuda-out-of-memory", spec) == ["on-oom"]
-    assert names("host-out-of-memory", spec) == ["on-oom-of-processors", "the-class-stops"]
+    assert names("host-out-of-memory", spec) == ["on-oom-cpu", "class-stop"]
     said = explained_text(explain("host-out-of-memory", policy_of(spec)))
-    assert "where the devices are processors: restart with a plan that takes less memory" in said
+    assert "if the job trains on CPUs: restart with a plan that needs less memory" in said
+
+
+@pytest.mark.parametrize(("former", "now"), RENAMED.items())
+def test_a_former_rule_name_in_a_spec_is_refused_with_the_name_it_has_now(
+    former: str, now: str, tmp_path: Path
+) -> None:
+    own = [{"name": "mine", "action": "class"}, {"name": former, "action": "restart"}]
+    with pytest.raises(SpecError) as caught:
+        policy_of(with_resilience(tmp_path, policy=own))
+    assert "resilience.policy[1].name: must be another name" in str(caught.value)
+    assert f"fix: write {now}, or a name of your own" in str(caught.value)
+
+
+def test_a_renamed_rule_has_its_present_name_in_the_list_and_no_former_one() -> None:
+    chosen = options("replan", "rollback", on_processors=True)
+    listed = {rule.name for rule in (*chosen, *default_rules())}
+    assert set(RENAMED.values()) <= listed
+    assert not set(RENAMED) & listed
+
+
+def test_a_journal_with_a_rule_under_its_former_name_is_read() -> None:
+    assert decode(PolicyRule, {"name": "same-error-twice", "action": "stop"}).action == "stop"

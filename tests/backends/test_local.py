@@ -97,7 +97,7 @@ def test_only_gpus_that_the_submitter_may_use_are_taken(granted: str, first: str
 
 def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
     assert isinstance(backend_named("local", {}, TurnedClock(), run_command), LocalBackend)
-    with pytest.raises(BackendError, match="'nomad' is not known"):
+    with pytest.raises(BackendError, match="unknown backend: 'nomad'"):
         backend_named("nomad", {}, TurnedClock(), run_command)
 
 

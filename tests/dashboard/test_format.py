@@ -33,10 +33,10 @@ def test_a_stopwatch_keeps_its_form(seconds: float | None, shown: str) -> None:
 
 
 def test_times_are_those_of_the_zone() -> None:
-    assert format.moment(0, UTC) == "1970-01-01 00:00:00 UTC"
-    assert format.moment(0, ZoneInfo("Asia/Tokyo")) == "1970-01-01 09:00:00 JST"
-    assert format.short_moment(0, UTC) == "01-01 00:00:00"
-    assert len(format.moment(0, None)) > 20, "this machine's has a name, too"
+    assert format.date_time(0, UTC) == "1970-01-01 00:00:00 UTC"
+    assert format.date_time(0, ZoneInfo("Asia/Tokyo")) == "1970-01-01 09:00:00 JST"
+    assert format.short_date_time(0, UTC) == "01-01 00:00:00"
+    assert len(format.date_time(0, None)) > 20, "this machine's has a name, too"
 
 
 def test_numbers_that_are_not_known_are_a_dash() -> None:
@@ -48,14 +48,14 @@ def test_a_signal_without_a_name_keeps_its_number() -> None:
 
 
 def test_many_ranks_are_cut_short() -> None:
-    assert format.ranks_in_words((3,)) == "rank 3"
-    assert format.ranks_in_words(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
+    assert format.rank_list((3,)) == "rank 3"
+    assert format.rank_list(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"
 
 
 def test_spans_of_ranks_are_cut_short() -> None:
-    assert format.spans_in_words([(3, 3)]) == "rank 3"
-    assert format.spans_in_words([(0, 7), (12, 12)]) == "ranks 0-7, 12"
-    assert format.spans_in_words([(0, 7), (12, 12), (16, 19)], 1) == "ranks 0-7 and 5 more"
+    assert format.rank_spans([(3, 3)]) == "rank 3"
+    assert format.rank_spans([(0, 7), (12, 12)]) == "ranks 0-7, 12"
+    assert format.rank_spans([(0, 7), (12, 12), (16, 19)], 1) == "ranks 0-7 and 5 more"
 
 
 def test_a_size_has_its_unit() -> None:
@@ -63,5 +63,5 @@ def test_a_size_has_its_unit() -> None:
 
 
 def test_what_is_seen_within_a_millisecond_is_seen_at_once() -> None:
-    assert format.detected(1e-5) == "detected at once"
-    assert format.detected(2.0) == "detected after 2.0 s"
+    assert format.detection_delay(1e-5) == "detected at once"
+    assert format.detection_delay(2.0) == "detected after 2.0 s"

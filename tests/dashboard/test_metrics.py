@@ -4,13 +4,13 @@ import pytest
 
 from orchestrator.dashboard import metrics as module
 from orchestrator.dashboard.metrics import (
-    MOST_POINTS,
-    NOTHING,
+    MAX_POINTS,
+    NO_PROGRESS,
     MetricTail,
     fold_metrics,
-    glance,
     lines_backwards,
     parse_metric,
+    read_ends,
 )
 from tests.dashboard.dashboard_story import metric, metrics
 from trainer.measure.metrics import StepMetrics, to_line
@@ -55,7 +55,7 @@ def test_a_torn_last_line_is_dropped_and_read_once_it_is_whole(tmp_path: Path) -
     assert tail.more() == ()
     path.write_bytes(line(1) + line(2)[:20])
     assert [m.step for m in tail.more()] == [1]
-    last = glance(path).last
+    last = read_ends(path).last
     assert last is not None
     assert last.step == 1
     path.write_bytes(line(1) + line(2))
@@ -66,7 +66,7 @@ def test_a_torn_last_line_is_dropped_and_read_once_it_is_whole(tmp_path: Path) -
 def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(line(1) + line(2)[:20] + b"\n")
-    last = glance(path).last
+    last = read_ends(path).last
     assert last is not None
     assert last.step == 1
 
@@ -83,13 +83,13 @@ def test_lines_come_backwards_whatever_the_chunk(
 
 
 def test_no_file_is_no_metric(tmp_path: Path) -> None:
-    assert glance(tmp_path / "none") == NOTHING
+    assert read_ends(tmp_path / "none") == NO_PROGRESS
 
 
 def test_a_glance_sees_both_ends(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b"".join(line(step) for step in range(1, 2001)))
-    progress = glance(path)
+    progress = read_ends(path)
     assert progress.first is not None
     assert progress.last is not None
     assert (progress.first.step, progress.last.step, progress.step_s) == (1, 2000, 1.0)
@@ -97,21 +97,21 @@ def test_a_glance_sees_both_ends(tmp_path: Path) -> None:
 
 def test_the_later_line_of_a_step_counts() -> None:
     again = metric(21, attempt=2)
-    progress = fold_metrics(NOTHING, [*metrics(1, 24), again])
+    progress = fold_metrics(NO_PROGRESS, [*metrics(1, 24), again])
     assert progress.points[-1] == (21, again.loss)
     assert [step for step, _ in progress.points] == list(range(1, 22))
 
 
 def test_the_step_time_is_that_of_the_present_attempt() -> None:
-    before = fold_metrics(NOTHING, metrics(1, 24))
+    before = fold_metrics(NO_PROGRESS, metrics(1, 24))
     assert before.step_s == pytest.approx(0.8)
     after = fold_metrics(before, [metric(21, 2, 5000.0), metric(22, 2, 5003.0)])
     assert after.step_s == pytest.approx(3.0)
 
 
 def test_a_long_series_stays_bounded_and_keeps_its_end() -> None:
-    progress = fold_metrics(NOTHING, metrics(1, 20_000))
-    assert len(progress.points) <= MOST_POINTS
+    progress = fold_metrics(NO_PROGRESS, metrics(1, 20_000))
+    assert len(progress.points) <= MAX_POINTS
     assert progress.points[-1][0] == 20_000
     steps = [step for step, _ in progress.points]
     assert steps == sorted(set(steps))
@@ -119,8 +119,8 @@ def test_a_long_series_stays_bounded_and_keeps_its_end() -> None:
 
 def test_folding_in_parts_is_folding_at_once() -> None:
     lines = metrics(1, 1500)
-    at_once = fold_metrics(NOTHING, lines)
-    parts = NOTHING
+    at_once = fold_metrics(NO_PROGRESS, lines)
+    parts = NO_PROGRESS
     for start in range(0, len(lines), 7):
         parts = fold_metrics(parts, lines[start : start + 7])
     assert parts == at_once

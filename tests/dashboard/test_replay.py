@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
-from orchestrator.dashboard.replay import look, recall
+from orchestrator.dashboard.replay import read_snapshot_state, read_state
 from orchestrator.dashboard.view import Seen, fold_seen
 from orchestrator.job.step import fold
 from orchestrator.journal import journal as log
@@ -46,10 +46,10 @@ def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
     whole = fold_seen(Seen(), entries)
     for cut in range(1, len(entries) + 1):
         run_dir = written(path, entries, cut)
-        seen, tail = recall(run_dir)
+        seen, tail = read_snapshot_state(run_dir)
         assert tail.lines == cut
         assert seen == fold_seen(Seen(), entries[:cut]), cut
-        assert look(run_dir) == whole
+        assert read_state(run_dir) == whole
 
 
 def astray_and_on() -> list[Entry]:
@@ -85,17 +85,17 @@ def test_so_it_is_whatever_happens(
     entries = cluster.witness.entries
     cut = random.randrange(1, len(entries) + 1)
     run_dir = written(tmp_path_factory.mktemp("run"), entries, cut)
-    assert recall(run_dir)[0] == fold_seen(Seen(), entries[:cut])
-    assert look(run_dir) == fold_seen(Seen(), entries)
+    assert read_snapshot_state(run_dir)[0] == fold_seen(Seen(), entries[:cut])
+    assert read_state(run_dir) == fold_seen(Seen(), entries)
 
 
 def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
     entries = journal(recovered())
     run_dir = written(tmp_path, entries, 3)
     run_dir.state.unlink()
-    seen, tail = recall(run_dir)
+    seen, tail = read_snapshot_state(run_dir)
     assert (seen, tail.place) == (Seen(), BEGINNING)
-    assert look(run_dir) == fold_seen(Seen(), entries)
+    assert read_state(run_dir) == fold_seen(Seen(), entries)
 
 
 def test_only_the_present_attempt_is_read_again(
@@ -112,7 +112,7 @@ def test_only_the_present_attempt_is_read_again(
         return entry_of(line, number)
 
     monkeypatch.setattr(log, "_entry", counted)
-    look(run_dir)
+    read_state(run_dir)
     assert read == list(range(first + 1, len(entries) + 1))
 
 

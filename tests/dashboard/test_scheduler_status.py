@@ -8,8 +8,8 @@ import pytest
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import Event, JobSubmitted
-from orchestrator.dashboard.follow.follow_loop import EndWatch, follow_job
-from orchestrator.dashboard.scheduler_status import ASK_AGAIN_S, QUIET_S, Holding
+from orchestrator.dashboard.follow.follow_loop import EndDetector, follow_job
+from orchestrator.dashboard.scheduler_status import POLL_INTERVAL_S, QUIET_S, SchedulerPoll
 from orchestrator.dashboard.view import effective_state, view
 from orchestrator.job.reports.job_report import report_of
 from orchestrator.job.stage import Stage
@@ -36,14 +36,14 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
         return WAITS if len(asked) < 2 else None
 
     clock, run = TurnedClock(), on_slurm()
-    holding = Holding(ask, clock)
+    holding = SchedulerPoll(ask, clock)
     assert holding(run, True) is None
     assert holding(replace(run, ending="FAILED"), False) is None
     assert holding(seen_of(recovered()).run, False) is None, "there is no scheduler"
     assert asked == []
     assert [holding(run, False), holding(run, False)] == [WAITS, WAITS]
     assert len(asked) == 1
-    clock.sleep(ASK_AGAIN_S)
+    clock.sleep(POLL_INTERVAL_S)
     assert holding(run, False) is None
     assert holding(run, True) is None
     assert holding(run, False) is None
@@ -61,12 +61,12 @@ def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
         return STOPPED if len(asked) == 1 else WAITS
 
     clock, run = TurnedClock(), on_slurm()
-    holding = Holding(ask, clock)
+    holding = SchedulerPoll(ask, clock)
     assert holding(run, True, clock.now()) is None
     assert asked == []
     heard = clock.now() - QUIET_S - 1
     assert holding(run, True, heard) == replace(STOPPED, at=heard)
-    clock.sleep(ASK_AGAIN_S)
+    clock.sleep(POLL_INTERVAL_S)
     assert holding(run, True, heard) is None
     assert len(asked) == 2
 
@@ -138,10 +138,10 @@ def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
             written.append(entry.event, entry.actions)
     said = [Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)]
     clock = TurnedClock()
-    ended = EndWatch(run_dir, clock, lambda run: said[-1])
+    ended = EndDetector(run_dir, clock, lambda run: said[-1])
     assert not ended()
     said.append(replace(said[0], leaving=False))
-    clock.sleep(ASK_AGAIN_S)
+    clock.sleep(POLL_INTERVAL_S)
     assert ended()
 
 
@@ -163,6 +163,6 @@ def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
     code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
     out = capsys.readouterr().out
     assert code == exit_codes.CANCELLED
-    assert out.count("the API server cannot be reached; the job may train on") == 1
-    assert out.count("how the job stands is known again") == 1
+    assert out.count("the API server cannot be reached; the job may still be training") == 1
+    assert out.count("the state of the job is known again") == 1
     assert "CANCELLED, it was deleted" in out

@@ -62,13 +62,13 @@ from orchestrator.contract.visible import visible
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.describe import _stacks, describe_text
 from orchestrator.dashboard.event_text import (
-    action_words,
+    describe_action,
+    describe_event,
     event_line,
-    event_words,
-    in_order_of_time,
+    sort_by_time,
 )
 from orchestrator.dashboard.follow.follow import summary_text
-from orchestrator.dashboard.format import moment
+from orchestrator.dashboard.format import date_time
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
@@ -166,9 +166,9 @@ def test_a_failed_save_is_a_warning_in_every_form() -> None:
     assert (checkpoint["step"], checkpoint["failed"]["why"]) == (None, why)
     text = describe_text(seen, UTC)
     assert f"none yet; warning: the save at step 20 failed: {why}" in text
-    assert f"  warning     the save at step 20 failed at {moment(START, UTC)}:" in text
+    assert f"  warning     the save at step 20 failed at {date_time(START, UTC)}:" in text
     line = event_line(Entry(seq=1, event=SAVE_FAILED, actions=()), UTC)
-    assert line.endswith(f"warning: the checkpoint of step 20 failed: {why}")
+    assert line.endswith(f"warning: failed to save the checkpoint of step 20: {why}")
 
 
 def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what_to_do() -> None:
@@ -176,22 +176,23 @@ def test_a_job_whose_checkpoints_cannot_be_written_says_what_is_at_risk_and_what
         [*started(), SAVE_FAILED, replace(SAVE_FAILED, at=START + 20, step=40)], metrics(1, 47)
     )
     (said,) = labelled("next", status_text(seen, UTC))
+    assert SAVE_FAILED.reading is not None
     assert said == (
-        "make room, raise the quota, or keep fewer checkpoints (checkpoint.keep): no checkpoint can"
-        f" be written in {seen.checkpoints} since 2023-11-14 22:13:20 UTC, none is complete yet,"
-        " and 47 steps of work at risk; to watch it: ndctl dashboard quickstart"
+        f"{SAVE_FAILED.reading.advice}: saving checkpoints to {seen.checkpoints} fails since"
+        " 2023-11-14 22:13:20 UTC; none is complete yet; 47 steps of work at risk; to watch:"
+        " ndctl dashboard quickstart"
     )
-    assert "the last of 2 since 2023-11-14 22:13:20 UTC" in describe_text(seen, UTC)
+    assert "(2 failed saves in a row since 2023-11-14 22:13:20 UTC)" in describe_text(seen, UTC)
     saved = CheckpointSaved(at=START + 21, attempt=1, step=44)
     seen = snapshot([*started(), saved, SAVE_FAILED], metrics(1, 47))
     (said,) = labelled("next", status_text(seen, UTC))
-    assert "step-44 is the last that is complete, and 3 steps of work at risk" in said
+    assert "the last complete one is step-44; 3 steps of work at risk" in said
     later = replace(SAVE_FAILED, at=START + 22, step=90)
     (said,) = labelled("next", status_text(snapshot([*started(), saved, later]), UTC))
     assert "46 steps of work at risk" in said, "metrics lie on the same full disk"
     unknown = as_read(replace(SAVE_FAILED, why="rank 3: the moon is full"))
     (said,) = labelled("next", status_text(snapshot([*started(), unknown]), UTC))
-    assert said.startswith("mend why: no checkpoint can be written in ")
+    assert said.startswith("fix the cause: saving checkpoints to ")
 
 
 def test_an_incident_has_all_that_scripts_were_promised() -> None:
@@ -222,7 +223,7 @@ def test_nothing_is_known_before_the_first_step() -> None:
 def test_a_job_without_leader_is_reported_failed() -> None:
     body = status_json(snapshot(recovered(), alive=False))
     assert body["state"] == "FAILED"
-    assert body["reason"].startswith("the leader went away without a word")
+    assert body["reason"].startswith("the leader on host-0 died without recording a reason")
     assert body["fix"] == "ndctl submit /runs/quickstart/spec.yaml --resume"
 
 
@@ -273,16 +274,16 @@ def failed() -> list[Event]:
         (snapshot([submitted()], now=START + 1), "wait for the leader"),
         (snapshot(started()[:3]), "wait: 1 of 2 hosts registered"),
         (snapshot(started()), "ndctl dashboard quickstart"),
-        (snapshot(broken()), "ndctl is on it"),
+        (snapshot(broken()), "ndctl is recovering it"),
         (snapshot(recovered(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
         (snapshot(finished(), alive=False), "ndctl describe quickstart"),
-        (snapshot(CANCELLED, alive=False), "to begin anew: ndctl submit"),
+        (snapshot(CANCELLED, alive=False), "to start again from step 0: ndctl submit"),
         (
             snapshot(
                 [*started(), CheckpointSaved(at=START + 25, attempt=1, step=20), *stopped_by_ada()],
                 alive=False,
             ),
-            "to go on from step-20: ndctl submit",
+            "to resume from step-20: ndctl submit",
         ),
         (snapshot(failed(), alive=False), "ndctl submit /runs/quickstart/spec.yaml --resume"),
     ],
@@ -308,9 +309,9 @@ def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
     assert text.count("the same error twice") == 1
     assert text.count("boom") == 1, "the cause stands with the incident"
     (done,) = labelled("ndctl did", text)
-    assert done.startswith("stopped the job (rule same-error-twice); ")
+    assert done.startswith("stopped the job (rule repeated-error); ")
     assert labelled("see why", text) == ["ndctl logs quickstart --rank 1 --attempt 2"]
-    again = "once that is fixed: ndctl submit /runs/quickstart/spec.yaml --resume"
+    again = "fix the cause, then: ndctl submit /runs/quickstart/spec.yaml --resume"
     assert labelled("next", text) == [again]
 
 
@@ -376,10 +377,10 @@ def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> N
 
 def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
     seen = snapshot(recovered(), alive=False)
-    assert "it was the agent of host-0" in status_text(seen, UTC).splitlines()[0]
+    assert "the leader on host-0 died" in status_text(seen, UTC).splitlines()[0]
     text = describe_text(seen, UTC)
     assert labelled("see why", text)[0] == "ndctl logs quickstart --agents --tail 20"
-    assert labelled("its leader", text) == ["/runs/quickstart/logs/agent-host-0.log"]
+    assert labelled("leader log", text) == ["/runs/quickstart/logs/agent-host-0.log"]
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
@@ -428,18 +429,17 @@ def test_every_command_leads_to_the_run_root() -> None:
 
 def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:
     """Since when, what lacks, what was done about it, when again."""
-    cancel = "to give it up: ndctl cancel quickstart"
+    cancel = "to give up: ndctl cancel quickstart"
     fewer = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.shrink=true"
-    since = "wait: 1 of 2 hosts are there, since 2023-11-14 22:13:30 UTC"
+    since = "wait: 1 of 2 hosts available since 2023-11-14 22:13:30 UTC"
+    release = "if this does not change, ndctl releases all hosts at"
+    requeue = f"and requeues the job; {cancel}; after that, to train with fewer hosts: {fewer}"
     (first,) = said_next(waited_in_vain(0), now=START + 40)
-    assert first == (
-        f"{since} (30 s); in vain until 2023-11-14 22:23:30 UTC all are given back;"
-        f" {cancel}, and then with fewer: {fewer}"
-    )
+    assert first == f"{since} (30 s); {release} 2023-11-14 22:23:30 UTC {requeue}"
     (last,) = said_next(waited_in_vain(2), now=START + 2000)
     assert last == (
-        f"{since} (33 min 10 s), all given back 2 times; in vain until 2023-11-14 23:23:50 UTC all"
-        f" are given back; {cancel}, and then with fewer: {fewer}"
+        f"{since} (33 min 10 s), all hosts released 2 times so far; {release}"
+        f" 2023-11-14 23:23:50 UTC {requeue}"
     )
     (shrinking,) = said_next(waited_in_vain(0, shrink=True), now=START + 40)
     assert shrinking.endswith(cancel)
@@ -454,14 +454,14 @@ def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
     held = Sighting("it waits", held=True)
     waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), sighting=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
-        "next        wait for hosts since 2023-11-14 22:13:30 UTC, all given back 2 times; to give"
-        " it up: ndctl cancel quickstart"
+        "next        wait for hosts, since 2023-11-14 22:13:30 UTC, all hosts released 2 times so"
+        " far; to give up: ndctl cancel quickstart"
     )
 
 
 def test_status_names_hosts_in_trouble() -> None:
     slow = HealthChanged(at=START + 20, attempt=1, ranks=((3, 3),), health="slow", age_s=4.0)
-    assert "host-1 slow" in status_text(snapshot([*started(), slow]), UTC)
+    assert "host-1: late heartbeat" in status_text(snapshot([*started(), slow]), UTC)
 
 
 SLOW = StragglerFound(
@@ -485,7 +485,7 @@ def test_a_straggler_is_named_with_what_it_costs() -> None:
     text = describe_text(seen, UTC)
     assert SLOW_WORDS in text
     assert "over 15 steps of" in text
-    assert "resilience.replace_stragglers: true would move" in text
+    assert "resilience.replace_stragglers is false" in text
     gone = StragglerGone(at=START + 30, attempt=1, rank=3, host="host-1", own_s=0.1, peers_s=0.1)
     assert "straggler" not in status_text(snapshot([*started(), SLOW, gone]), UTC)
     assert "Stragglers" not in describe_text(snapshot([*started(), SLOW, gone]), UTC)
@@ -539,7 +539,7 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
             at=START + 77,
             attempt=1,
             verdict="never-entered",
-            cause="rank 3 did not call what the others wait in",
+            cause="rank 3 did not call the operation in which the others wait",
             scope="rank",
             ranks=(3,),
             hosts=("host-1",),
@@ -549,7 +549,7 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
         ),
     ]
     text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
-    assert "\n    sure      98%\n" in text
+    assert "(confidence 98%)\n" in text
     assert "waiting: mesh_tp, operation 7" in text
     assert "stack of rank 2" in text
     assert "| train.py:10 step" in text
@@ -594,7 +594,7 @@ def test_describe_names_the_nodes_that_are_not_used_and_what_keeps_pods_off_them
     launch = replace(job.launch, kubernetes=KubernetesSpec(kind=kind))
     leader = replace(leader, exclude={"node-3": "two strikes"})
     text = describe_text(snapshot([replace(job, launch=launch), leader, *rest]), UTC)
-    assert "not used: two strikes" in text
+    assert "excluded: two strikes" in text
     assert ("kubectl cordon node-3" in text) == advised
 
 
@@ -661,7 +661,7 @@ def all_events() -> list[Event]:
             at=START,
             attempt=1,
             verdict="never-entered",
-            cause="rank 3 did not call what the others wait in",
+            cause="rank 3 did not call the operation in which the others wait",
             scope="rank",
             ranks=(3,),
             hosts=("host-1",),
@@ -698,20 +698,20 @@ def scheduled() -> list[Event]:
 
 
 def test_what_a_scheduler_does_is_told_in_words() -> None:
-    lines = [event_words(event) for event in scheduled()]
-    assert lines[0] == "the scheduler asks the job to leave: why is being asked (SIGUSR2)"
+    lines = [describe_event(event) for event in scheduled()]
+    assert lines[0] == "the scheduler asks the job to stop: the cause is not known yet (SIGUSR2)"
     assert lines[2] == "host-1 is DRAINING: bad fan"
-    assert lines[3] == "host-1 is open again"
-    assert lines[4] == "the scheduler takes host-1 back: SIGTERM"
+    assert lines[3] == "host-1 is available again"
+    assert lines[4] == "the scheduler is removing host-1 from the job: SIGTERM"
     assert lines[6] == "the hosts were tried together: host-1 (both links are slow)"
     assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
-    assert event_words(started) == (
+    assert describe_event(started) == (
         "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
     )
     deaf = LeaderStarted(at=START, host="host-0", pid=7, unable="no scontrol")
-    assert event_words(deaf) == "host-0 cannot lead: no scontrol"
+    assert describe_event(deaf) == "host-0 cannot run the leader: no scontrol"
 
 
 def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
@@ -723,8 +723,11 @@ def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
         reason="attempt 1",
         crossing=(3 << 30, 1 << 30),
     )
-    line = "start attempt 1, a step sends 3.0 GiB out of hosts, 1.0 GiB a leaf switch"
-    assert action_words(start) == line
+    line = (
+        "start attempt 1, network traffic per step:"
+        " 3.0 GiB between hosts (1.0 GiB between leaf switches)"
+    )
+    assert describe_action(start) == line
 
 
 def test_every_kind_of_event_has_one_line() -> None:
@@ -745,15 +748,15 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
     lost = replace(killed(START + 50, rank=0), signal=None)
     told = [*hung(), stopped, lost]
     entries = [Entry(seq=n, event=event, actions=()) for n, event in enumerate(told)]
-    lines = [event_line(entry, UTC) for entry in in_order_of_time(entries)]
+    lines = [event_line(entry, UTC) for entry in sort_by_time(entries)]
     assert [line[:19] for line in lines] == sorted(line[:19] for line in lines)
     assert lines[-1] == (
-        "2023-11-14 22:14:25 UTC  rank 2 on host-1 was ended after step 24 as its attempt was"
-        " stopped"
+        "2023-11-14 22:14:25 UTC  rank 2 on host-1 was stopped after step 24 while ndctl stopped"
+        " its attempt"
     )
     assert lines[-2].endswith("(limit 10 s), rank 3 behind"), lines[-2]
     assert "rank 0 on host-0 vanished after step 24 (seen after 0.2 s)" in lines[-3]
-    arrived = [entry.seq for entry in in_order_of_time(entries) if entry.event.at == START + 2]
+    arrived = [entry.seq for entry in sort_by_time(entries) if entry.event.at == START + 2]
     assert arrived == sorted(arrived), "what happened at one moment stays as it was told"
 
 
@@ -767,7 +770,7 @@ def test_every_kind_of_action_is_told_with_its_reason() -> None:
     actions.append(Requeue(exclude=("host-1",), reason="none is left"))
     assert {type(action) for action in actions} == set(get_args(Action))
     for action in actions:
-        assert action.reason in action_words(action)
+        assert action.reason in describe_action(action)
 
 
 def test_a_decision_stands_on_the_line_of_its_event() -> None:
@@ -781,13 +784,13 @@ def test_a_decision_stands_on_the_line_of_its_event() -> None:
 
 
 def test_an_exit_is_told_as_it_was() -> None:
-    assert "was killed by SIGKILL after step 24" in event_words(killed(START))
-    assert "raised ValueError: boom" in event_words(raised(1, START))
+    assert "was killed by SIGKILL after step 24" in describe_event(killed(START))
+    assert "raised ValueError: boom" in describe_event(raised(1, START))
 
 
 def test_a_long_error_is_cut_in_its_line() -> None:
     error = RankError(error="RuntimeError", message="peer " * 200, step=3, traceback="")
-    assert len(event_words(replace(raised(1, START), error=error))) < 250
+    assert len(describe_event(replace(raised(1, START), error=error))) < 250
 
 
 def test_a_restarting_job_is_recovering() -> None:
@@ -823,7 +826,7 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
     """Not as one that waits: it may well train on."""
     away = replace(snapshot(started(), metrics(1, 23), now=START + 240, alive=False), sighting=AWAY)
     text = status_text(away, UTC)
-    at = moment(START + 40, UTC)
+    at = date_time(START + 40, UTC)
     assert text.splitlines()[0] == (
         f"quickstart: RUNNING as of {at} (3 min 20 s ago); the API server of context prod cannot be"
         " reached: Connection refused"
@@ -831,12 +834,14 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
     assert text.count("cannot be reached") == 1
     assert "step 23 of" in text
     assert "left" not in text, "whether it still trains is not known"
-    assert text.endswith("is up\n              ndctl status quickstart asks again")
+    assert text.endswith("is up\n              to ask again: ndctl status quickstart")
     body = status_json(away)
     assert (body["state"], body["as_of"], body["leader_alive"]) == ("RUNNING", START + 40, None)
     _, row = list_text(list_rows([away]), UTC, START + 240).splitlines()
     assert "RUNNING 3 min 20 s ago" in row
-    assert stale_reasons([away, away]) == [f"{AWAY.unknown}; 2 jobs shown as last known"]
+    assert stale_reasons([away, away]) == [
+        f"{AWAY.unknown}; 2 jobs shown with the last known state"
+    ]
     there = status_json(snapshot(started(), metrics(1, 23)))
     assert (there["as_of"], there["leader_alive"]) == (None, True)
     assert stale_reasons([snapshot(started())]) == []
@@ -849,7 +854,7 @@ def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
     )
     assert text.startswith("quickstart: CANCELLED, PyTorchJob a/b was deleted, not known by whom")
     assert text.count("was deleted") == 1
-    newest = r"next +to go on from the newest checkpoint, step-\d+ or a later one: "
+    newest = r"next +to resume from the newest checkpoint, step-\d+ or later: "
     assert re.search(newest + "ndctl submit .* --resume$", text)
 
 
@@ -859,7 +864,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
     there = replace(snapshot(leads), sighting=Sighting("Slurm job 12", held=False))
-    ends = moment(START + 40 + 7200, UTC)
+    ends = date_time(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
 
@@ -869,5 +874,5 @@ def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     assert status_json(queued)["state"] == "SUBMITTED"
     gone = status_json(replace(queued, sighting=Sighting("Slurm job 12 has ended", held=False)))
     assert gone["state"] == "FAILED"
-    assert gone["reason"] == "no leader ever started: Slurm job 12 has ended"
+    assert gone["reason"] == "no leader started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")

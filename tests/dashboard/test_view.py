@@ -14,8 +14,8 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     TrainingResumed,
 )
-from orchestrator.dashboard.metrics import NOTHING
-from orchestrator.dashboard.status import checkpoint_words
+from orchestrator.dashboard.metrics import NO_PROGRESS
+from orchestrator.dashboard.status import checkpoint_text
 from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
@@ -96,7 +96,7 @@ def test_all_ranks_are_done_after_success() -> None:
 def test_a_job_without_a_leader_has_failed_and_says_how_to_go_on() -> None:
     shown = view_of(recovered(), metrics(21, 30, 2), now=START + 5000, leader_alive=False)
     assert shown.state == "FAILED"
-    assert "the leader went away without a word" in shown.reason
+    assert "the leader on host-0 died without recording a reason" in shown.reason
     assert shown.fix == "ndctl submit SPEC --resume"
     assert health(shown) == ["stopped"] * 4
     assert shown.eta_s is None
@@ -149,15 +149,15 @@ def test_a_failed_save_is_shown_until_one_is_complete() -> None:
     shown = view_of([*recovered(), full]).checkpoint
     assert (shown.step, shown.at) == (20, START + 25)
     assert shown.failed == FailedSave(step=40, at=START + 40, why=full.why, since=START + 40)
-    words = checkpoint_words(shown, view_of(recovered()))
+    words = checkpoint_text(shown, view_of(recovered()))
     assert "warning: the save at step 40 failed: No space left on device: /c" in words
     again = replace(full, at=START + 50, step=60)
     both = view_of([*recovered(), full, again]).checkpoint
     assert both.failed == FailedSave(
         step=60, at=START + 50, why=full.why, since=START + 40, times=2
     )
-    words = checkpoint_words(both, view_of(recovered()))
-    assert "the save at step 60 failed, as did 1 before it in a row: No space" in words
+    words = checkpoint_text(both, view_of(recovered()))
+    assert "the save at step 60 failed (2 failed saves in a row): No space" in words
     saved = CheckpointSaved(at=START + 41, attempt=2, step=41)
     assert view_of([*recovered(), full, saved]).checkpoint.failed is None
 
@@ -173,7 +173,7 @@ def test_hosts_that_wait_are_spares() -> None:
 
 
 def test_waiting_says_how_many_hosts_are_here() -> None:
-    assert view_of(started()[:3]).stage == "waiting for agents, 1 of 2 here"
+    assert view_of(started()[:3]).stage == "waiting for agents, 1 of 2 registered"
 
 
 def test_a_resumed_job_keeps_its_incidents_and_checkpoint() -> None:
@@ -201,7 +201,7 @@ def test_sixteen_thousand_ranks_fold() -> None:
         events += [changed(rank, "slow"), changed(rank, "ok")]
     events.append(changed(16_383, "silent"))
     seen = seen_of(events)
-    shown = view(seen, NOTHING, leader_alive=True, now=START + 60)
+    shown = view(seen, NO_PROGRESS, leader_alive=True, now=START + 60)
     assert Counter(health(shown)) == {"ok": 16_383, "silent": 1}
     assert shown.hosts[-1].worst == "silent"
 

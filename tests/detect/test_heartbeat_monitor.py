@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
+from orchestrator.contract.messages.events import (
+    HangDetected,
+    HangOver,
+    Health,
+    HealthChanged,
+    Span,
+    StepReached,
+)
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Hang, HealthChange, Limits, Progress, Watch
+from orchestrator.detect.heartbeat_monitor import Limits, Watch
 
 ADAPTIVE = Limits(hang=None, init=600.0)
 
@@ -32,7 +40,15 @@ def level(step: int, ranks: int = 4, **more: Any) -> list[RankDigest]:
 
 
 def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> Watch:
-    return Watch(range(ranks), limits, now=0.0)
+    return Watch(1, range(ranks), limits, now=0.0)
+
+
+def reached(step: int, loss: float | None) -> StepReached:
+    return StepReached(attempt=1, step=step, loss=loss, tokens_per_second=900.0)
+
+
+def changed(health: Health, age_s: float, *ranks: Span) -> HealthChanged:
+    return HealthChanged(attempt=1, ranks=ranks, health=health, age_s=age_s)
 
 
 def steps(count: int, total_s: float, longest_s: float | None = None) -> StepTimes:
@@ -139,9 +155,10 @@ def test_a_hang_is_over_when_one_rank_moves_again() -> None:
     left = digest(1, 10, ended=True)
     goes_on = digest(3, 11)
     seen.observe([waits, left], 31.5)
-    assert seen.moved(hang, [waits, left], 31.5) is None
+    assert seen.hang_over(hang, [waits, left], 31.5) is None
     seen.observe([waits, goes_on], 31.5)
-    assert seen.moved(hang, [waits, goes_on], 31.5) == goes_on
+    over = HangOver(attempt=1, rank=3, step=11, phase="train")
+    assert seen.hang_over(hang, [waits, goes_on], 31.5) == over
     assert seen.hang(31.5) is None
 
 
@@ -153,7 +170,9 @@ def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
     hang = seen.hang(30.7)
     assert hang is not None
     assert hang.stalled_s == pytest.approx(10.7)
-    assert replace(hang, stalled_s=10.7) == Hang("train", 10, 10.7, 10.5, ())
+    assert replace(hang, stalled_s=10.7) == HangDetected(
+        attempt=1, phase="train", step=10, stalled_s=10.7, limit_s=10.5, behind=()
+    )
 
 
 def test_silence_alone_is_no_hang() -> None:
@@ -258,7 +277,7 @@ def test_the_first_step_is_recorded_at_once_and_then_one_in_thirty_seconds() -> 
     seen = watch()
     assert seen.observe(level(0, phase="init", loss=None), 1.0) is None
     assert seen.observe(level(0, loss=None), 2.0) is None
-    assert seen.observe(level(1), 3.0) == Progress(1, 2.5, 900.0)
+    assert seen.observe(level(1), 3.0) == reached(1, 2.5)
     recorded = [now for now in range(4, 100) if seen.observe(level(now), float(now)) is not None]
     assert recorded == [33, 63, 93]
 
@@ -279,7 +298,7 @@ def test_the_newest_step_of_a_digest_counts_whatever_its_order() -> None:
 def test_a_loss_that_is_not_finite_is_told_as_none_and_is_progress_all_the_same() -> None:
     seen = watch()
     assert seen.observe(level(20, loss=None), 1.0) is None, "the step resumed from"
-    assert seen.observe(level(21, loss=None), 2.0) == Progress(21, None, 900.0)
+    assert seen.observe(level(21, loss=None), 2.0) == reached(21, None)
 
 
 def test_of_the_steps_between_two_digests_the_longest_is_known() -> None:
@@ -316,12 +335,12 @@ def test_health_is_told_only_when_it_changes() -> None:
     seen.observe(level(10)[:3], 20.0)
     assert seen.health_changes(26.0) == ()
     seen.observe(level(10)[:3], 27.0)
-    assert seen.health_changes(27.0) == (HealthChange(((3, 3),), "slow", 7.0),)
+    assert seen.health_changes(27.0) == (changed("slow", 7.0, (3, 3)),)
     assert seen.health_changes(28.0) == ()
     seen.observe(level(10)[:3], 31.0)
-    assert seen.health_changes(31.0) == (HealthChange(((3, 3),), "silent", 11.0),)
+    assert seen.health_changes(31.0) == (changed("silent", 11.0, (3, 3)),)
     seen.observe([digest(3, 11, age_s=0.5)], 32.0)
-    assert seen.health_changes(32.0) == (HealthChange(((3, 3),), "ok", 0.5),)
+    assert seen.health_changes(32.0) == (changed("ok", 0.5, (3, 3)),)
 
 
 def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
@@ -368,7 +387,7 @@ def test_sixteen_thousand_ranks_are_watched() -> None:
     hang = seen.hang(14.0)
     assert hang is not None
     assert hang.behind == (4711,)
-    assert seen.health_changes(25.0) == (HealthChange(((0, ranks - 1),), "silent", 11.0),)
+    assert seen.health_changes(25.0) == (changed("silent", 11.0, (0, ranks - 1)),)
     seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 26.0)
-    back = HealthChange(((0, 4710), (4712, ranks - 1)), "ok", 0.0)
+    back = changed("ok", 0.0, (0, 4710), (4712, ranks - 1))
     assert seen.health_changes(26.0) == (back,)

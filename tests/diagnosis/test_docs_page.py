@@ -91,7 +91,8 @@ def test_ranks_that_torchrun_started_say_who_holds_them_up(
     time.sleep(0.5)
     assert torchrun.poll() is None
     said = CliRunner().invoke(cli, ["diagnose", str(dumps)]).output
-    assert f"rank {LATE} did not call what the others wait in: operation 6 of default_pg" in said
+    cause = f"rank {LATE} did not call the operation in which the others wait"
+    assert f"{cause}: operation 6 of default_pg" in said
     assert re.search(rf"stacks +rank {LATE} is in <module> \(.*train.py", said)
     assert re.search(r"stacks +ranks 0, 2 are in all_reduce .*, called by <module> \(", said)
     assert "unreadable" not in said

@@ -1,4 +1,4 @@
-"""Every port that a job opens, against the table of docs/operations.md."""
+"""Every port that a job opens, against the table of docs/reference.md."""
 
 import ipaddress
 import re
@@ -28,7 +28,7 @@ def kind_of(command: str) -> str:
 
 def documented() -> dict[str, int]:
     """Process -> how many ports one of them has, by the table."""
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "reference.md").read_text()
     table = text.split("### Ports\n")[1].split("\n\n")
     rows = next(part for part in table if part.startswith("|")).splitlines()[2:]
     counts: dict[str, int] = defaultdict(int)

@@ -33,7 +33,7 @@ from orchestrator.job.step import fold
 from orchestrator.journal.journal import Journal, has_writer, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import is_free
-from orchestrator.seams import Backend
+from orchestrator.seams import AllocationBackend
 from orchestrator.system import SystemClock
 from tests.agent.world import (
     LAUNCH,
@@ -55,7 +55,7 @@ HOW = "its process on host-0 had ended, and host-0 is well"
 class Granting(FakeBackend):
     """A scheduler that says again what it gave."""
 
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+    def allocation(self, launch: LaunchPlan) -> Allocation:
         return GRANTED
 
     def cluster(self) -> str:
@@ -99,7 +99,7 @@ def followed(
         led.append(claim)
         return code
 
-    def backend_named(name: str) -> Backend:
+    def backend_named(name: str) -> AllocationBackend:
         raise AssertionError("nobody asks a scheduler")
 
     async def settles(*_: object) -> Outcome:

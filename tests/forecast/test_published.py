@@ -1,5 +1,5 @@
 """What is published of large clusters, and how far the forecast is from that
-(docs/reliability.md)."""
+(benchmarks/results/forecast.md)."""
 
 import pytest
 

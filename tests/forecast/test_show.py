@@ -26,21 +26,21 @@ def test_hosts_that_do_not_suffice_are_said_before_their_mean_exceeds_those_ther
 ) -> None:
     """Less than one in repair on average and one there, often two at once."""
     told = forecast(tmp_path / "hosts.yaml", 2, 1, "--mtbf", "24")
-    assert "too few 0.766 hosts are being repaired on average, and there is 1 beside" in told
-    assert "for 17.9% of the time, in the long run, these do not suffice" in told
+    assert "too few 0.766 hosts are in repair on average, and 1 is free beyond" in told
+    assert "in the long run too few are left 17.9% of the time" in told
 
 
-def test_where_the_best_has_another_number_of_spares_it_says_what_makes_it_the_best(
+def test_a_best_with_another_number_of_spares_says_why(
     tmp_path: Path,
 ) -> None:
     told = forecast(tmp_path / "hosts.yaml", 10, 6, "--mtbf", "48")
-    said = "of the time of all hosts held, spares too: 99.37%, as the spec says it 14.22%"
+    said = "share of the time of all hosts, spares included: 99.37%, with the spec 14.22%"
     assert f"and 0 spare hosts {said}" in told
     assert "too few" not in told
 
 
-def test_where_histories_and_closed_form_are_apart_it_says_so(tmp_path: Path) -> None:
+def test_a_gap_between_simulation_and_closed_form_is_explained(tmp_path: Path) -> None:
     far = ("--mtbf", "200", "--repair", "2000", "--days", "2")
     told = forecast(tmp_path / "hosts.yaml", 5, 2, *far)
-    assert re.search(r"the two are up to [0-9.]+% apart, and the histories decided", told)
+    assert re.search(r"the two differ by up to [0-9.]+%; the simulations decide", told)
     assert "apart" not in forecast(tmp_path / "hosts.yaml", 10, 6, "--mtbf", "48")

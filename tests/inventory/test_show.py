@@ -14,7 +14,7 @@ from tests.inventory.test_file import BLOCKS, LISTED, LISTED_BLOCKS, SHORT
 def test_switches_that_are_alike_take_one_line() -> None:
     deep = SHORT.replace("16}", "16, hosts_per_spine: 256}")
     assert describe_inventory(load_inventory(deep, "x")).splitlines() == [
-        "2048 hosts free, 16384 devices; a host has 8 x h100-sxm-80gb",
+        "2048 hosts free, 16384 devices; each host has 8 x h100-sxm-80gb",
         "spine-1 … spine-8 (8)  256 hosts free each",
         "  leaf-1 … leaf-16 (16)  16 hosts free each  host-0001 … host-0256",
     ]
@@ -22,8 +22,8 @@ def test_switches_that_are_alike_take_one_line() -> None:
 
 def test_nvlink_blocks_are_below_their_leaf_with_their_link() -> None:
     assert describe_inventory(load_inventory(BLOCKS, "x")).splitlines() == [
-        "72 hosts free, 288 devices; a host has 4 x b200-sxm-180gb",
-        "NVLink blocks: nvlink5, 900 GB/s a device each way, 3.4 us",
+        "72 hosts free, 288 devices; each host has 4 x b200-sxm-180gb",
+        "NVLink blocks: nvlink5, 900 GB/s per device and direction, 3.4 us",
         "leaf-1 … leaf-2 (2)  36 hosts free each",
         "  nvlink-block-1 … nvlink-block-2 (2)  18 hosts free each  host-01 … host-36",
     ]
@@ -33,7 +33,7 @@ def test_nvlink_blocks_are_below_their_leaf_with_their_link() -> None:
 
 def test_odd_hosts_are_named() -> None:
     assert describe_inventory(load_inventory(LISTED, "x")).splitlines() == [
-        "6 hosts: 5 free, 1 drained, 47 devices; a host has 8 x h100-sxm-80gb",
+        "6 hosts: 5 free, 1 drained, 47 devices; most hosts have 8 x h100-sxm-80gb",
         "spine-1  6 hosts: 5 free, 1 drained",
         "  leaf-1  4 hosts free  node-08 … node-11",
         "    node-11  7 x h100-sxm-80gb",
@@ -51,7 +51,7 @@ def test_many_odd_hosts_are_counted() -> None:
     said = describe_inventory(Inventory(hosts=tuple(hosts)))
     assert "n7  busy" in said
     assert "n8  busy" not in said
-    assert "and 2 more that are not free or not alike" in said
+    assert "and 2 more that are not free or differ" in said
 
 
 def test_a_large_worn_cluster_stays_readable_and_json_has_it_all() -> None:

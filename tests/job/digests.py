@@ -8,9 +8,10 @@ from random import Random
 
 from orchestrator.agent.evidence.rank_progress import Pace, still_in
 from orchestrator.contract.messages.agent_protocol import PULSE_S, RankDigest
+from orchestrator.contract.messages.events import HangDetected
 from orchestrator.contract.messages.rank_messages import Beat
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Hang, Watch
+from orchestrator.detect.heartbeat_monitor import Watch
 
 MARGIN_S = 0.02
 """What an agent waits longer than the limit."""
@@ -55,7 +56,7 @@ class Line:
     """A digest takes up to so long to arrive."""
     look_s: float | None = None
     """Between two looks of the leader; None looks at the worst moments, when something came."""
-    hang: tuple[float, Hang] | None = None
+    hang: tuple[float, HangDetected] | None = None
     """The first that was seen, and when."""
     now: float = 0.0
     sent: int = 0

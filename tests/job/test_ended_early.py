@@ -24,8 +24,8 @@ def test_a_rank_that_returns_0_early_is_the_cause_and_ends_the_job() -> None:
     steps = job.run.job.steps if job.run.job else 0
     cause = f"rank 2 ended with exit code 0 after step 3 of {steps}"
     assert (incident.failure, incident.cause) == ("ended-early", cause)
-    assert (incident.culprit, incident.rule) == (Culprit(host="host-1", rank=2), "the-class-stops")
-    reason = f"ended-early: {cause} (rule the-class-stops)"
+    assert (incident.culprit, incident.rule) == (Culprit(host="host-1", rank=2), "class-stop")
+    reason = f"ended-early: {cause} (rule class-stop)"
     assert end == EndJob(state="FAILED", reason=reason)
     assert "exit code 0 before the last step, of 1 ranks: rank 2 after step 3" in (
         incident.evidence.notes

@@ -53,8 +53,8 @@ def decided(job: Job) -> tuple[str, str | None, str]:
 @pytest.mark.parametrize(
     ("message", "name", "rule"),
     [
-        ("[Errno 28] No space left on device", "disk-full", "the-class-stops"),
-        ("[Errno 13] Permission denied: '/data'", "permission", "the-class-stops"),
+        ("[Errno 28] No space left on device", "disk-full", "class-stop"),
+        ("[Errno 13] Permission denied: '/data'", "permission", "class-stop"),
     ],
 )
 def test_what_a_restart_would_meet_again_ends_the_job_with_its_advice(
@@ -74,7 +74,7 @@ def test_a_python_exception_is_tried_again_in_place() -> None:
     job = Job().running()
     (start,) = fails(job, 2, "shapes differ")
     assert isinstance(start, StartAttempt)
-    assert decided(job) == ("python-exception", "restart", "as-the-class-says")
+    assert decided(job) == ("python-exception", "restart", "class-default")
 
 
 # Without the host
@@ -96,7 +96,7 @@ def test_a_broken_device_moves_the_job_to_the_spare() -> None:
     (start,) = fails(job, 3, LOST_GPU)
     assert isinstance(start, StartAttempt)
     assert start.hosts == ("host-0", "host-2")
-    assert decided(job) == ("gpu-lost", "replace", "as-the-class-says")
+    assert decided(job) == ("gpu-lost", "replace", "class-default")
     assert last(job).action == (
         "restart as attempt 2 from the beginning: no checkpoint yet; host-1 is left out: a spare"
         " takes its place"
@@ -176,7 +176,7 @@ def test_what_strikes_one_host_twice_a_day_is_the_host() -> None:
     for message in ("an illegal memory access was encountered", "device-side assert triggered"):
         fails(job, 3, message)
         job.trains()
-    assert decided(job) == ("illegal-memory-access", "replace", "twice-on-one-host")
+    assert decided(job) == ("illegal-memory-access", "replace", "repeat-on-host")
     assert job.run.placement == ("host-0", "host-2")
 
 
@@ -187,7 +187,7 @@ def test_twice_on_two_hosts_or_two_days_is_not(second: dict[str, float]) -> None
     job.trains()
     job.at += second.get("later", 0.0)
     fails(job, int(second.get("rank", 3)), "device-side assert triggered")
-    assert decided(job)[2] == "as-the-class-says"
+    assert decided(job)[2] == "class-default"
     assert job.run.exclude == {}
 
 
@@ -234,11 +234,11 @@ def test_a_kill_that_nothing_explains_is_not_half_of_what_a_host_may_do() -> Non
     job.hangs()
     job.judged(3)
     job.stops()
-    assert decided(job) == ("hang", "restart", "as-the-class-says")
+    assert decided(job) == ("hang", "restart", "class-default")
     job.trains()
     job.exits(3, signal=9)
     job.stops()
-    assert decided(job) == ("sigkill-from-outside", "restart", "as-the-class-says")
+    assert decided(job) == ("sigkill-from-outside", "restart", "class-default")
     assert job.run.exclude == {}
 
 
@@ -250,7 +250,7 @@ def test_many_kills_that_nothing_explains_are_the_hosts_all_the_same() -> None:
         job.stops()
         rules.append(last(job).rule)
         job.trains()
-    assert rules == ["as-the-class-says"] * 3 + ["repeated-kills-on-host"]
+    assert rules == ["class-default"] * 3 + ["repeated-kills-on-host"]
     assert job.run.placement == ("host-0", "host-2")
 
 
@@ -267,11 +267,11 @@ def test_what_is_no_strike_does_not_make_one_the_second(no_strike: str) -> None:
     job.hangs()
     job.judged(3)
     job.stops()
-    assert decided(job) == ("hang", "restart", "as-the-class-says")
+    assert decided(job) == ("hang", "restart", "class-default")
     job.trains()
     job.exits(3, signal=11)
     job.stops()
-    assert decided(job) == ("segfault", "restart", "as-the-class-says"), "nor is it one itself"
+    assert decided(job) == ("segfault", "restart", "class-default"), "nor is it one itself"
 
 
 def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew() -> None:
@@ -283,7 +283,7 @@ def test_a_host_that_a_person_cleared_is_used_by_the_next_leader_and_begins_anew
     job.hangs()
     job.judged(3)
     job.stops()
-    assert decided(job) == ("hang", "restart", "as-the-class-says"), "what was before is forgotten"
+    assert decided(job) == ("hang", "restart", "class-default"), "what was before is forgotten"
     job.trains()
     job.hangs()
     job.judged(3)
@@ -346,7 +346,7 @@ def test_the_users_rules_go_first_and_the_first_that_fits_wins() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "rule"),
-    [("checkpoint", "ours"), ("train", "as-the-class-says"), (None, "as-the-class-says")],
+    [("checkpoint", "ours"), ("train", "class-default"), (None, "class-default")],
 )
 def test_a_rule_of_one_phase_is_for_that_phase(phase: str | None, rule: str) -> None:
     own = PolicyRule(
@@ -368,7 +368,7 @@ def test_a_rule_may_count_within_a_window() -> None:
     job.at += 100
     fails(job, 2, "after a while")
     job.trains()
-    assert decided(job)[2] == "as-the-class-says"
+    assert decided(job)[2] == "class-default"
     fails(job, 2, "again")
     job.trains()
     (end,) = fails(job, 2, "and again")
@@ -408,7 +408,7 @@ def test_a_class_may_be_of_an_incident_that_no_line_tells_of() -> None:
     job.waits(20.0)
     job.stops()
     job.judged(None)
-    assert decided(job) == ("stuck-loader", "stop", "the-class-stops")
+    assert decided(job) == ("stuck-loader", "stop", "class-stop")
 
 
 def test_a_loud_peer_is_not_the_cause_whatever_its_exit_looks_like() -> None:
@@ -426,7 +426,7 @@ def test_the_class_of_ranks_that_lost_each_other_is_what_they_said() -> None:
     job.waits(20.0)  # nobody has evidence of it
     job.stops()
     job.judged(None)
-    assert decided(job) == ("nccl-watchdog-timeout", "restart", "heals-by-itself")
+    assert decided(job) == ("nccl-watchdog-timeout", "restart", "transient-backoff")
     assert last(job).culprit.host is None
 
 
@@ -448,7 +448,7 @@ def test_what_may_heal_waits_longer_each_time_and_says_so() -> None:
         assert job.run.deadline is not None
         wait_s = job.run.deadline - job.run.since
         assert job.run.reason.startswith(
-            f"waits {wait_s:.0f} s before attempt {job.run.attempt + 1}, rule heals-by-itself: "
+            f"waits {wait_s:.0f} s before attempt {job.run.attempt + 1}, rule transient-backoff: "
         )
         assert job.run.state == "RECOVERING"
         waits.append(wait_s)
@@ -543,7 +543,7 @@ def test_four_failures_without_a_step_are_a_crash_loop() -> None:
     (end,) = fails(job, 3, "no. 3")
     assert isinstance(end, EndJob)
     assert decided(job)[2] == "crash-loop"
-    assert "python-exception, 4 times: four failures and not one step" in end.reason
+    assert "python-exception, 4 times: four failures in a row without one step" in end.reason
 
 
 def test_any_number_of_a_class_is_borne_as_long_as_checkpoints_are_made() -> None:
@@ -593,7 +593,7 @@ def test_a_rank_that_nobody_says_was_told_to_leave_counts_until_the_next_checkpo
         job.saves(number)  # as all ranks do before they leave with 210
         job.exits(2, exit_code=210)
         job.stops()
-        assert decided(job) == ("scheduler-sigterm", "restart", "asked-to-leave")
+        assert decided(job) == ("scheduler-sigterm", "restart", "scheduler-signal")
         assert job.run.fruitless == 1
         job.trains(number)
     job.exits(2, exit_code=210)
@@ -679,7 +679,7 @@ def test_preemption_never_counts(causes: list[str]) -> None:
     [
         ({"on_oom": "replan"}, "CUDA out of memory", "replan", "on-oom"),
         ({"on_nan": "rollback"}, "loss is nan", "rollback", "on-nan"),
-        ({}, "loss is nan", "stop", "the-class-stops"),
+        ({}, "loss is nan", "stop", "class-stop"),
     ],
 )
 def test_keys_of_the_spec_are_rules_before_ours(
@@ -750,9 +750,9 @@ def test_a_job_that_recovered_is_not_ended_by_the_warning_that_its_log_still_sho
 @pytest.mark.parametrize(
     ("on_oom", "profile", "rule"),
     [
-        ("stop", "cpu", "the-class-stops"),
-        ("replan", "cpu", "on-oom-of-processors"),
-        ("replan", "h100-sxm-80gb", "the-class-stops"),
+        ("stop", "cpu", "class-stop"),
+        ("replan", "cpu", "on-oom-cpu"),
+        ("replan", "h100-sxm-80gb", "class-stop"),
     ],
 )
 def test_a_rank_that_the_kernel_killed_for_memory_is_not_its_hosts_fault(
@@ -776,6 +776,6 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_not_its_hosts_fault(
         "user",
         rule,
     )
-    if rule == "the-class-stops":
+    if rule == "class-stop":
         advice = next(one.advice for one in known_classes() if one.name == "host-out-of-memory")
         assert last(job).action.endswith(advice)

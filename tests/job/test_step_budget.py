@@ -55,8 +55,8 @@ def test_the_same_error_at_the_same_step_twice_ends_the_job_with_its_traceback()
     (end,) = job.stops()
     assert end == EndJob(
         state="FAILED",
-        reason="the job was stopped: the same error twice, so it is the program's own"
-        " (rule same-error-twice)",
+        reason="the job was stopped: the same error twice, so the program has a bug"
+        " (rule repeated-error)",
     )
     assert "RuntimeError: shapes differ" in job.run.incidents[-1].evidence.traceback
 
@@ -90,7 +90,7 @@ def test_a_refused_configuration_ends_the_job_at_once() -> None:
     (end,) = job.stops()
     assert isinstance(end, EndJob)
     cause = "the trainer refused its configuration: tp=3 does not divide"
-    assert end.reason == f"{cause} (rule refused); fix: set tp to 2"
+    assert end.reason == f"{cause} (rule invalid-configuration); fix: set tp to 2"
     incident = job.run.incidents[-1]
     assert (incident.cause, incident.action, incident.advice) == (cause, cause, "set tp to 2")
     assert incident.culprit == NOBODY, "every rank would have said so"

@@ -163,7 +163,7 @@ def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() 
     assert job.waits(1) == (), "more may go"
     job.waits(2)
     (incident,) = job.run.incidents
-    assert (incident.kind, incident.rule) == ("hosts-lost", "heals-by-itself")
+    assert (incident.kind, incident.rule) == ("hosts-lost", "transient-backoff")
     assert incident.culprit == NOBODY
     assert incident.cause.startswith("8 hosts went away at once")
     assert (job.run.fruitless, job.run.restarts, job.run.findings) == (1, 1, None)

@@ -576,7 +576,7 @@ def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:
         job.saves(number)
         job.exits(3, signal=7)  # on host-1
         starts = job.stops()
-    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGBUS (rule twice-on-one-host)"}
+    assert job.run.exclude == {"host-1": "rank 3 was killed by SIGBUS (rule repeat-on-host)"}
     assert one(starts, StartAttempt).hosts == ("host-0", "host-2")
 
 

@@ -251,7 +251,7 @@ def test_the_rules_for_hangs_hold_whoever_saw_it(seen_by: str) -> None:
         job.trains()
         job.saves(10 * number)
     rules = [(incident.failure, incident.rule) for incident in job.run.incidents]
-    assert rules == [("hang", "as-the-class-says"), ("hang", "twice-on-one-host")]
+    assert rules == [("hang", "class-default"), ("hang", "repeat-on-host")]
 
 
 def test_a_rank_that_died_otherwise_is_stopped_for_at_once_whatever_watchdogs_say_later() -> None:

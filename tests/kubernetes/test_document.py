@@ -246,4 +246,4 @@ def test_exit_codes_of_pods_are_those_that_there_are() -> None:
     found = dict(re.findall(r"^\| (\d+)\b.*\| ([^|]+) \|$", table, re.MULTILINE))
     known = {value for name, value in vars(exit_codes).items() if name.isupper()}
     assert {int(code) for code in found} - {128 + 9} <= known
-    assert {code for code, pod in found.items() if pod == "made anew"} == {"137", "211", "212"}
+    assert {code for code, pod in found.items() if pod == "replaced"} == {"137", "211", "212"}

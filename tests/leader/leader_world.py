@@ -24,7 +24,6 @@ from orchestrator.contract.messages.agent_protocol import (
     CANCEL_PATH,
     Claim,
     Digest,
-    Exited,
     OfferPort,
     Order,
     Port,
@@ -32,9 +31,8 @@ from orchestrator.contract.messages.agent_protocol import (
     Register,
     Report,
     Start,
-    Stopped,
 )
-from orchestrator.contract.messages.rank_messages import RankEnded
+from orchestrator.contract.messages.events import AgentRegistered, HostStopped, RankExited
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.agent_sessions import AgentSession
@@ -76,11 +74,13 @@ class FakeAgent:
     async def register(self, launch: int = LAUNCH) -> None:
         await self.say(
             Register(
-                host=self.host,
-                address="10.0.0.1",
-                devices=1,
-                pid=self.pid,
-                incarnation=str(self.pid),
+                agent=AgentRegistered(
+                    host=self.host,
+                    address="10.0.0.1",
+                    devices=1,
+                    pid=self.pid,
+                    incarnation=str(self.pid),
+                ),
                 launch=launch,
                 sent_at=time.time(),
             )
@@ -219,9 +219,9 @@ def _later(connection: AgentSession, than: float) -> bool:
     return connection.heard > than
 
 
-def _counted(job: Led, look: Callable[[float], None], at: float) -> None:
+def _counted(job: Led, look: Callable[[], None]) -> None:
     job.looks += 1
-    look(at)
+    look()
 
 
 def play(folder: Path, script: Callable[[Led], Awaitable[T]], **more: Any) -> T:
@@ -232,17 +232,9 @@ def play(folder: Path, script: Callable[[Led], Awaitable[T]], **more: Any) -> T:
     return run_with_clock(run)
 
 
-def exited(rank: int, host: str, attempt: int = 1) -> Exited:
-    return Exited(
-        host=host,
-        ended=RankEnded(attempt=attempt, rank=rank, exit_code=None, signal=9),
-        age_s=0.0,
-        step=0,
-        stopped=False,
-        error=None,
-        log_tail=(),
-    )
+def exited(rank: int, host: str, attempt: int = 1) -> RankExited:
+    return RankExited(attempt=attempt, rank=rank, host=host, exit_code=None, signal=9)
 
 
-def stopped(host: str, attempt: int = 1, finished: bool = False) -> Stopped:
-    return Stopped(attempt=attempt, host=host, finished=finished)
+def stopped(host: str, attempt: int = 1, finished: bool = False) -> HostStopped:
+    return HostStopped(attempt=attempt, host=host, finished=finished)

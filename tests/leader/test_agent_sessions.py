@@ -15,6 +15,7 @@ from orchestrator.contract.messages.agent_protocol import (
     Start,
     Stop,
 )
+from orchestrator.contract.messages.events import AgentRegistered
 from orchestrator.leader.agent_sessions import HEARD_S, RECONNECT_S, AgentSessions
 from tests.agent.world import TurnedClock
 
@@ -50,9 +51,8 @@ def ws() -> web.WebSocketResponse:
 
 
 def register(host: str = "host-0", pid: int = 1) -> Register:
-    return Register(
-        host=host, address="a", devices=1, pid=pid, incarnation=str(pid), launch=1, sent_at=0.0
-    )
+    agent = AgentRegistered(host=host, address="a", devices=1, pid=pid, incarnation=str(pid))
+    return Register(agent=agent, launch=1, sent_at=0.0)
 
 
 @pytest.fixture

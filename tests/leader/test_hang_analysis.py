@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.agent_protocol import Evidence
-from orchestrator.contract.messages.events import Event, HangJudged
+from orchestrator.contract.messages.events import Event, EvidenceGathered, HangJudged
 from orchestrator.diagnosis.dumps.dump import condense, parse
 from orchestrator.diagnosis.dumps.dump_summary import to_text
 from orchestrator.job.failures.hang_event import SHOWN_STACKS, judgement
@@ -34,9 +35,12 @@ STUCK = (
 AWAY = (*STUCK[:1], '  File "/x/trainer/data/loader.py", line 40 in of_step', *STUCK[2:])
 
 
-def evidence(host: str, *ranks: int, **more: Any) -> Evidence:
+def evidence(
+    host: str, *ranks: int, dumps: Mapping[str, str] | None = None, **more: Any
+) -> Evidence:
     seen = tuple(found(rank, stack=STUCK) for rank in ranks)
-    return Evidence(attempt=1, host=host, ranks=seen, **more)
+    event = EvidenceGathered(attempt=1, host=host, ranks=seen, **more)
+    return Evidence(event=event, dumps=dumps or {})
 
 
 def reduced(path: Path, rank: int) -> dict[str, str]:
@@ -60,7 +64,9 @@ def test_dumps_of_hosts_make_a_scene_and_what_is_missing_is_told() -> None:
 
 def test_a_verdict_shows_the_stack_that_differs_however_many_ranks_there_are() -> None:
     ranks = [evidence(f"host-{host}", *range(8 * host, 8 * host + 8)) for host in range(64)]
-    odd = Evidence(attempt=1, host="host-64", ranks=(found(512, stack=AWAY),))
+    odd = Evidence(
+        event=EvidenceGathered(attempt=1, host="host-64", ranks=(found(512, stack=AWAY),))
+    )
     judged = judgement(scene_of([*ranks, odd])[0], at=9.0, attempt=1)
     assert (judged.verdict, judged.ranks, judged.hosts) == ("alone", (512,), ())
     assert len(judged.stacks) == SHOWN_STACKS
@@ -84,7 +90,8 @@ def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_no
     seen = [found(rank, stack=STUCK) for rank in (0, 1, 3)]
     ranks = (*seen, found(2, stack=AWAY, process_state="R"))
     for withheld, sure in (((2,), True), ((), False)):
-        part = Evidence(attempt=1, host="host-0", ranks=ranks, dumps=dumps, withheld=withheld)
+        event = EvidenceGathered(attempt=1, host="host-0", ranks=ranks, withheld=withheld)
+        part = Evidence(event=event, dumps=dumps)
         judged = judgement(replace(scene_of([part])[0], world=4), at=9.0, attempt=1)
         assert judged.ranks == (2,)
         assert bool(judged.hosts) == sure

@@ -22,17 +22,17 @@ from orchestrator.contract.messages.agent_protocol import (
     Register,
     Start,
     Stop,
-    Told,
 )
 from orchestrator.contract.messages.events import (
     AgentRegistered,
+    CheckpointSaved,
     EvidenceGathered,
     HangDetected,
     HangOver,
     JobSubmitted,
     LeaderStarted,
+    TrainingResumed,
 )
-from orchestrator.contract.messages.rank_messages import Resumed, Saved
 from orchestrator.journal.journal import read
 from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
@@ -99,8 +99,8 @@ def test_a_rank_that_dies_stops_all_and_the_next_attempt_follows(tmp_path: Path)
     async def script(job: Led) -> None:
         zero, one = await job.started()
         await zero.say(
-            Told(host="host-0", datagram=Resumed(attempt=1, rank=0, step=0)),
-            Told(host="host-0", datagram=Saved(attempt=1, rank=0, step=4)),
+            TrainingResumed(attempt=1, step=0),
+            CheckpointSaved(attempt=1, step=4),
         )
         await one.say(exited(1, "host-1"))
         for agent in (zero, one):
@@ -205,7 +205,7 @@ def test_a_hang_is_looked_into_before_it_is_stopped(tmp_path: Path) -> None:
         for agent in (zero, one):
             assert (await agent.hear(Gather)).attempt == 1
         for agent in (zero, one):
-            await agent.say(Evidence(attempt=1, host=agent.host, ranks=()))
+            await agent.say(Evidence(event=EvidenceGathered(attempt=1, host=agent.host, ranks=())))
         for agent in (zero, one):
             assert (await agent.hear(Stop)).attempt == 1
 
@@ -237,9 +237,10 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
         await stands_still(job, zero, one)
         for agent in (zero, one):
             await agent.hear(Gather)
-        await zero.say(Evidence(attempt=1, host="host-0", ranks=()))
+        await zero.say(Evidence(event=EvidenceGathered(attempt=1, host="host-0", ranks=())))
         await one.say(
-            Digest(attempt=1, ranks=(word(1),)), Evidence(attempt=1, host="host-1", ranks=())
+            Digest(attempt=1, ranks=(word(1),)),
+            Evidence(event=EvidenceGathered(attempt=1, host="host-1", ranks=())),
         )
         over = await job.happens(HangOver)
         assert (over.rank, over.step, over.phase) == (1, 1, "train")

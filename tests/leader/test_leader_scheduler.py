@@ -526,15 +526,8 @@ def test_the_hosts_are_given_back_when_the_job_has_ended(tmp_path: Path) -> None
 
 
 def a_register(sent_at: float, host: str = "host-1", address: str = "10.0.0.1") -> Register:
-    return Register(
-        host=host,
-        address=address,
-        devices=1,
-        pid=1,
-        incarnation="1",
-        launch=LAUNCH,
-        sent_at=sent_at,
-    )
+    agent = AgentRegistered(host=host, address=address, devices=1, pid=1, incarnation="1")
+    return Register(agent=agent, launch=LAUNCH, sent_at=sent_at)
 
 
 def test_the_leader_sees_what_only_two_hosts_can(

@@ -82,7 +82,7 @@ def test_what_is_installed_has_all_its_data(image: Image) -> None:
     wrong = "cluster.kubernetes.pod_template={spec: {nodename: a}}"
     with pytest.raises(RuntimeError, match="did you mean nodeName"):
         image.run(f"ndctl render {spec} --set '{wrong}'")
-    assert "twice-on-one-host" in image.run("ndctl policy")
+    assert "repeat-on-host" in image.run("ndctl policy")
     python = KubernetesSpec().python
     said = image.run(f"{python} -P -u -m {TASK} || test $? = {exit_codes.REFUSED}")
     assert "this is no pod of a job of this ndctl" in said

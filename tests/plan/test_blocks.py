@@ -63,7 +63,7 @@ def test_tp_is_as_wide_as_a_block_holds_and_its_groups_stay_in_one() -> None:
     assert plan_json(found)["placement"]["levels"] == ["host", "nvlink block", "leaf"]
     shown = describe_plan(found)
     assert "out of an NVLink block" in shown
-    assert "each of its groups is 2 hosts of one NVLink block" in shown
+    assert "each group takes 2 hosts of one NVLink block" in shown
 
 
 def test_a_search_weighs_wide_groups_with_the_others() -> None:
@@ -78,18 +78,19 @@ def test_a_search_weighs_wide_groups_with_the_others() -> None:
 
 def test_groups_of_several_hosts_are_refused_where_nvlink_ends_with_the_host() -> None:
     said = refusal(job(tp=4), hosts(per_block=None)).message
-    assert "tp=4: must divide the 2 ranks of a host, or a tensor-parallel group would span" in said
+    assert "tp=4: must divide the 2 ranks of a host, so that no tensor-parallel group spans" in said
 
 
 def test_groups_that_blocks_do_not_hold_are_refused_with_what_they_do() -> None:
     said = refusal(job(tp=8), hosts())
     assert (
-        "parallel.tp=8: a group takes 4 hosts of one NVLink block; the blocks have 3 free hosts or"
-        " fewer, with room for 0 such groups, and 1 are needed"
+        "parallel.tp=8: must divide the 2 ranks of a host, or be a multiple of them that takes"
+        " whole hosts of one NVLink block, at most 3 hosts x 2 devices; a group takes 4 hosts, the"
+        " blocks have room for 0, 1 needed [tp-near]"
     ) in said.message
     assert "--set parallel.tp=4" in said.fix
     few = refusal(job(10, tp=4, dp_replicate=1), hosts()).message
-    assert "room for 4 such groups, and 5 are needed" in few, "a host of each block is left over"
+    assert "room for 4, 5 needed" in few, "a host of each block is left over"
     uneven = refusal(job(6, tp=3), hosts()).message
     assert "tp=3: must divide the 2 ranks of a host, or be a multiple of them" in uneven
 

@@ -20,9 +20,11 @@ from orchestrator.inventory.profiles import load_profile
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.planner import plan
-from orchestrator.plan.search.alternatives import apply, first_mesh, nearest_plans
-from orchestrator.plan.search.degrees import likely_mesh
-from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.admitted import first_mesh, likely_mesh
+from orchestrator.plan.search.alternatives import nearest_plans
+from orchestrator.plan.search.edits import apply
+from orchestrator.plan.search.rule import Hosts, Refusal, Request
+from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.training import trainer_config
 from trainer.model.build import check_model, read_model_config
 
@@ -92,21 +94,30 @@ def test_auto_degrees_fill_what_the_others_leave(changes: dict[str, Any], mesh: 
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"parallel__tp": 4}, "a tensor-parallel group would span hosts", "--set parallel.tp=2  (dp_s"),
+    (
+        {"parallel__tp": 4},
+        "no tensor-parallel group spans hosts",
+        "--set parallel.tp=2  (dp_s",
+    ),
     (
         {"parallel__tp": 2, "train__compile": True},
-        "not with parallel.tp=2",
+        "parallel.tp=2: must be 1 with train.compile",
         "--set parallel.tp=1",
     ),
-    ({"parallel__tp": 3}, "must divide 8 heads, 4 kv heads, 256 vocabulary", "--set parallel.tp="),
+    (
+        {"parallel__tp": 3},
+        "tp=3: must divide the 8 heads [tp-heads]",
+        "--set parallel.tp=",
+    ),
     (
         {"cluster__gpus_per_host": 8, "parallel__tp": 8},
-        "parallel.tp=8: must divide 4 kv heads",
+        "parallel.tp=8: must divide the 4 kv heads [tp-kv-heads]",
         "--set parallel.tp=4",
     ),
     (
         {"parallel__dp_shard": 3, "parallel__tp": 2},
-        "dp_shard=3 x cp=1 x tp=2 multiply to 6, not to the 4 ranks of 2 hosts x 2",
+        "parallel: degrees must multiply to the 4 ranks of 2 hosts x 2; pp=1 x dp_replicate=1 x"
+        " dp_shard=3 x cp=1 x tp=2 multiply to 6 [world-size]",
         "--set parallel.dp_shard=2",
     ),
     (
@@ -116,17 +127,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"train__global_batch_size": 7},
-        "must be a multiple of 2 data-parallel ranks = 2",
+        "train.global_batch_size=7: the data-parallel ranks must divide the global batch of 7; 2"
+        " data-parallel ranks = 2 [batch-ranks]",
         "--set train.global_batch_size=8",
     ),
     (
         {"train__micro_batch_size": 16},
-        "must be a multiple of 2 data-parallel ranks x micro batch 16 = 32",
+        "2 data-parallel ranks x micro batch 16 = 32 [batch-ranks]",
         "--set train.micro_batch_size=auto",
     ),
     (
         {"data__sequence_length": 255, "parallel__tp": 2},
-        "parallel.tp=2: must divide 255 tokens of a sequence",
+        "parallel.tp=2: must divide the 255 tokens of a sequence [tp-sequence]",
         "--set parallel.tp=1",
     ),
     (
@@ -136,12 +148,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"parallel__pp": 8, "cluster__hosts": 4, "train__global_batch_size": 64},
-        "parallel.pp=8: needs 8 layers or more for as many stages, the model has 4",
+        "parallel.pp=8: each stage needs a layer, the model has 4 for 8 stages [pp-layers]",
         "--set parallel.pp=4",
     ),
     (
         {"parallel__pp": 4, "parallel__pipeline": {"schedule": "zbv"}},
-        "parallel.pp=4 x 2 stages a rank: needs 8 layers or more for as many stages, the model has",
+        "parallel.pp=4: each stage needs a layer, the model has 4 for 8 stages = 4 x 2 a rank",
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
@@ -150,8 +162,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "parallel__pipeline": {"schedule": "1f1b"},
             "train__micro_batch_size": 8,
         },
-        "1f1b needs micro batches a step to be at least 4, one for each stage;"
-        " train.global_batch_size=16 on 1 data-parallel ranks x micro batch 8 makes 2",
+        "parallel.pp=4: 1f1b cannot run the micro batches of a global batch of 16; it needs"
+        " at least 4, one for each stage, 1 data-parallel ranks x micro batch 8 make 2",
         "--set train.micro_batch_size=auto",
     ),
     (
@@ -160,7 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "parallel__pipeline": {"schedule": "1f1b"},
             "train__global_batch_size": 3,
         },
-        "needs micro batches a step to be at least 4",
+        "it needs at least 4, one for each stage",
         "--set train.global_batch_size=4",
     ),
     (
@@ -171,13 +183,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "train__global_batch_size": 7,
             "parallel__tp": 2,
         },
-        "interleaved_1f1b needs micro batches a step to be equal parts in its 3 rounds, for example"
-        " 6; train.global_batch_size=7 on 1 data-parallel ranks x micro batch 1 makes 7",
+        "it needs equal parts in its 3 rounds, for example 6, 1 data-parallel ranks x micro batch 1"
+        " make 7",
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
         {"parallel__pp": 2, "parallel__pipeline": {"schedule": "zbv"}, "train__compile": True},
-        "train.compile=true: not with parallel.pipeline.schedule=zbv",
+        "train.compile=true: zbv splits the backward pass",
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
@@ -186,22 +198,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "parallel__pipeline": {"schedule": "zbv"},
             "train__activation_checkpointing": "selective",
         },
-        "train.activation_checkpointing=selective: not with parallel.pipeline.schedule=zbv",
+        "train.activation_checkpointing=selective: zbv goes backward twice",
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
         {"parallel__cp": 2, "data__sequence_length": 254},
-        "parallel.cp=2: ring cuts the 254 tokens of a sequence into 4 equal parts",
+        "parallel.cp=2: ring cuts the 254 tokens of a sequence into 2 x cp equal parts (here 4)",
         "--set parallel.context=ulysses",
     ),
     (
         {"parallel__cp": 2, "data__sequence_length": 255, "parallel__context": "ulysses"},
-        "ulysses cuts the 255 tokens of a sequence into 2 equal parts",
+        "ulysses cuts the 255 tokens of a sequence into cp equal parts (here 2)",
         "--set data.sequence_length=254",
     ),
     (
         {"parallel__cp": 3, "cluster__hosts": 3, "parallel__context": "ulysses"},
-        "parallel.cp=3: for ulysses it must divide the 8 heads",
+        "parallel.cp=3: ulysses needs cp to divide the heads of a tp rank",
         "--set parallel.cp=",
     ),
     (
@@ -216,17 +228,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "cluster__gpus_per_host": 4,
             "data__sequence_length": 260,
         },
-        "parallel.tp=4: must divide 130 tokens of a cp rank's part",
+        "parallel.tp=4: must divide the 130 tokens of a cp rank's part",
         "--set parallel.tp=2",
     ),
     (
         {"parallel__data": "ddp", "parallel__tp": 1},
-        "dp_shard=1 (auto) x cp=1 x tp=1 multiply to 1, not to the 4 ranks of 2 hosts x 2",
+        "dp_shard=1 (auto) x cp=1 x tp=1 multiply to 1 [world-size]",
         "--set parallel.dp_replicate=4",
     ),
     (
         {"parallel__fsdp": {"reshard_after_forward": 3}, "parallel__tp": 1},
-        "parallel.fsdp.reshard_after_forward=3: must divide the 4 ranks of dp_shard=4",
+        "reshard_after_forward=3 must divide dp_shard x cp = 4 ranks [reshard-group]",
         "--set parallel.fsdp.reshard_after_forward=true",
     ),
     (
@@ -264,10 +276,10 @@ def test_every_reason_is_told_at_once() -> None:
     assert begin == [
         "data.sequence_length=9000",
         "model.lora.target_modules",
-        "parallel.pp=5",
-        "parallel.cp=7",
         "parallel.tp=4",
+        "parallel.cp=7",
         "parallel.fsdp.reshard_after_forward=2",
+        "parallel.pp=5",
         "parallel",
         "train.global_batch_size=7",
     ]
@@ -386,7 +398,7 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
 
 
 def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
-    """On devices that hold the emptiest plan and no more, with a micro batch that is too large."""
+    """On devices that just hold the smallest plan, with a micro batch that is too large."""
     limit = planned(
         job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
     ).memory.peak_bytes
@@ -399,13 +411,13 @@ def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
             ),
             device_bytes=limit,
         )
-    assert "memory: the emptiest plan needs" in caught.value.message
+    assert "memory: the smallest plan needs" in caught.value.message
     assert "the smallest changes that fit" in caught.value.fix
 
 
 def test_missing_spares_are_noted() -> None:
     notes = plan(job(cluster__spare_hosts=2), local_inventory(job().cluster), TINY).notes
-    assert "2 spare hosts asked for, 0 there" in notes
+    assert "2 spare hosts requested, 0 available" in notes
 
 
 def test_nothing_is_left_to_decide_for_the_trainer() -> None:
@@ -477,9 +489,9 @@ inventories = st.lists(st.integers(1, 8), min_size=1, max_size=8).map(
 )
 
 
-def refused_meshes(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> tuple[str, ...]:
-    mesh = first_mesh(spec, shape, ()) or likely_mesh(spec, shape, ())
-    return refusals(spec, inventory, shape, mesh)
+def refused_meshes(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> tuple[Refusal, ...]:
+    request = Request(spec, shape, Hosts.of(spec, inventory))
+    return refusals(request, first_mesh(request) or likely_mesh(request))
 
 
 @settings(deadline=None, max_examples=25)
@@ -526,9 +538,9 @@ def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
 def test_a_pipeline_that_waits_says_so() -> None:
     wish = {"schedule": "1f1b"}
     few = job(parallel__pp=2, parallel__tp=2, parallel__pipeline=wish, train__global_batch_size=2)
-    assert any("its ranks wait about 33% of the time" in note for note in planned(few).notes)
+    assert any("pipeline bubble is about 33% of the step" in note for note in planned(few).notes)
     many = apply(few, {"train.global_batch_size": 16, "train.micro_batch_size": 1})
-    assert not any("of the time" in note for note in planned(many).notes)
+    assert not any("bubble" in note for note in planned(many).notes)
 
 
 def test_an_auto_micro_batch_suits_the_schedule() -> None:
@@ -554,9 +566,9 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
     assert found.mesh == Mesh(pp=2, cp=2, tp=2)
     assert found.methods["context"] == "all_gather"
     assert found.methods["pipeline"].startswith(
-        f"gpipe, 1 stage a rank, {found.gradient_accumulation} micro batches, ranks wait"
+        f"gpipe, 1 stage per rank, {found.gradient_accumulation} micro batches, bubble"
     )
-    assert found.methods["adapters"] == "lora of rank 4 on q_proj, the frozen weights in nf4"
+    assert found.methods["adapters"] == "LoRA of rank 4 on q_proj, frozen weights in nf4"
 
 
 @pytest.mark.parametrize(
@@ -570,14 +582,14 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
             {"dp_replicate": 2, "fsdp": {"reshard_after_forward": True}},
             "hsdp: weights gathered layer by layer (ZeRO-3)",
         ),
-        ({"data": "ddp", "dp_replicate": 4}, "ddp: everything copied"),
+        ({"data": "ddp", "dp_replicate": 4}, "ddp: everything replicated"),
         (
             {"dp_replicate": 4, "dp_shard": 1},
-            "hsdp: everything copied, gradients averaged layer by layer",
+            "hsdp: everything replicated, gradients averaged layer by layer",
         ),
         (
             {"data": "zero1", "dp_replicate": 4},
-            "zero1: everything copied but the optimizer's state",
+            "zero1: everything replicated except optimizer state",
         ),
         (
             {"fsdp": {"reshard_after_forward": False}},
@@ -598,9 +610,9 @@ def test_axes_whose_groups_span_hosts_are_noted() -> None:
     inside = planned(job(parallel__cp=2, parallel__tp=1))
     assert not any("hosts" in note for note in inside.notes)
     across = planned(job(parallel__cp=2, parallel__tp=2))
-    assert any(note.startswith("cp=2: its groups span hosts") for note in across.notes)
+    assert any(note.startswith("cp=2: groups span hosts") for note in across.notes)
     staged = planned(job(parallel__pp=2))
-    assert any(note.startswith("pp=2: its stages are on different hosts") for note in staged.notes)
+    assert any(note.startswith("pp=2: stages are on different hosts") for note in staged.notes)
     alone = planned(job(parallel__pp=2, cluster__hosts=1))
     assert not any("different hosts" in note for note in alone.notes)
 
@@ -608,7 +620,7 @@ def test_axes_whose_groups_span_hosts_are_noted() -> None:
 def test_a_tokenizer_of_its_own_is_left_to_the_trainer_with_a_note() -> None:
     spec = job(data__tokenizer="models/llama")
     assert any(
-        "seen when the ranks start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
+        "the trainer checks at start" in n for n in planned(spec, {**TINY, "vocab_size": 64}).notes
     )
 
 
@@ -623,7 +635,10 @@ def test_a_model_with_fused_projections_is_never_cut_by_tensors() -> None:
 
 
 def test_dropout_inside_attention_stands_against_context_parallel() -> None:
-    assert "the dropout of 0.1" in refused(job(parallel__cp=2), GPT2).message
+    assert (
+        "no dropout, and the model's config asks for 0.1 [cp-dropout]"
+        in refused(job(parallel__cp=2), GPT2).message
+    )
     assert planned(job(parallel__cp=2), {**GPT2, "attn_pdrop": 0.0}).mesh == Mesh(dp_shard=2, cp=2)
 
 

@@ -19,8 +19,8 @@ def a_check(rank: int, hosts: tuple[str, ...] = HOSTS) -> Check:
 
 
 def connected(check: Check, store: Store) -> Check:
-    check.signs.store = store
-    check.signs.connected.set()
+    check.heartbeat.store = store
+    check.heartbeat.connected.set()
     return check
 
 
@@ -41,10 +41,10 @@ def a_store(found: str, kind: Callable[[], Store] = Looked) -> Store:
 @pytest.mark.parametrize(
     ("found", "names", "words"),
     [
-        ("", (), "all the others are alive"),
-        ("1", (), "all the others are alive"),
-        ("1 2", ("node3",), "no sign of life from node3"),
-        ("0 2", ("node1", "node3"), "no sign of life from node1, node3"),
+        ("", (), "all other hosts are alive"),
+        ("1", (), "all other hosts are alive"),
+        ("1 2", ("node3",), "no heartbeat from node3"),
+        ("0 2", ("node1", "node3"), "no heartbeat from node1, node3"),
     ],
 )
 def test_what_rank_0_found_is_said_but_of_oneself(
@@ -56,11 +56,14 @@ def test_what_rank_0_found_is_said_but_of_oneself(
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_store_that_gives_no_answer_in_time_speaks_against_nobody(rank: int) -> None:
     check = connected(a_check(rank), a_store("2", HashStore))
-    assert find_missing(check, SOON_S) == ((), "who is missing could not be found out in time")
+    assert find_missing(check, SOON_S) == (
+        (),
+        "the store did not say in time which hosts are missing",
+    )
 
 
 def test_a_store_that_was_never_reached_speaks_against_its_host() -> None:
-    words = "node1, where all meet, cannot be reached"
+    words = "the store on node1 is unreachable"
     assert find_missing(a_check(1), SOON_S) == (("node1",), words)
 
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from orchestrator.contract.spec.train_spec import SpikeSpec
-from trainer.guard import Skips, Spikes, too_high, too_many
+from trainer.guard import Skips, Spikes, loss_spike_error, not_finite_error
 
 SPEC = SpikeSpec()
 
@@ -93,8 +93,8 @@ def test_the_first_bad_step_is_remembered_over_steps_without_a_token() -> None:
 
 
 def test_an_error_says_what_where_and_what_to_do() -> None:
-    bad = too_many(7, 4, 3, "the loss is nan,", ["a.weight"])
+    bad = not_finite_error(7, 4, 3, "the loss is nan,", ["a.weight"])
     assert (bad.since, str(bad)[:23]) == (4, "step 7: the loss is nan")
-    high = too_high(80, 73, 9.0, 4.5, SPEC)
+    high = loss_spike_error(80, 73, 9.0, 4.5, SPEC)
     assert high.since == 73
     assert "for 8 steps in a row it was above 4.5000" in str(high)

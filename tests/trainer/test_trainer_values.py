@@ -138,8 +138,9 @@ def test_last_words_fit_a_datagram_and_keep_the_end_of_the_traceback() -> None:
         deep(20)
     raised = raised_of(caught.value, RankEnv(rank=3), step=7)
     assert len(to_bytes(raised)) <= MAX_BYTES
-    assert (raised.rank, raised.step, raised.error) == (3, 7, "ValueError")
-    assert raised.traceback.endswith("\N{SNOWMAN}\n")
+    error = raised.error
+    assert (raised.rank, error.step, error.error) == (3, 7, "ValueError")
+    assert error.traceback.endswith("\N{SNOWMAN}\n")
 
 
 def test_nobody_listening_is_nobodys_problem(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from trainer.parallel.building import build_model
 from trainer.parallel.tied import TiedWeight
 from trainer.rank.emit import Reporter
 from trainer.rank.ranks import Ranks, arrange, process_group
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 
 
 class StopAfter:
@@ -175,7 +175,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     stop: Any = StopAfter(case.get("stop_after"), reporter)
     drills = [parse_drill(text, number) for number, text in enumerate(case.get("drills", ()), 1)]
     skip = tuple(Window(first=first, last=last) for first, last in case.get("skip", ()))
-    outside = Outside(
+    runtime = Runtime(
         env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=lambda: 0.0
     )
     ranks = arranged(config.mesh, env)
@@ -188,7 +188,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(Checkpoints, "save_for_sure") if case.get("unsaved") else nullcontext(),
     ):
         try:
-            code, refused = train_on(ranks, config, outside), ""
+            code, refused = train_on(ranks, config, runtime), ""
         except TrainingError as exc:
             code, refused = exc.exit_code, str(exc)
     assert bool(refused) == case.get("refused", False), refused

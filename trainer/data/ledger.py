@@ -18,7 +18,7 @@ from orchestrator.contract.skipped_batches import Window, batch_of
 from orchestrator.contract.spec.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
 from trainer.measure.lines import LineFile
-from trainer.rank.fence import Admit, everybody
+from trainer.rank.fence import Admit, admit_all
 
 WORD = (1 << 32) - 1
 
@@ -76,7 +76,7 @@ class Line:
 class SampleLedger:
     """Written by the first rank."""
 
-    def __init__(self, path: Path, start: Start, admit: Admit = everybody) -> None:
+    def __init__(self, path: Path, start: Start, admit: Admit = admit_all) -> None:
         self._file = LineFile(path, admit)
         self._start = start
         self._begun = False

@@ -32,10 +32,10 @@ def samples_at(positions_N: Words, num_samples: int, seed: int) -> Words:
     epoch_N, index_N = np.divmod(positions_N, np.uint64(num_samples))
     key_N = mix(mix(seed) ^ epoch_N)
     half = half_bits(num_samples)
-    astray = np.arange(len(index_N))
-    while len(astray):
-        index_N[astray] = _feistel(index_N[astray], half, key_N[astray])
-        astray = astray[index_N[astray] >= num_samples]
+    outside_N = np.arange(len(index_N))
+    while len(outside_N):
+        index_N[outside_N] = _feistel(index_N[outside_N], half, key_N[outside_N])
+        outside_N = outside_N[index_N[outside_N] >= num_samples]
     return index_N
 
 

@@ -1,18 +1,19 @@
-"""The device that a rank computes on."""
+"""Selects the device of a rank."""
 
 from pathlib import Path
 
 import torch
 
 DRIVER = Path("/proc/driver/nvidia/version")
-"""There while NVIDIA's driver is loaded."""
+"""Exists while NVIDIA's driver is loaded."""
 
 
 def device_of(local_rank: int, *, hidden: bool = False) -> torch.device:
-    """This rank's GPU; the CPU on a machine without GPUs, or where they are `hidden`.
+    """This rank's GPU; the CPU on a machine without GPUs, or if they are `hidden`.
 
-    Raises RuntimeError where there should be one: torch takes a GPU that broke for none, and a rank
-    that went on without would compute on its processor while all others wait for it.
+    Raises:
+        RuntimeError: the driver is loaded but torch finds no GPU. torch reports a broken GPU as
+            "no GPU"; the rank would then train on its CPU while all others wait for it.
     """
     if torch.cuda.is_available():
         return torch.device("cuda", local_rank)

@@ -1,4 +1,4 @@
-"""Makes the faults that a team ordered happen to this rank, for real."""
+"""Injects the faults of ordered drills into this rank. The faults are real, not simulated."""
 
 import importlib
 import itertools
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("trainer")
 AGENT_KILLS_WITHIN_S = 30.0
-TOO_MUCH = 1 << 60
-"""Bytes that no device has."""
-LEAST_DRAG_S = 0.25
+MORE_THAN_ANY_DEVICE = 1 << 60
+"""Bytes; no device has so many."""
+MIN_DELAY_S = 0.25
 
 
 @dataclass(slots=True)
-class Victim:
-    """What of a rank drills reach into, and what they leave behind."""
+class FaultTarget:
+    """The parts of a rank that drills change."""
 
     parameters: "Sequence[tuple[str, nn.Parameter]]"
     stall_loader: Callable[[], None]
     step_s: float = 0.0
-    """What its last step took."""
-    drag_s: float = 0.0
-    """What it waits at the beginning of each step, as for its data."""
+    """Duration of the last step."""
+    delay_s: float = 0.0
+    """Delay at the start of each step, as if the data were slow."""
 
-    def drag(self) -> None:
-        if self.drag_s:
-            threading.Event().wait(self.drag_s)
+    def slow_down(self) -> None:
+        if self.delay_s:
+            threading.Event().wait(self.delay_s)
 
 
 def read_drills(text: str) -> tuple[Drill, ...]:
@@ -55,19 +55,19 @@ def read_drills(text: str) -> tuple[Drill, ...]:
 
 
 def drills_due(drills: Iterable[Drill], env: RankEnv, step: int) -> list[Drill]:
-    """The drills that happen to this rank at the beginning of `step`."""
-    return [drill for drill in drills if drill.step == step and _strikes(drill, env)]
+    """The drills that fire on this rank at the start of `step`."""
+    return [drill for drill in drills if drill.step == step and _hits_rank(drill, env)]
 
 
-def _strikes(drill: Drill, env: RankEnv) -> bool:
+def _hits_rank(drill: Drill, env: RankEnv) -> bool:
     if drill.target == "rank":
         return drill.index == env.rank
-    # One rank tells the agent of the host, which then takes itself and all its ranks down.
+    # A drill on a host: its first rank reports it, and the agent then kills itself and all ranks.
     return drill.index == env.rank // env.local_world_size and env.local_rank == 0
 
 
-def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:  # noqa: C901 - a case a kind
-    """Tell the agent, then let the fault happen, or prepare it where it is part of a step."""
+def inject_fault(drill: Drill, reporter: Reporter, target: FaultTarget) -> None:  # noqa: C901 - a case a kind
+    """Report the drill to the agent, then inject its fault, or prepare a fault within the step."""
     LOG.warning("rank %d: drill %s", reporter.env.rank, drill)
     reporter.drill_fired(drill)
     if drill.target == "host":
@@ -79,34 +79,34 @@ def suffer(drill: Drill, reporter: Reporter, victim: Victim) -> None:  # noqa: C
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "slow":
-            victim.drag_s = max(LEAST_DRAG_S, victim.step_s)
+            target.delay_s = max(MIN_DELAY_S, target.step_s)
         case "raise":
             raise RuntimeError(f"drill {drill}")
         case "exit":
             os._exit(exit_codes.FAILED)
         case "oom":
-            exhaust(victim.parameters)
+            exhaust_memory(target.parameters)
         case "nan":
-            spoil(victim.parameters)
+            set_nan(target.parameters)
         case "busy":
-            sum(itertools.repeat(0))  # in C, which never lets go of the GIL
+            sum(itertools.repeat(0))  # an endless loop in C that never releases the GIL
         case "skip" | "shape" | "order":
-            _spoil_all_reduce(drill.fault)
+            _break_all_reduce(drill.fault)
         case "data":
-            victim.stall_loader()
+            target.stall_loader()
         case "write":
             _stall_writes()
 
 
-def exhaust(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
-    """Ask the allocator of the device for what it cannot have; it raises its own error."""
+def exhaust_memory(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
+    """Allocate more memory than the device has, so that its allocator raises its own error."""
     import torch
 
-    torch.empty(TOO_MUCH, dtype=torch.uint8, device=parameters[0][1].device)
+    torch.empty(MORE_THAN_ANY_DEVICE, dtype=torch.uint8, device=parameters[0][1].device)
 
 
-def spoil(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
-    """One number of this rank's weights is none any more, as memory that fails may have it."""
+def set_nan(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
+    """Set one weight of this rank to NaN, as defective memory might."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -119,28 +119,30 @@ def spoil(parameters: "Sequence[tuple[str, nn.Parameter]]") -> None:
 
 
 def _stall_writes() -> None:
-    """Whoever opens a file of a checkpoint waits for ever."""
+    """Make every open of a checkpoint file block forever, as hung storage does."""
     files: Any = importlib.import_module("trainer.checkpoint.writer").WatchedFiles
     files.create_stream = lambda *_: threading.Event().wait()
 
 
-def _spoil_all_reduce(fault: str) -> None:
-    """The step's all-reduce goes wrong on this rank, once, as after a branch that ranks take
-    differently."""
-    dist: Any = importlib.import_module("torch.distributed")  # drills are read before torch is
+def _break_all_reduce(fault: str) -> None:
+    """Break the step's all-reduce once on this rank, like a branch that depends on the rank."""
+    # Imported here, because drills are parsed before torch is imported.
+    dist: Any = importlib.import_module("torch.distributed")
     proper = dist.all_reduce
 
     def spoiled(tensor: Any, **how: Any) -> Any:
-        if how:  # HSDP's own, of gradients, not the totals of the step
+        # HSDP also calls all_reduce for gradients, with keywords. Only the totals of the step,
+        # which have none, are to be broken.
+        if how:
             return proper(tensor, **how)
         dist.all_reduce = proper
         match fault:
             case "skip":
-                return None
+                return None  # the peers wait for this rank
             case "shape":
                 return proper(tensor[: tensor.numel() // 2].clone())
             case _:
-                dist.barrier()
+                dist.barrier()  # a second collective before it: the order differs from the peers
                 return proper(tensor)
 
     dist.all_reduce = spoiled

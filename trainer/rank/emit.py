@@ -1,8 +1,8 @@
-"""Tells the agent of this host how the rank is doing; with no agent around, tells nobody.
+"""Reports to the agent of this host how the rank is doing; without an agent, sends nothing.
 
-A heartbeat is sent without waiting and without retry: training never feels who listens. The rare
-datagrams (resumed, saved or not, a drill, last words) wait up to a second for room: the kernel may
-keep no more than ten for an agent that is busy.
+A heartbeat is sent without waiting and without retry, so that a slow agent never slows training.
+Rare datagrams (resumed, saved, a drill, an exception) wait up to a second for room, because the
+kernel may keep no more than ten for an agent that is busy.
 """
 
 import contextlib
@@ -15,16 +15,19 @@ from dataclasses import replace
 from orchestrator.contract.files import progress
 from orchestrator.contract.files.checkpoint_names import PassedOver
 from orchestrator.contract.files.env import RankEnv
+from orchestrator.contract.messages.events import (
+    CheckpointFailed,
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    DrillHappened,
+    RankError,
+    TrainingResumed,
+)
 from orchestrator.contract.messages.rank_messages import (
     MAX_BYTES,
     Beat,
     Datagram,
-    DrillFired,
-    IntervalChanged,
-    Raised,
-    Resumed,
-    Saved,
-    SaveFailed,
+    RankRaised,
     to_bytes,
 )
 from orchestrator.contract.messages.rank_phase import Phase
@@ -88,28 +91,29 @@ class Reporter:
         self._send(beat, self._hasty)
 
     def resumed(self, step: int, passed_over: tuple[PassedOver, ...]) -> None:
-        attempt, rank = self.env.attempt, self.env.rank
+        attempt = self.env.attempt
         self._send(
-            Resumed(attempt=attempt, rank=rank, step=step, passed_over=passed_over), self._patient
+            TrainingResumed(attempt=attempt, step=step, passed_over=passed_over), self._patient
         )
 
     def saved(self, step: int) -> None:
-        self._send(Saved(attempt=self.env.attempt, rank=self.env.rank, step=step), self._patient)
+        self._send(CheckpointSaved(attempt=self.env.attempt, step=step), self._patient)
 
     def save_failed(self, step: int, why: str) -> None:
-        attempt, rank = self.env.attempt, self.env.rank
         why = why[:MAX_MESSAGE]
-        self._send(SaveFailed(attempt=attempt, rank=rank, step=step, why=why), self._patient)
+        self._send(CheckpointFailed(attempt=self.env.attempt, step=step, why=why), self._patient)
 
     def interval_changed(self, step: int, old: int, new: int, why: str) -> None:
-        attempt, rank = self.env.attempt, self.env.rank
-        word = IntervalChanged(attempt=attempt, rank=rank, step=step, old=old, new=new, why=why)
-        self._send(word, self._patient)
+        changed = CheckpointIntervalChanged(
+            attempt=self.env.attempt, step=step, old=old, new=new, why=why
+        )
+        self._send(changed, self._patient)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank
         self._send(
-            DrillFired(attempt=attempt, rank=rank, drill=drill.id, step=drill.step), self._patient
+            DrillHappened(attempt=attempt, drill=drill.id, rank=rank, step=drill.step),
+            self._patient,
         )
 
     def raised(self, exc: BaseException) -> None:
@@ -126,17 +130,18 @@ class Reporter:
                 sender.sendto(to_bytes(datagram), self.env.heartbeat_socket)
 
 
-def raised_of(exc: BaseException, env: RankEnv, step: int) -> Raised:
-    """`exc` as a datagram that fits; of a long traceback its end, where the cause is."""
-    raised = Raised(
-        attempt=env.attempt,
-        rank=env.rank,
-        step=step,
+def raised_of(exc: BaseException, env: RankEnv, step: int) -> RankRaised:
+    """`exc` as a datagram of at most `MAX_BYTES`. `step` is the step that was being computed."""
+    error = RankError(
         error=type(exc).__name__,
         message=str(exc)[:MAX_MESSAGE],
+        step=step,
         traceback="".join(traceback.format_exception(exc)),
         since=exc.since if isinstance(exc, Unstable) else None,
     )
+    raised = RankRaised(attempt=env.attempt, rank=env.rank, error=error)
     while len(to_bytes(raised)) > MAX_BYTES:
-        raised = replace(raised, traceback=raised.traceback[len(raised.traceback) // 2 + 1 :])
+        # The cause is at the end of a traceback, so the beginning is cut.
+        error = replace(error, traceback=error.traceback[len(error.traceback) // 2 + 1 :])
+        raised = replace(raised, error=error)
     return raised

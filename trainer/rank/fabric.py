@@ -1,10 +1,10 @@
-"""One process a host: a small all-reduce and messages to the neighbours on a ring, timed.
+"""The network check of a job: one process per host times an all-reduce and its ring neighbours.
 
     python -m trainer.rank.fabric --check N --rank R --address A --port P --until T <<< "A B C"
 
-Its last line is a `Checked` as JSON, in time whatever the others do: a watchdog gives the verdict
-when the main thread is stuck. By signs of life in the store every one of them can then tell which
-others are alive and wait as it does, and which gave none (`signs.py`).
+Its last line of output is a `Checked` as JSON. It is printed before the deadline in any case: if
+the main thread is stuck in a collective, a watchdog thread prints it. Heartbeats in the store
+(`heartbeat_store.py`) show which hosts are alive and wait too, and which are missing.
 """
 
 import argparse
@@ -28,18 +28,18 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.files.env import hides_gpus
 from orchestrator.contract.messages.agent_protocol import Checked, Link
 from trainer.rank.devices import device_of
-from trainer.rank.heartbeat_store import ANSWER_S, Signs, all_gone, pause, prepare, watch
+from trainer.rank.heartbeat_store import ANSWER_S, HeartbeatClient, all_gone, pause, prepare, watch
 from trainer.rank.stores import serve
 
 LEAVE_S = 1.0
-"""For the store to hear that a process leaves."""
+"""Time to tell the store that this process leaves."""
 VERDICT_S = ANSWER_S + 0.5
-"""Before the end, when the watchdog begins to find out who is missing."""
+"""So long before the deadline the watchdog starts to look for missing hosts."""
 NAMED = 8
-"""More hosts than that are counted, in words for people."""
+"""A message names at most so many hosts and counts the rest."""
 STAY_POLL_S = 0.05
 SIZES = (1 << 12, 1 << 20, 1 << 24)
-"""Bytes that are reduced."""
+"""Bytes per all-reduce."""
 LINK_BYTES = 1 << 22
 TIMES = 5
 
@@ -56,15 +56,15 @@ class Check:
     address: str
     port: int
     ends: float
-    """Monotonic."""
-    stage: str = "meeting the others"
+    """Deadline on the monotonic clock."""
+    stage: str = "connecting to the store"
     server: Store | None = None
-    """Of rank 0, which lives as long as this does."""
-    signs: Signs = field(init=False)
+    """On rank 0: the store's server, which lives as long as this object."""
+    heartbeat: HeartbeatClient = field(init=False)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self.signs = Signs(self.rank, lambda: _store(self, self.left()))
+        self.heartbeat = HeartbeatClient(self.rank, lambda: _store(self, self.left()))
 
     @property
     def host(self) -> str:
@@ -80,12 +80,12 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if check.rank == 0:
         check.server = serve(check.address, check.port, _seconds(check.left()), shared=False)
         prepare(check.server, len(check.hosts))
-        _beside(lambda: watch(_store(check, check.left()), len(check.hosts)))
-    _beside(check.signs.beat)
-    _beside(lambda: _call_time(check))
+        _in_thread(lambda: watch(_store(check, check.left()), len(check.hosts)))
+    _in_thread(check.heartbeat.beat)
+    _in_thread(lambda: _watchdog(check))
     try:
-        _say(check, _take_part(check, device_of(0, hidden=hidden)))
-    except (RuntimeError, ValueError) as exc:  # torch's words for peers that went or never came
+        _report(check, _take_part(check, device_of(0, hidden=hidden)))
+    except (RuntimeError, ValueError) as exc:  # torch raises these if a peer is lost or missing
         _give_up(check, str(exc).split("\n")[0])
     return 0
 
@@ -113,7 +113,7 @@ def _seconds(count: float) -> timedelta:
 
 
 def _store(check: Check, seconds: float) -> Store:
-    """A connection of its own: a wait on one blocks whoever else uses it."""
+    """A new connection, because a wait on one connection blocks all its other users."""
     return TCPStore(check.address, check.port, None, False, _seconds(seconds))
 
 
@@ -122,7 +122,7 @@ def _store(check: Check, seconds: float) -> Store:
 
 def _take_part(check: Check, device: torch.device) -> Checked:
     store = PrefixStore("group", _store(check, check.left()))
-    check.stage = "connecting to all"
+    check.stage = "connecting to all hosts"
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
@@ -163,17 +163,17 @@ def _all_reduce(size: int, device: torch.device) -> float:
 
 
 def _links(check: Check, device: torch.device) -> tuple[Link, ...]:
-    """Every link alone with its two hosts: those at even places first, then the others."""
+    """Median round-trip time of each ring link of this host, measured one link at a time."""
     count = len(check.hosts)
     if count < 2:
         return ()
     data = torch.zeros(LINK_BYTES // 4, device=device)
     found = []
-    for first, second in turns(count):
+    for first, second in link_order(count):
         if check.rank in (first, second):
             leads = check.rank == first
             took = sorted(
-                _there_and_back(data, leads, first + second - check.rank, device)
+                _round_trip(data, leads, first + second - check.rank, device)
                 for _ in range(TIMES + 1)
             )
             peer = check.hosts[first + second - check.rank]
@@ -181,14 +181,18 @@ def _links(check: Check, device: torch.device) -> tuple[Link, ...]:
     return tuple(found)
 
 
-def turns(count: int) -> list[tuple[int, int]]:
-    """The links of a ring of `count`, in an order in which neighbours do not wait in a circle."""
+def link_order(count: int) -> list[tuple[int, int]]:
+    """The links of a ring of `count` hosts, in an order without circular waits.
+
+    Even links come first, then odd ones, so that a host uses one link at a time. In an odd ring the
+    last link shares a host with both kinds and comes at the end.
+    """
     ring = [(i, (i + 1) % count) for i in range(count if count > 2 else 1)]
-    last = count - 1 if count % 2 else count  # of an odd ring, the link that fits in neither turn
+    last = count - 1 if count % 2 else count
     return sorted(ring, key=lambda pair: (pair[0] == last, pair[0] % 2))
 
 
-def _there_and_back(data: torch.Tensor, leads: bool, peer: int, device: torch.device) -> float:
+def _round_trip(data: torch.Tensor, leads: bool, peer: int, device: torch.device) -> float:
     def work() -> None:
         for sends in (leads, not leads):
             if sends:
@@ -202,9 +206,9 @@ def _there_and_back(data: torch.Tensor, leads: bool, peer: int, device: torch.de
 # The verdict
 
 
-def _call_time(check: Check) -> None:
+def _watchdog(check: Check) -> None:
     pause(check.left() - VERDICT_S)
-    _give_up(check, "time is over")
+    _give_up(check, "the time limit has passed")
 
 
 def _give_up(check: Check, why: str) -> NoReturn:
@@ -217,47 +221,47 @@ def _give_up(check: Check, why: str) -> NoReturn:
         waited_for=missing,
         why=f"{why} while {check.stage}; {words}",
     )
-    _say(check, checked)
+    _report(check, checked)
 
 
 def find_missing(check: Check, limit_s: float = ANSWER_S) -> tuple[tuple[str, ...], str]:
-    """The hosts that never came, or whose beat has stopped without a verdict, and words for it.
+    """Hosts that never connected or whose heartbeat stopped early, and a sentence about them.
 
-    Only a store that was never reached speaks against the first host, which holds it: one that
-    does not answer in time may have too much to do, and what became of it its own agent knows.
+    The first host runs the store. It counts as missing only if the store was never reached. A store
+    that answers late may be overloaded, and the first host's own agent knows whether it is alive.
     """
-    found = _within(limit_s, check.signs.ask)
-    if not check.signs.connected.is_set() and check.rank:
-        return (check.hosts[0],), f"{check.hosts[0]}, where all meet, cannot be reached"
+    found = _call_with_timeout(limit_s, check.heartbeat.ask)
+    if not check.heartbeat.connected.is_set() and check.rank:
+        return (check.hosts[0],), f"the store on {check.hosts[0]} is unreachable"
     if found is None:
-        return (), "who is missing could not be found out in time"
+        return (), "the store did not say in time which hosts are missing"
     missing = tuple(check.hosts[rank] for rank in found if rank != check.rank)
     if not missing:
-        return (), "all the others are alive"
+        return (), "all other hosts are alive"
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    return missing, f"no sign of life from {', '.join(missing[:NAMED])}{more}"
+    return missing, f"no heartbeat from {', '.join(missing[:NAMED])}{more}"
 
 
-def _say(check: Check, checked: Checked) -> NoReturn:
-    """The last word of this process, said once."""
-    check.lock.acquire()  # for good: main thread and watchdog may both come here
+def _report(check: Check, checked: Checked) -> NoReturn:
+    """Print the result once and end the process."""
+    check.lock.acquire()  # never released: main thread and watchdog may both get here
     sys.stdout.write(json.dumps(encode(checked)) + "\n")
     sys.stdout.flush()
-    _within(LEAVE_S if check.rank else check.left(), lambda: _leave(check))
-    os._exit(0)  # whatever other threads are stuck in
+    _call_with_timeout(LEAVE_S if check.rank else check.left(), lambda: _leave(check))
+    os._exit(0)  # a normal exit would wait for threads that are stuck in a collective
 
 
 def _leave(check: Check) -> None:
-    """Be no longer missed. Rank 0, which holds the store, stays for the others to have read it."""
-    check.signs.leave()
+    """Mark this process as finished. Rank 0 runs the store and stays until all others left."""
+    check.heartbeat.leave()
     if check.rank == 0:
         store = _store(check, check.left())
         while not all_gone(store, len(check.hosts)):
             pause(STAY_POLL_S)
 
 
-def _beside(work: Callable[[], None]) -> None:
-    """In a thread that ends when the store is gone: the verdict will say so."""
+def _in_thread(work: Callable[[], None]) -> None:
+    """Run `work` in a thread, which ends quietly if the store is lost: the verdict reports that."""
 
     def try_it() -> None:
         with contextlib.suppress(RuntimeError):
@@ -266,8 +270,8 @@ def _beside(work: Callable[[], None]) -> None:
     threading.Thread(target=try_it, daemon=True).start()
 
 
-def _within(seconds: float, ask: Callable[[], T]) -> T | None:
-    """What `ask` answers; None where it fails, or still waits after so long."""
+def _call_with_timeout(seconds: float, ask: Callable[[], T]) -> T | None:
+    """The result of `ask`; None if it fails or takes longer than `seconds`."""
     answers: queue.Queue[T | None] = queue.Queue()
 
     def try_it() -> None:

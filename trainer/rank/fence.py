@@ -1,4 +1,4 @@
-"""May this rank still make its mark? Asked before each line and each checkpoint."""
+"""Prevents a rank of an old attempt from writing lines or checkpoints after a newer one started."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,13 +8,14 @@ from orchestrator.contract.files.fence import check_attempt
 from orchestrator.contract.files.run_dir import RunDir
 
 Admit = Callable[[], None]
-"""Raises GivenUp when a later attempt has begun, and another OSError when that cannot be told."""
+"""Called before each write. Raises GivenUp if a later attempt has started, or another OSError if
+the fence file cannot be read."""
 
 
-def everybody() -> None:
-    """Nobody is kept out."""
+def admit_all() -> None:
+    """Allows every write."""
 
 
 def admit_of(run: RunDir, env: RankEnv) -> Admit:
-    """Under plain torchrun attempts are not ours to count, and everybody may write."""
-    return partial(check_attempt, run.fence, env.attempt) if env.heartbeat_socket else everybody
+    """The fence check of this rank. Without ndctl (plain torchrun) there is no fence."""
+    return partial(check_attempt, run.fence, env.attempt) if env.heartbeat_socket else admit_all

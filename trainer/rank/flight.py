@@ -1,4 +1,4 @@
-"""Writes this rank's flight-recorder dump when its agent asks for it, as at a hang."""
+"""Writes the flight recorder dump of this rank, when its agent asks for it and before a crash."""
 
 import json
 import logging
@@ -15,20 +15,20 @@ from orchestrator.contract.files.run_dir import FLIGHT_FILES, LAST_FILES
 
 LOG = logging.getLogger("trainer")
 RECORDERS = ("_dump_nccl_trace", "_dump_fr_trace")
-"""torch's, of NCCL and of gloo; a build without CUDA has the second alone."""
+"""Functions of torch for NCCL and for gloo. A build without CUDA has only the second."""
 LAST_CALLS = 128
-"""Operations that a rank writes down as it ends: some 30 KB, for all ranks end where one does."""
+"""Operations in the dump before a crash: about 30 KB, because all ranks write at the same time."""
 LAST_WORDS_S = 2.0
-"""Storage that does not answer may be why it ends, and must not keep it."""
+"""Time limit of that dump: storage that hangs may be the cause of the crash."""
 
 
 def dump_on_signal(env: RankEnv) -> None:
-    """From now on DUMP_SIGNAL has a thread of its own write the dump.
+    """Start a thread that writes the dump at each DUMP_SIGNAL.
 
-    The signal is blocked while there is no other thread, so the one that waits for it takes it,
-    whatever the main thread is stuck in: collectives let go of the GIL. Where something holds the
-    GIL for good, nothing written in Python can answer: NCCL's monitor then does, at its pipe
-    (`trainer/rank/environment.py`), and a dump of gloo is missing.
+    The signal is blocked before other threads exist, so all inherit the mask and only this thread
+    receives it, even if the main thread is stuck in a collective (collectives release the GIL). If
+    C code holds the GIL, no Python thread can run. NCCL's monitor then answers at its pipe
+    (`trainer/rank/environment.py`), and a gloo dump is missing.
     """
     if not env.trace_dir:
         return
@@ -44,14 +44,14 @@ def _answer(path: Path) -> None:
         try:
             write_dump(path)
         except Exception:
-            LOG.exception("the flight recorder could not be dumped to %s", path)
+            LOG.exception("failed to dump the flight recorder to %s", path)
 
 
 def dump_at_end(env: RankEnv, limit_s: float = LAST_WORDS_S) -> None:
-    """What this rank called last, for whoever asks why it ended by an exception.
+    """Write the last collectives of a rank that ends with an exception.
 
-    On gloo ranks whose operations do not fit each other end instead of hanging, and the one that
-    cannot write this is told apart by what its peers wrote.
+    With gloo, ranks with mismatched collectives crash instead of hanging. The dumps show the
+    culprit, even if the culprit itself wrote none (`diagnosis/hang/post_mortem.py`).
     """
     if env.trace_dir and "torch._C._distributed_c10d" in sys.modules:
         path = Path(env.trace_dir) / f"{LAST_FILES}{env.rank}"
@@ -65,20 +65,22 @@ def _write_last(path: Path) -> None:
         dump = pickle.loads(_dump())
         dump["entries"] = dump["entries"][-LAST_CALLS:]
         write_whole(path, pickle.dumps(dump))
-    except Exception as exc:  # noqa: BLE001 (why the rank ends is what matters, whatever this says)
-        LOG.warning("what was called last could not be written to %s: %s", path, exc)
+    except Exception as exc:  # noqa: BLE001 (must not hide the exception that ends the rank)
+        LOG.warning("failed to write the last collectives to %s: %s", path, exc)
 
 
 def write_dump(path: Path) -> None:
-    """At once under its name, so nobody reads half of it. Stacks of each operation are left out:
-    they are most of its size, and SIGUSR2 shows where a rank is."""
+    """Write atomically, so that no reader sees half a dump.
+
+    It has no stack per operation: these are most of its size, and SIGUSR2 shows the stacks.
+    """
     write_whole(path, _dump())
 
 
 def _dump() -> bytes:
-    """Of the recorder that holds more: a job has operations of NCCL or of gloo, seldom of both.
+    """The larger dump of NCCL's and gloo's recorders: a job rarely uses both.
 
-    Before torch is there the rank has called nothing, and that is what its dump says.
+    Before torch is imported no operation was called, so the dump is empty.
     """
     module: Any = sys.modules.get("torch._C._distributed_c10d")
     ask = [getattr(module, name) for name in RECORDERS if hasattr(module, name)]

@@ -1,4 +1,4 @@
-"""What reaches a rank from outside its configuration, gathered by the frame and handed inwards."""
+"""What a rank gets from its process in addition to the training configuration."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from trainer.rank.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class Runtime:
     env: RankEnv
     reporter: Reporter
     drills: Sequence[Drill]
     stop: StopRequest
     skip: Sequence[Window] = ()
-    """Data to be left out, besides what the checkpoint has left out already."""
+    """Windows of data to skip, in addition to those that the checkpoint has skipped."""
     clock: Callable[[], float]
-    """Unix time, for readers of the metrics; the length of a step is measured without it."""
+    """Unix time for the metrics file. Step durations are measured with `perf_counter` instead."""

@@ -1,4 +1,4 @@
-"""What may be asked of a rank by signal: to leave (SIGTERM, SIGUSR1), or its stacks (SIGUSR2)."""
+"""Signal handlers of a rank: stop (SIGTERM, SIGUSR1) and print all stacks (SIGUSR2)."""
 
 import faulthandler
 import signal
@@ -10,7 +10,7 @@ from orchestrator.contract.files.env import RankEnv
 
 
 class StopRequest:
-    """Remembers that the rank was asked to leave; the loop answers at its next step boundary."""
+    """Records a request to stop; the training loop stops at the next step boundary."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -22,7 +22,7 @@ class StopRequest:
 
 
 def show_stacks_on_signal(env: RankEnv) -> None:
-    """From now on SIGUSR2 writes the stacks of all threads, even while one hangs inside C."""
+    """Make SIGUSR2 write the stacks of all threads, even if one hangs inside C code."""
     out = sys.stderr
     if env.trace_dir:
         folder = Path(env.trace_dir)

@@ -1,6 +1,6 @@
-"""The stores where ranks meet: a server of ours listens at the address of its host alone.
+"""Rendezvous stores that listen only at the address of their host.
 
-torch's own listens at every address of the machine, and it asks for no password.
+torch's own server listens at every address of the machine, without a password.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 
 BACKLOG = 4_096
-"""All ranks of a job come at the same time."""
+"""All ranks of a job connect at the same time."""
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""torchrun, with a rendezvous whose store listens at the address of the first host alone.
+"""torchrun with a rendezvous store that listens only at the address of the first host.
 
 python -m trainer.rank.torchrun --rdzv-backend=ndctl --rdzv-endpoint=ADDRESS:PORT
     --rdzv-conf=rank=N …
@@ -22,7 +22,7 @@ BACKEND = "ndctl"
 
 
 class Rendezvous(StaticTCPRendezvous):
-    """torchrun's static rendezvous; of it, the server of the store alone is ours."""
+    """torchrun's static rendezvous with our own store server."""
 
     def get_backend(self) -> str:
         return BACKEND

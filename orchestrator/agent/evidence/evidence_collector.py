@@ -14,8 +14,8 @@ from orchestrator.agent.evidence.rank_evidence import last_lines, last_words_of
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
-from orchestrator.contract.messages.agent_protocol import Evidence, Exited
-from orchestrator.contract.messages.events import RankEvidence
+from orchestrator.contract.messages.agent_protocol import Evidence
+from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence, RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading
 from orchestrator.diagnosis.logs.patterns import MOST_LINES
 from orchestrator.diagnosis.logs.readings import (
@@ -58,11 +58,11 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         probed(probe, pids, timeout_s),
     )
     kernel, readings = await _kernel(attempt, found)
-    evidence = Evidence(
+    event = EvidenceGathered(
         attempt=start.attempt,
         host=place.host,
         ranks=ranks,
-        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        dumps=len(dumps.reduced),
         withheld=dumps.withheld,
         unread=tuple(one.rank for one in ranks if not one.stack and one.rank in stackless),
         missing=_missing(ranks, stackless, dumps, found),
@@ -70,7 +70,11 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         kernel=kernel,
         readings=readings,
     )
-    return Found(evidence=evidence, ended=ended, probe=found)
+    return Found(evidence=_with_dumps(event, dumps), ended=ended, probe=found)
+
+
+def _with_dumps(event: EvidenceGathered, dumps: Dumps) -> Evidence:
+    return Evidence(event=event, dumps={str(rank): text for rank, text in dumps.reduced.items()})
 
 
 async def _kernel(
@@ -98,20 +102,21 @@ async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
     """What the ranks of an attempt that is over had called last, of those that could still say."""
     ended = dict.fromkeys(attempt.running(), "nobody saw how") | attempt.ended()
     dumps = await last_dumps(ended, _asking(attempt), timeout_s)
-    return Evidence(
+    event = EvidenceGathered(
         attempt=attempt.start.attempt,
         host=attempt.place.host,
         ranks=(),
-        dumps={str(rank): text for rank, text in dumps.reduced.items()},
+        dumps=len(dumps.reduced),
         missing={f"dump of rank {rank}": why for rank, why in dumps.missing.items()},
     )
+    return _with_dumps(event, dumps)
 
 
 async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
     """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
     found = await probed(probe, attempt.running(), timeout_s)
     kernel, readings = await _kernel(attempt, found)
-    evidence = Evidence(
+    event = EvidenceGathered(
         attempt=attempt.start.attempt,
         host=attempt.place.host,
         ranks=(),
@@ -121,12 +126,12 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         readings=readings,
         unasked=True,
     )
-    return Found(evidence=evidence, ended=attempt.ended(), probe=found)
+    return Found(evidence=Evidence(event=event), ended=attempt.ended(), probe=found)
 
 
 async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
     """In the traces, once the leader was told: they lie on storage, which may be what broke."""
-    host = found.evidence.host
+    host = found.evidence.event.host
     try:
         await within(limit_s, _write, attempt, found)
     except TimeoutError:
@@ -135,32 +140,35 @@ async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
         log.warning("the evidence of %s could not be kept: %s", host, exc)
 
 
-async def read_stopped(attempt: Attempt, exited: Exited) -> Exited:
+async def read_stopped(attempt: Attempt, exited: RankExited) -> RankExited:
     """What a rank means that was stopped, by what it raised: its log would be much to read, and of
     all of a large job much to journal."""
     return await within(None, as_read, exited, (), attempt.start.classes)
 
 
-async def with_last_lines(attempt: Attempt, exited: Exited, limit_s: float = TAIL_S) -> Exited:
+async def with_last_lines(
+    attempt: Attempt, exited: RankExited, limit_s: float = TAIL_S
+) -> RankExited:
     """What the rank wrote last, and what it means. Storage that does not answer may be why it
     ended, and the agent is to be heard meanwhile."""
     begun = attempt.clock.monotonic()
-    path = attempt.log_dir / f"rank-{exited.ended.rank}.log"
+    path = attempt.log_dir / f"rank-{exited.rank}.log"
     try:
         tail = await within(limit_s, last_lines, path, MOST_LINES)
     except TimeoutError:
-        log.warning("the log of rank %s does not answer: told without it", exited.ended.rank)
+        log.warning("the log of rank %s does not answer: told without it", exited.rank)
         tail = (f"{path} did not answer within {limit_s:.1f} s",)
-    age_s = exited.age_s + attempt.clock.monotonic() - begun
+    age_s = exited.detected_after_s + attempt.clock.monotonic() - begun
     # In a thread and here, before the leader hears of it: no text, however long, keeps either loop.
-    return await within(None, as_read, replace(exited, age_s=age_s), tail, attempt.start.classes)
+    exited = replace(exited, detected_after_s=age_s)
+    return await within(None, as_read, exited, tail, attempt.start.classes)
 
 
-def as_read(exited: Exited, lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> Exited:
+def as_read(exited: RankExited, lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> RankExited:
     """With what its end means, whose log ends with `lines`, and the few of them that are kept."""
     end = End(
-        exit_code=exited.ended.exit_code,
-        signal=exited.ended.signal,
+        exit_code=exited.exit_code,
+        signal=exited.signal,
         error=exited.error,
         lines=lines,
         phase=exited.phase,
@@ -189,7 +197,7 @@ def _missing(
 
 def _write(attempt: Attempt, found: Found) -> None:
     """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
-    evidence = found.evidence
+    evidence = found.evidence.event
     tails = {
         str(rank): last_words_of(attempt.log_dir / f"rank-{rank}.log")
         for rank in sorted({*found.ended, *(one.rank for one in evidence.ranks)})

@@ -28,7 +28,8 @@ from orchestrator.agent.processes.exec_in_fork import (
 )
 from orchestrator.contract.files import progress
 from orchestrator.contract.files.env import DUMP_SIGNAL, PROGRESS_FD, TORCHRUN_PID, RankEnv
-from orchestrator.contract.messages.rank_messages import Datagram, RankEnded, RankStarted, to_bytes
+from orchestrator.contract.messages.events import RankExited
+from orchestrator.contract.messages.rank_messages import Datagram, RankStarted, to_bytes
 from orchestrator.posix.locks import share
 
 
@@ -87,7 +88,7 @@ def report_end(env: RankEnv, status: int, step: int) -> int:
     number = os.WTERMSIG(status) if killed else None
     tell(
         env.heartbeat_socket,
-        RankEnded(attempt=env.attempt, rank=env.rank, exit_code=code, signal=number, step=step),
+        RankExited(attempt=env.attempt, rank=env.rank, exit_code=code, signal=number, step=step),
     )
     return 128 + os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
 

@@ -216,13 +216,13 @@ def _excluded_on_slurm(
     spec: JobSpec, environ: Mapping[str, str], run_root: Path | None
 ) -> "tuple[ExcludedHost, ...]":
     from orchestrator.app.excluded_hosts import excluded_hosts
-    from orchestrator.app.schedulers import backend_of
+    from orchestrator.app.schedulers import scheduler_of
     from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
 
     root, clock = run_root or run_root_of(None, environ, spec.run_root), SystemClock()
     try:
-        return excluded_hosts(root, backend_of("slurm", environ, clock), environ, clock)
+        return excluded_hosts(root, scheduler_of("slurm", environ, clock), environ, clock)
     except BackendError:  # where Slurm does not answer, the question for its nodes says so
         return ()
 

@@ -20,7 +20,7 @@ from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
 from orchestrator.plan.memory_savings import ways_within
 from orchestrator.plan.planner import plan
-from orchestrator.plan.search.alternatives import apply, show_edits
+from orchestrator.plan.search.edits import apply, show_edits
 from orchestrator.plan.show.explain import plan_json
 from orchestrator.plan.training import trainer_config
 

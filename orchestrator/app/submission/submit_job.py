@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.app.commands import remember, submitted_from
 from orchestrator.app.excluded_hosts import excluded_hosts
 from orchestrator.app.planning.plans import Planned
-from orchestrator.app.schedulers import backend_of, clear, standing
+from orchestrator.app.schedulers import clear, standing, submitter_of
 from orchestrator.app.submission.resume_check import is_running, no_run, steps_left, watch_or_end
 from orchestrator.app.submission.submission_lock import alone
 from orchestrator.app.submission.submission_rollback import look, restore
@@ -36,7 +36,7 @@ from orchestrator.journal.run_dir_init import (
     unknown_run,
     write_files,
 )
-from orchestrator.seams import Backend, Clock, Copy, Former, RemoteBackend
+from orchestrator.seams import Clock, Copy, Former, RemoteScheduler, SubmittingScheduler
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
 
 
 def struck(
-    run_root: Path, backend: Backend, environ: Mapping[str, str], clock: Clock
+    run_root: Path, backend: SubmittingScheduler, environ: Mapping[str, str], clock: Clock
 ) -> tuple[str, ...]:
     """Hosts of the cluster that the job does without, each said with why and until when."""
     found = excluded_hosts(run_root, backend, environ, clock)
@@ -105,7 +105,7 @@ def render(submission: Submission, environ: Mapping[str, str]) -> str:
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
-    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     return backend.describe(_first(submission, backend, environ, clock))
 
 
@@ -135,7 +135,7 @@ def dry_run(
     _check_inputs(submission, environ)
     if submission.resume:
         _check_resume(submission, snapshot.known(submission.run_dir))
-    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     handover = _first(submission, backend, environ, clock)
     config = json.dumps(handover.trainer, indent=2)
     text = f"# trainer configuration\n{config}\n\n{backend.describe(handover)}"
@@ -149,12 +149,12 @@ def dry_run(
 
 def first_handover(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Handover:
     """What `submit` would hand over, to be looked at."""
-    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     return _first(submission, backend, environ, clock)
 
 
 def _first(
-    submission: Submission, backend: Backend, environ: Mapping[str, str], clock: Clock
+    submission: Submission, backend: SubmittingScheduler, environ: Mapping[str, str], clock: Clock
 ) -> Handover:
     """As though nothing had been submitted before."""
     without = struck(submission.run_root, backend, environ, clock)
@@ -188,14 +188,14 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
 
 def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> tuple[Finding, ...]:
     """What the scheduler says to it. Raises what `submit` would before it writes anything."""
-    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
     without = struck(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
-    if isinstance(backend, RemoteBackend):
+    if isinstance(backend, RemoteScheduler):
         _admit_remotely(submission, backend, first.launch, environ)
     elif not submission.new:
         _admit(submission, environ, clock)
@@ -230,7 +230,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
             refuses the job, the run directory is as it was, or not there.
     """
     run_dir = submission.run_dir
-    backend = backend_of(submission.planned.spec.cluster.backend, environ, clock)
+    backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
@@ -238,7 +238,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
     warnings = tuple(words_of_finding(one) for one in said if one.verdict == "warns")
-    if isinstance(backend, RemoteBackend):
+    if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
         return replace(submitted, warnings=warnings)
     with _writable(), alone(run_dir):
@@ -303,7 +303,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Hand
 
 def _submit_remotely(
     submission: Submission,
-    backend: RemoteBackend,
+    backend: RemoteScheduler,
     first: JobSubmitted,
     environ: Mapping[str, str],
     clock: Clock,
@@ -338,7 +338,7 @@ def _submit_remotely(
 
 
 def _admit_remotely(
-    submission: Submission, backend: RemoteBackend, launch: LaunchPlan, environ: Mapping[str, str]
+    submission: Submission, backend: RemoteScheduler, launch: LaunchPlan, environ: Mapping[str, str]
 ) -> Former | None:
     """What there is of the job, in the cluster or here; refuses a second start."""
     name, former = launch.job, backend.former(launch, submission.run_root)

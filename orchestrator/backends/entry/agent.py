@@ -33,7 +33,7 @@ from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
 from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
 log = logging.getLogger("orchestrator.backends.entry.agent")
@@ -202,7 +202,7 @@ async def _follow(
     return await follow(agent, named, clock, lead)
 
 
-def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Backend]:
+def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], AllocationBackend]:
     return partial(backend_named, environ=environ, clock=clock, shell=run_command)
 
 

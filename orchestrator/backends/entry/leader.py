@@ -41,7 +41,7 @@ from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader
 from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
-from orchestrator.seams import Backend, Clock
+from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import run_command
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def _hear_signals(leader: Leader, scheduled: bool) -> None:
 
 @contextmanager
 def _told(
-    backend: Backend, supervisor: Supervisor, run_dir: RunDir, guard: Callable[[], None]
+    backend: AllocationBackend, supervisor: Supervisor, run_dir: RunDir, guard: Callable[[], None]
 ) -> Iterator[None]:
     """A cluster that shows how its jobs go hears of each line of the journal."""
     job = supervisor.run.job
@@ -234,7 +234,11 @@ async def _run_both(
 
 
 def _granted_at_last(
-    config: AgentConfig, backend: Backend, supervisor: Supervisor, clock: Clock, former: str = ""
+    config: AgentConfig,
+    backend: AllocationBackend,
+    supervisor: Supervisor,
+    clock: Clock,
+    former: str = "",
 ) -> Granted | None:
     """A scheduler that is away comes back; until then nothing can begin, and nothing is lost.
     None: from this place it cannot be asked, and the job ends with that."""
@@ -252,17 +256,19 @@ def _granted_at_last(
             return None
 
 
-def _granted(config: AgentConfig, backend: Backend, run: Run, clock: Clock, former: str) -> Granted:
+def _granted(
+    config: AgentConfig, backend: AllocationBackend, run: Run, clock: Clock, former: str
+) -> Granted:
     assert run.job is not None
     launch, reached = run.job.launch, last_reached(config.place.run_dir.metrics)
-    allocation = backend.allocation(launch)
-    if allocation is None:
+    if backend.granted is None:
         return Granted(term=config.term, reached=reached)
+    allocation = backend.granted.allocation(launch)
     silent_s = {run.leader: max(0.0, clock.now() - run.last_at)} if run.leader else {}
     taken: Mapping[str, str] = {}
-    if silent_s and allocation.successor_s is not None:
+    if silent_s and backend.successors is not None:
         try:
-            taken = backend.taken(launch, silent_s)
+            taken = backend.successors.taken(launch, silent_s)
         except BackendError as exc:
             log.warning("why the leader before went is not known: %s", exc)
     path = host_strikes.path_of(config.place.run_dir.path.parent, backend.cluster())

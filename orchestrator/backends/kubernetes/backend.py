@@ -46,7 +46,15 @@ from orchestrator.inventory.kubernetes.gpus import gpu_table
 from orchestrator.inventory.kubernetes.standing import shut_nodes
 from orchestrator.inventory.kubernetes.taints import tolerations_of
 from orchestrator.inventory.kubernetes.topology import allocation_switches
-from orchestrator.seams import Clock, Former, HostNotice, OwnRun, Sighting
+from orchestrator.seams import (
+    Clock,
+    Former,
+    GrantingScheduler,
+    HostNotice,
+    OwnRun,
+    Sighting,
+    SuccessorHosts,
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +68,11 @@ CLOCKS_S = 3.0
 
 
 class KubernetesBackend:
+    fixed_hosts = None
+    """A lost pod gets a successor, so no agent takes over from another one."""
+    unattended = None
+    """Pods release their nodes when they end."""
+
     def __init__(self, environ: Mapping[str, str], clock: Clock) -> None:
         self.environ = environ
         self.clock = clock
@@ -67,6 +80,14 @@ class KubernetesBackend:
         self.nodes = LeadersNodes(clock)
         self.own_job: OwnJob | None = None
         """Of a leader."""
+
+    @property
+    def granted(self) -> GrantingScheduler:
+        return self
+
+    @property
+    def successors(self) -> SuccessorHosts:
+        return self
 
     def api(self, spec: KubernetesSpec) -> Api:
         """In a pod a kubeconfig's contexts mean nothing."""
@@ -177,10 +198,7 @@ class KubernetesBackend:
 
     # For the leader, inside a pod
 
-    def rival(self, launch: LaunchPlan) -> str | None:
-        return None
-
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+    def allocation(self, launch: LaunchPlan) -> Allocation:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
@@ -208,10 +226,6 @@ class KubernetesBackend:
         spec = spec_of(launch)
         labels = f"{LABEL}={launch.job}"
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
-
-    def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """What keeps a pod from beginning stands in its own status (`pending_reasons.py`)."""
-        return {}
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """Of nodes alone: a pod that is preempted or evicted hears it itself, by SIGTERM, and
@@ -336,9 +350,6 @@ class KubernetesBackend:
                 continue
             end_pod(self.api(spec), self.clock, spec.kind, host, pod, spec.force_delete_after)
 
-    def clear_host(self, launch: LaunchPlan, host: str) -> str:
-        raise BackendError("a pod that is lost has a successor: no agent takes over from another")
-
     def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
@@ -396,9 +407,6 @@ class KubernetesBackend:
             log.warning("%s", not_kept_off(hosts))
 
     # The end
-
-    def release(self, launch: LaunchPlan) -> None:
-        """Nothing is kept for agents that have left."""
 
     def clear(self, launch: LaunchPlan) -> None:
         """The objects stay, suspended, for whoever wants to know; no pod does."""

@@ -32,7 +32,16 @@ from orchestrator.inventory.slurm.partitions import parse_partitions
 from orchestrator.inventory.slurm.reservations import parse_reservations, soon_in_maintenance
 from orchestrator.inventory.slurm.standing import is_wanted_back, lets_finish
 from orchestrator.inventory.slurm.topology import allocated_switches
-from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
+from orchestrator.seams import (
+    Clock,
+    FixedHosts,
+    GrantingScheduler,
+    HostNotice,
+    OwnRun,
+    Shell,
+    Sighting,
+    UnattendedAllocation,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +66,9 @@ START_S = 2.0
 
 
 class SlurmBackend:
+    successors = None
+    """Slurm starts no agent again by itself."""
+
     def __init__(self, environ: Mapping[str, str], clock: Clock, shell: Shell) -> None:
         self.environ = environ
         self.clock = clock
@@ -66,6 +78,18 @@ class SlurmBackend:
         self.steps: list[Detached] = []
         """Of agents that were started again."""
         self.requeuing: Requeue | None = None
+
+    @property
+    def granted(self) -> GrantingScheduler:
+        return self
+
+    @property
+    def fixed_hosts(self) -> FixedHosts:
+        return self
+
+    @property
+    def unattended(self) -> UnattendedAllocation:
+        return self
 
     # Before and at submission
 
@@ -239,7 +263,7 @@ class SlurmBackend:
 
     # For the leader
 
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+    def allocation(self, launch: LaunchPlan) -> Allocation:
         job_id = self._own_id()
         if launch.slurm is not None and launch.slurm.container is not None:
             check_commands(self.shell)
@@ -370,10 +394,6 @@ class SlurmBackend:
         notice_s = (launch.slurm or SlurmSpec()).notice_s + NOTICE_SLACK_S
         return observe.cause(job, self._restarts(), self.clock.now(), notice_s)
 
-    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
-        """Slurm takes an allocation as a whole, and says so by a signal."""
-        return {}
-
     def clear_host(self, launch: LaunchPlan, host: str) -> str:
         argv = render.clearing(launch, self._own_number(), host, sys.executable)
         try:
@@ -386,9 +406,6 @@ class SlurmBackend:
             said = " ".join(" ".join(errors or done.err.splitlines()).split())
             raise BackendError(f"{host} could not be cleared: {said or f'code {done.code}'}")
         return " ".join(done.out.split())
-
-    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        raise BackendError("Slurm starts no agent of its own again", fix="have the job requeued")
 
     def replace(
         self,

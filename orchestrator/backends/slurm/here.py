@@ -5,8 +5,6 @@ job again, the process that was typed (`app/submission/here.py`, which holds `st
 lives) starts another step, on those of the allocation's nodes that are left.
 """
 
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,21 +15,32 @@ from orchestrator.backends.slurm.backend import CLEAR_S, POLL_S, SlurmBackend
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
 from orchestrator.backends.slurm.job_lookup import GLANCE_S, Finder
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
-from orchestrator.contract.submission_payload import Handover
-from orchestrator.errors import BackendError, Ended, Refused
+from orchestrator.errors import BackendError, Ended
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.journal.snapshot import known
 from orchestrator.posix.locks import is_held_alone
-from orchestrator.seams import Clock, HostNotice, OwnRun, Shell, Sighting
+from orchestrator.seams import (
+    Clock,
+    FixedHosts,
+    GrantingScheduler,
+    HostNotice,
+    OwnRun,
+    Shell,
+    Sighting,
+)
 
 STARTER = "`ndctl submit --here`"
 
 
 class HereBackend:
+    successors = None
+    """Slurm starts no agent again by itself."""
+    unattended = None
+    """The allocation belongs to a person, who may want it for more."""
+
     def __init__(self, environ: Mapping[str, str], clock: Clock, shell: Shell) -> None:
         self.environ = environ
         self.clock = clock
@@ -42,15 +51,13 @@ class HereBackend:
         self.cannot_go_on = False
         """The job ends for that, and nobody has cancelled it."""
 
-    def describe(self, handover: Handover) -> str:
-        launch = handover.launch
-        return shlex.join(render.step_here(launch, launch.hosts, sys.executable))
+    @property
+    def granted(self) -> GrantingScheduler:
+        return self
 
-    def check(self, handover: Handover) -> tuple[Finding, ...]:
-        return ()
-
-    def submit(self, handover: Handover) -> None:
-        raise Refused("no scheduler is asked for this job", fix=f"{STARTER} starts it")
+    @property
+    def fixed_hosts(self) -> FixedHosts:
+        return self
 
     # What there is of it
 
@@ -110,9 +117,8 @@ class HereBackend:
         noted = job_lookup.recorded(launch)
         return None if noted == own else f"it runs in Slurm job {noted}"
 
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
+    def allocation(self, launch: LaunchPlan) -> Allocation:
         granted = self.allocated.allocation(launch)
-        assert granted is not None
         hosts = self._hosts()
         switches = {host: above for host, above in granted.switches.items() if host in hosts}
         return replace(granted, hosts=hosts, switches=switches)
@@ -135,14 +141,8 @@ class HereBackend:
         cause = self.allocated.why_ending(launch)
         return "cancelled" if cause == "unknown" and not self.cannot_go_on else cause
 
-    def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
-        return {}
-
     def clear_host(self, launch: LaunchPlan, host: str) -> str:
         return self.allocated.clear_host(launch, host)
-
-    def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        self.allocated.revive_leader(launch, silent_s=silent_s)
 
     def replace(
         self,
@@ -200,9 +200,6 @@ class HereBackend:
         return tuple(host for host in wanted if host not in dead)
 
     # The end
-
-    def release(self, launch: LaunchPlan) -> None:
-        """The allocation is a person's, who may want it for more."""
 
     def clear(self, launch: LaunchPlan) -> None:
         begun, asked = self.clock.monotonic(), set[str]()

@@ -12,21 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.contract.check_results import Finding
 from orchestrator.contract.checkpoint_interval import SavePace
-from orchestrator.contract.messages.events import RankError, RankEvidence
-from orchestrator.contract.messages.rank_messages import (
-    DrillFired,
-    IntervalChanged,
-    RankEnded,
-    Resumed,
-    Saved,
-    SaveFailed,
-)
+from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.drills import Drill
-from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading
+from orchestrator.contract.spec.failures import FailureRule
 
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
@@ -68,20 +59,13 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Register:
-    host: str
-    address: str
-    """Where other hosts reach this one."""
-    devices: int
-    pid: int
-    incarnation: str
-    """Drawn by each agent process at its start: in containers, process ids repeat."""
+    """The first message of an agent on each connection."""
+
+    agent: AgentRegistered
+    """The event, if the agent is new to the leader, which adds what it finds itself."""
     launch: int
     sent_at: float
     """Unix seconds of the agent's clock."""
-    findings: tuple[Finding, ...] = ()
-    """What its own look at the host found that is not in order."""
-    running: int = 0
-    """The attempt whose ranks it still has; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,54 +141,12 @@ class Digest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A rank's own words that the leader is to have at once."""
-
-    host: str
-    datagram: Resumed | Saved | SaveFailed | IntervalChanged | DrillFired
-    reading: Reading | None = None
-    """The class of why a checkpoint could not be written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exited:
-    """A rank ended other than by returning 0 after the last step."""
-
-    host: str
-    ended: RankEnded
-    age_s: float
-    step: int
-    stopped: bool
-    error: RankError | None
-    log_tail: tuple[str, ...]
-    phase: Phase | None = None
-    """The last that it reported."""
-    reading: ExitReading | None = None
-    """What all of that means, by more lines of its log than are told."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    attempt: int
-    host: str
-    ranks: tuple[RankEvidence, ...]
+    """`EvidenceGathered`, with the dumps that are too large for the journal."""
+
+    event: EvidenceGathered
     dumps: Mapping[str, str] = field(default_factory=dict)
     """Rank -> its flight recorder's dump, reduced (`diagnosis/dumps/dump_summary.py`)."""
-    withheld: tuple[int, ...] = ()
-    """Ranks that ran, and gave no dump in time."""
-    unread: tuple[int, ...] = ()
-    """Ranks of which there is no stack because storage did not give it."""
-    missing: Mapping[str, str] = field(default_factory=dict)
-    """What evidence did not come -> why."""
-    findings: tuple[Finding, ...] = ()
-    """What the host's probes found that is not in order."""
-    kernel: tuple[str, ...] = ()
-    """What its kernel said that has a class, of the attempt, and since shortly before its ranks got
-    on for the last time."""
-    readings: tuple[Reading, ...] = ()
-    """What these lines mean, the first of each class."""
-    unasked: bool = False
-    """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,30 +157,7 @@ class Port:
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
-    """No process of the attempt is left on the host."""
-
-    attempt: int
-    host: str
-    finished: bool
-    """All its ranks returned 0 after the last step."""
-    why: str = ""
-    reading: Reading | None = None
-    """The class of `why`, where a restart meets it again."""
-    alone_s: float = 0.0
-    """How long ago the agent had last heard the leader, if it stopped the ranks for that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
-    """The scheduler told this agent alone that it has to go."""
-
-    host: str
-    signal: str
-
-
-Report = Register | Digest | Told | Exited | Evidence | Port | Stopped | Checked | Warned
+Report = Register | Digest | Evidence | Port | Checked | AgentEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,21 @@
 """What happens to a job: facts, in the past tense, each a line of the journal.
 
-`at` is the leader's time in unix seconds, from a clock that never jumps while the leader lives. An
-event that no decision depends on is journalled all the same when a person would want to see it.
+Each fact has this one type from the process that notices it to the journal. A rank, an agent or a
+detector builds the event. An agent fills in with `replace` what its rank cannot know.
+
+`at` is the leader's time in unix seconds, from a clock that never jumps while the leader lives.
+Only this clock counts, so events that others build have `at = 0.0` until the leader takes them in
+(`stamped`). An event that no decision depends on is journalled too when a person wants to see it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeVar
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.checkpoint_names import PassedOver
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
-from orchestrator.contract.messages.rank_messages import Above
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.drills import Drill
@@ -22,6 +25,8 @@ from orchestrator.contract.spec.policy import PolicyRule
 Health = Literal["ok", "slow", "silent", "dead"]
 Span = tuple[int, int]
 """Ranks from the first to the last."""
+Above = Literal["keeper", "torchrun", "launcher"]
+"""A process above a rank. The kernel kills the rank when it dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,7 @@ class LeaderStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistered:
-    at: float
+    at: float = 0.0
     host: str
     address: str
     devices: int
@@ -117,7 +122,7 @@ class AgentLost:
 class TrainingResumed:
     """Rank 0 loaded the state of `step`, or began at step 0."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     step: int
     passed_over: tuple[PassedOver, ...] = ()
@@ -127,7 +132,7 @@ class TrainingResumed:
 class StepReached:
     """The first step of an attempt, and then one at a time for the record; not every step."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     step: int
     loss: float | None
@@ -136,7 +141,7 @@ class StepReached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSaved:
-    at: float
+    at: float = 0.0
     attempt: int
     step: int
 
@@ -145,19 +150,19 @@ class CheckpointSaved:
 class CheckpointFailed:
     """The checkpoint of `step` could not be written; training goes on and tries again."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     step: int
     why: str
     reading: Reading | None = None
-    """The class of `why`; None: it has none."""
+    """The failure class of `why`, filled in by the agent; None: no class fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIntervalChanged:
     """From `step` on checkpoints are written after another number of steps."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     step: int
     old: int
@@ -170,7 +175,7 @@ class HealthChanged:
     """How long ago ranks were heard, in words; told when the word changes, of all together of which
     it changes at once to the same: a standstill is everybody's."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     ranks: tuple[Span, ...]
     health: Health
@@ -182,7 +187,7 @@ class HealthChanged:
 class StragglerFound:
     """A rank's own work, not its waiting, has kept its peers waiting for some time."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     rank: int
     host: str
@@ -201,7 +206,7 @@ class StragglerFound:
 class StragglerGone:
     """The rank keeps up with its peers again."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     rank: int
     host: str
@@ -211,7 +216,7 @@ class StragglerGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillHappened:
-    at: float
+    at: float = 0.0
     attempt: int
     drill: int
     rank: int
@@ -232,35 +237,40 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited:
-    """A rank ended other than by returning 0 after the last step."""
+    """A rank's process ended.
 
-    at: float
+    The rank's watcher reports every end with the fields up to `step`. The agent fills in the rest,
+    and reports only ends other than a return of 0 after the last step.
+    """
+
+    at: float = 0.0
     """When it ended."""
     attempt: int
     rank: int
-    host: str
+    host: str = ""
     exit_code: int | None
+    """None when a signal killed it."""
     signal: int | None
-    """Both None when its keeper died with it and it is not known of what."""
-    step: int
-    """The last step that it reported."""
-    stopped: bool
-    """Ended after its agent had begun to stop the attempt: a consequence, never a cause."""
-    detected_after_s: float
-    error: RankError | None
-    log_tail: tuple[str, ...]
-    """A few lines; those that it was read by were more."""
+    """Both are None when its watcher died with it, so that nothing saw how it ended."""
+    step: int = 0
+    """Optimizer steps that it had done."""
+    stopped: bool = False
+    """It ended after its agent had begun to stop the attempt: a consequence, never a cause."""
+    detected_after_s: float = 0.0
+    error: RankError | None = None
+    log_tail: tuple[str, ...] = ()
+    """A few lines. The agent classified it by more lines than these."""
     phase: Phase | None = None
-    """What it was doing, by its last word."""
+    """The last phase that it reported."""
     reading: ExitReading | None = None
-    """What that means; None: it was not read, and its class is unknown."""
+    """The failure class; None: the agent did not classify it, and the class is unknown."""
     above: Above | None = None
-    """The process above the rank that `signal` ended, and the rank with it."""
+    """The process above the rank that `signal` killed, and the rank with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetected:
-    at: float
+    at: float = 0.0
     attempt: int
     phase: Phase
     step: int
@@ -275,7 +285,7 @@ class HangDetected:
 class HangOver:
     """Ranks that were taken for stuck move again, before they were stopped."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     rank: int
     """One of those that moved."""
@@ -310,7 +320,7 @@ class RankEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceGathered:
-    at: float
+    at: float = 0.0
     attempt: int
     host: str
     ranks: tuple[RankEvidence, ...]
@@ -368,7 +378,7 @@ class HangJudged:
 class HostStopped:
     """Every process of the attempt on this host is gone."""
 
-    at: float
+    at: float = 0.0
     attempt: int
     host: str
     finished: bool
@@ -405,7 +415,7 @@ class HostLeaving:
     """The scheduler takes this host out of the job, and its agent ends soon; another may come in
     its place, here or elsewhere."""
 
-    at: float
+    at: float = 0.0
     host: str
     why: str
 
@@ -500,31 +510,39 @@ class Tick:
     at: float
 
 
+RankEvent = (
+    TrainingResumed
+    | CheckpointSaved
+    | CheckpointFailed
+    | CheckpointIntervalChanged
+    | DrillHappened
+    | RankExited
+)
+"""Events that a rank, or its watcher, may send to its agent. Nothing else in them is trusted: the
+agent checks the attempt and overwrites what it knows itself."""
+
+AgentEvent = RankEvent | HostStopped | HostLeaving
+"""Events that an agent reports as they are. `EvidenceGathered` and `AgentRegistered` travel within
+a message that has more than the event."""
+
 Event = (
     JobSubmitted
     | LeaderStarted
     | AgentRegistered
     | AgentLost
-    | TrainingResumed
+    | AgentEvent
     | StepReached
-    | CheckpointSaved
-    | CheckpointFailed
-    | CheckpointIntervalChanged
     | HealthChanged
     | StragglerFound
     | StragglerGone
-    | DrillHappened
-    | RankExited
     | HangDetected
     | HangOver
     | EvidenceGathered
     | HangJudged
-    | HostStopped
     | CancelRequested
     | LeaveAsked
     | HostFlagged
     | HostOpened
-    | HostLeaving
     | HostUnavailable
     | HostsChecked
     | Replanned
@@ -533,3 +551,11 @@ Event = (
     | RunDirLost
     | Tick
 )
+
+E = TypeVar("E", bound=Event)
+
+
+def stamped(event: E, now: float) -> E:
+    """`event` with the leader's time: `now`, or earlier by `detected_after_s` for a rank's end."""
+    age_s = event.detected_after_s if isinstance(event, RankExited) else 0.0
+    return replace(event, at=now - age_s)

@@ -17,7 +17,7 @@ from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.spec.limits import AtLeast, AtMost, Matches, OneOf
 from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.contract.spec.parallel_spec import ParallelSpec
-from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.policy import PolicyRule, former_names
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.contract.spec.types import MOST_HOSTS, Auto, Count, Devices, Hosts, Seconds
@@ -109,6 +109,10 @@ class ResilienceSpec:
     policy: tuple[PolicyRule, ...] = ()
     """What to do about a failure, first match wins. These rules are tried before ndctl's, which
     `ndctl policy` lists."""
+
+    def __post_init__(self) -> None:
+        if problems := [*former_names(self.policy)]:
+            raise Invalid(problems)
 
 
 NAME = Matches(

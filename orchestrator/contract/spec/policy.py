@@ -1,5 +1,6 @@
-"""What to do about a failure: ordered rules as data, ndctl's own and those that a user adds."""
+"""Rules for failures, as data: the type of ndctl's rules and of those that a spec adds."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
@@ -11,43 +12,64 @@ from orchestrator.contract.spec.limits import AtLeast, Matches
 from orchestrator.contract.spec.types import Count, Seconds
 
 Same = Literal["class", "host", "strike", "error", "start", "checkpoint", "any"]
-"""Which of the incidents that a rule covers are counted together: those of one class; those of one
-class on one host, but for drills; those that are strikes against one host, of whatever class; those
-with the same exception, message and step; those in a row without one new step in between;
-those of one class without a new checkpoint in between; or any."""
+"""Which earlier incidents a rule counts, out of those that it covers:
+
+- `class`: of the same class
+- `host`: of the same class on the same host, drills excepted
+- `strike`: of any class, if they are a strike against the same host
+- `error`: with the same exception, message and step
+- `start`: in a row without a new step in between
+- `checkpoint`: of the same class without a new checkpoint in between
+- `any`: all of them
+"""
 
 CLASS = r"[a-z*?][-a-z0-9*?]*"
+
+RENAMED = {
+    "refused": "invalid-configuration",
+    "the-class-stops": "class-stop",
+    "same-error-twice": "repeated-error",
+    "twice-on-one-host": "repeat-on-host",
+    "heals-by-itself": "transient-backoff",
+    "asked-to-leave": "scheduler-signal",
+    "as-the-class-says": "class-default",
+    "on-oom-of-processors": "on-oom-cpu",
+}
+"""Former name of a rule of ndctl -> its name now. A spec that copied such a rule under its former
+name is refused, so that a decision never names a rule that `ndctl policy` does not list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRule:
-    """Fits when all that it names fits: one of the classes, one of the scopes, and so on."""
+    """Matches a failure when every condition that it gives matches. An empty condition matches
+    anything."""
 
     name: Annotated[
         str, Matches(r"[a-z][a-z0-9-]*", "a-z, 0-9 and -, first a letter", "bad-disk-moves")
     ]
     """Printed with each decision that the rule makes."""
     action: Remedy | Literal["class"]
-    """`class`: what the failure's class says."""
+    """`class`: the action of the failure's class."""
     classes: tuple[
-        Annotated[str, Matches(CLASS, "a class's name, * and ? for any signs", "xid-*")], ...
+        Annotated[str, Matches(CLASS, "the name of a class, with * and ? as wildcards", "xid-*")],
+        ...,
     ] = ()
     scopes: tuple[Scope, ...] = ()
     phases: tuple[Phase, ...] = ()
-    """What the rank was doing; a failure of which that is not known fits no such rule."""
+    """Phases of the rank. A failure with an unknown phase matches no rule that has phases."""
     says: tuple[Remedy, ...] = ()
-    """The action of the failure's class."""
+    """Actions of the failure's class."""
     same: Same = "class"
     times: Count = 1
-    """Fits from the so-manyth such incident on."""
+    """The rule matches from this occurrence on; `same` says what counts as one."""
     window: Seconds | None = None
-    """Seconds within which they have to lie; null: since a person last submitted the job."""
+    """Seconds within which the occurrences must lie; null: since the job was last submitted."""
     backoff: Annotated[float, AtLeast(0)] = 0.0
-    """Seconds to wait before the second such restart, doubled with each one after it; the first
-    goes at once. For what may heal by itself."""
+    """Seconds to wait before the second restart by this rule; doubled for each later one. The
+    first restart is immediate."""
     backoff_max: Seconds = 300.0
     why: str = ""
-    """Why that is right, for `ndctl policy`."""
+    """Reason, printed by `ndctl policy`."""
 
     def __post_init__(self) -> None:
         if self.backoff > self.backoff_max:
@@ -57,16 +79,32 @@ class PolicyRule:
                         path="backoff",
                         value=self.backoff,
                         limit=f"at most backoff_max {self.backoff_max:g}",
-                        fix="raise backoff_max, or wait less",
+                        fix="raise backoff_max or lower backoff",
                     )
                 ]
             )
 
     def concerns(self, name: str, scope: Scope) -> bool:
-        """Whether failures of the class `name` may be its business."""
+        """Whether the rule's classes and scopes match a failure of class `name`."""
         named = not self.classes or any(fnmatchcase(name, each) for each in self.classes)
         return named and (not self.scopes or scope in self.scopes)
 
     def covers(self, name: str, scope: Scope, phase: Phase | None) -> bool:
-        """Whether such a failure counts for it."""
+        """Like `concerns`, and the phase matches too."""
         return self.concerns(name, scope) and (not self.phases or phase in self.phases)
+
+
+def former_names(rules: Sequence[PolicyRule]) -> Iterator[Problem]:
+    """A problem for each rule of a spec that has a former name of one of ndctl's rules.
+
+    The check is not part of `PolicyRule`, because journals written before the renames hold rules
+    with these names and must stay readable.
+    """
+    for number, rule in enumerate(rules):
+        if now := RENAMED.get(rule.name):
+            yield Problem(
+                path=f"policy[{number}].name",
+                value=rule.name,
+                limit=f"another name, because ndctl's rule of this name is now called {now}",
+                fix=f"write {now}, or a name of your own",
+            )

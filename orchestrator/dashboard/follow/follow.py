@@ -1,7 +1,7 @@
-"""What `submit --follow` prints: `tell` says it in plain lines, `Follower` puts it on a console.
+"""The output of `ndctl submit --follow`: `entry_lines` makes text, `Follower` prints it.
 
-The caller drives: it hands over new entries and metrics, and this writes. Time is taken from what
-is handed over, so nothing here asks a clock.
+The caller passes new journal entries and metrics to `Follower.feed`. All times come from these, so
+this module reads no clock.
 """
 
 import heapq
@@ -27,11 +27,11 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
-from orchestrator.dashboard.event_text import event_words
-from orchestrator.dashboard.metrics import NOTHING, Metric, Progress, fold_metrics
-from orchestrator.dashboard.next_steps import look_at, next_step
+from orchestrator.dashboard.event_text import describe_event
+from orchestrator.dashboard.metrics import NO_PROGRESS, Metric, Progress, fold_metrics
+from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
-from orchestrator.dashboard.status import did, row, state_lines, times
+from orchestrator.dashboard.status import action_taken, recovery_text, row, state_lines
 from orchestrator.dashboard.view import View
 from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
 from orchestrator.job.incident import Incident
@@ -40,11 +40,11 @@ from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
 
-TOLD_PARTS = 10
-"""A progress line for each tenth of the steps …"""
-TOLD_EVERY_S = 60.0
-"""… and for each minute."""
-TOLD_EVENTS = (
+PROGRESS_LINES = 10
+"""A progress line is printed after each tenth of the steps."""
+PROGRESS_INTERVAL_S = 60.0
+"""A progress line is printed at least so often."""
+PRINTED_EVENTS = (
     TrainingResumed,
     CheckpointSaved,
     CheckpointFailed,
@@ -57,33 +57,35 @@ TOLD_EVENTS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """How far the story has been told."""
+class Printed:
+    """What was printed so far."""
 
     run: Run = field(default_factory=Run)
-    progress: Progress = NOTHING
-    told_step: int = 0
-    told_at: float = 0.0
+    progress: Progress = NO_PROGRESS
+    step: int = 0
+    """Step of the last progress line."""
+    at: float = 0.0
+    """Unix time of the last progress line."""
 
 
-def tell(told: Told, entry: Entry, zone: tzinfo | None) -> tuple[Told, list[str]]:
-    """What a person wants to hear of `entry`: attempts, incidents, recoveries, the end."""
-    before = told.run
+def entry_lines(printed: Printed, entry: Entry, zone: tzinfo | None) -> tuple[Printed, list[str]]:
+    """Lines about `entry`, if it starts an attempt, is an incident, a recovery or the end."""
+    before = printed.run
     after, _ = step(before, entry.event)
-    news = list(_news(before, after, entry, zone))
-    at = format.moment(entry.event.at, zone)
-    fresh = after.attempt != before.attempt
-    place = after.saved if fresh else told.told_step
-    return replace(told, run=after, told_step=place), [f"{at}  {format.one_line(n)}" for n in news]
+    news = list(_entry_lines(before, after, entry, zone))
+    at = format.date_time(entry.event.at, zone)
+    # A new attempt goes back to the last checkpoint, and its progress is printed from there.
+    last = after.saved if after.attempt != before.attempt else printed.step
+    return replace(printed, run=after, step=last), [f"{at}  {format.one_line(n)}" for n in news]
 
 
-def _news(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterator[str]:
-    if isinstance(entry.event, TOLD_EVENTS):
-        yield event_words(entry.event)
+def _entry_lines(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterator[str]:
+    if isinstance(entry.event, PRINTED_EVENTS):
+        yield describe_event(entry.event)
     if after.stage is Stage.DIAGNOSING and before.stage is not Stage.DIAGNOSING:
-        yield f"looking into it: {after.reason}"
+        yield f"collecting evidence: {after.reason}"
     for incident in after.incidents[len(before.incidents) :]:
-        yield from incident_news(incident)
+        yield from incident_lines(incident)
     for old, new in zip(before.incidents, after.incidents, strict=False):
         if old.recovered_after_s is None and new.recovered_after_s is not None:
             took = format.duration(new.recovered_after_s)
@@ -93,51 +95,57 @@ def _news(before: Run, after: Run, entry: Entry, zone: tzinfo | None) -> Iterato
     if after.attempt != before.attempt:
         yield f"starting {after.reason}"
     if after.stage is Stage.ENDED and before.stage is not Stage.ENDED:
-        yield f"{after.state}: {format.why_and_fix(after.reason)[0]}"
+        yield f"{after.state}: {format.split_fix(after.reason)[0]}"
 
 
 def _short(run: Run, zone: tzinfo | None) -> str:
     there, want = len(usable(run)), format.count(len(run.plan.hosts), "host")
     due_at = gives_back_at(run)
     assert due_at is not None
-    due = format.moment(due_at, zone)
-    return f"waits for hosts: {there} of {want} are there; in vain until {due} all are given back"
+    due = format.date_time(due_at, zone)
+    return (
+        f"waiting for hosts: {there} of {want} available; if this does not change, ndctl releases"
+        f" all hosts at {due} and requeues the job"
+    )
 
 
-def incident_news(incident: Incident) -> Iterator[str]:
+def incident_lines(incident: Incident) -> Iterator[str]:
     drill = f" (drill {incident.drill})" if incident.drill else ""
-    found = format.detected(incident.detected_after_s)
+    found = format.detection_delay(incident.detected_after_s)
     rule = f" (rule {incident.rule})" if incident.rule else ""
-    who = format.blamed(incident.culprit)
-    if incident.action == incident.cause:  # the job ends by it, and says so in its own line
+    who = format.culprit_text(incident.culprit)
+    # An incident that ends the job: the line about the end follows and gives the cause.
+    if incident.action == incident.cause:
         yield f"incident {incident.id}, {incident.kind}{drill}: {who}, {found}; stops the job{rule}"
         return
     yield f"incident {incident.id}, {incident.kind}{drill}: {incident.cause}"
     yield f"  {who}, {found}; {incident.action}{rule}"
 
 
-def tell_metric(told: Told, metric: Metric, zone: tzinfo | None) -> tuple[Told, list[str]]:
-    """A line now and then: each tenth of the steps, each minute, and the first of each attempt."""
-    job, last = told.run.job, told.progress.last
-    progress = fold_metrics(told.progress, (metric,))
-    told = replace(told, progress=progress)
+def metric_lines(
+    printed: Printed, metric: Metric, zone: tzinfo | None
+) -> tuple[Printed, list[str]]:
+    """A progress line after each tenth of the steps, each minute, and at each attempt's start."""
+    job, last = printed.run.job, printed.progress.last
+    progress = fold_metrics(printed.progress, (metric,))
+    printed = replace(printed, progress=progress)
     steps = job.steps if job else 0
     at = metric.time or 0.0
-    tenth = max(1, steps // TOLD_PARTS)
+    tenth = max(1, steps // PROGRESS_LINES)
     due = (
         metric.step >= steps
         or last is None
         or last.attempt != metric.attempt
-        or metric.step // tenth > told.told_step // tenth
-        or at - told.told_at >= TOLD_EVERY_S
+        or metric.step // tenth > printed.step // tenth
+        or at - printed.at >= PROGRESS_INTERVAL_S
     )
     if not due:
-        return told, []
-    told = replace(told, told_step=metric.step, told_at=at)
-    return told, [f"{format.moment(at, zone)}  {_progress_words(metric, steps, progress)}"]
+        return printed, []
+    printed = replace(printed, step=metric.step, at=at)
+    return printed, [f"{format.date_time(at, zone)}  {_progress_text(metric, steps, progress)}"]
 
 
-def _progress_words(metric: Metric, steps: int, progress: Progress) -> str:
+def _progress_text(metric: Metric, steps: int, progress: Progress) -> str:
     parts = [f"step {metric.step:,}/{steps:,}", f"loss {format.loss(metric.loss)}"]
     if metric.tokens_per_second is not None:
         parts.append(format.rate(metric.tokens_per_second))
@@ -147,19 +155,19 @@ def _progress_words(metric: Metric, steps: int, progress: Progress) -> str:
 
 
 class Follower:
-    """Prints as it is fed: lines, and where the console is a terminal a bar below them.
+    """Prints lines and, on a terminal, a progress bar below them.
 
     with Follower(console, zone, run) as follower:
-        follower.skip(old_entries, old_metrics)  # at --resume: what is known is not told again
+        follower.skip(old_entries, old_metrics)  # at --resume: old events are not printed again
         while …:
             follower.feed(tail.more(), metrics.more())
     """
 
     def __init__(self, console: Console, zone: tzinfo | None, run: Run | None = None) -> None:
-        """`run`: what the journal came to at the place from which on it is handed over."""
+        """`run`: the state of the job before the first entry that is passed."""
         self.console = console
         self.zone = zone
-        self.told = Told(run=run or Run())
+        self.printed = Printed(run=run or Run())
         self.bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -174,27 +182,27 @@ class Follower:
 
     def skip(self, entries: Sequence[Entry], metrics: Sequence[Metric]) -> None:
         for entry in entries:
-            self.told, _ = tell(self.told, entry, self.zone)
-        self.told = replace(self.told, progress=fold_metrics(self.told.progress, metrics))
+            self.printed, _ = entry_lines(self.printed, entry, self.zone)
+        self.printed = replace(self.printed, progress=fold_metrics(self.printed.progress, metrics))
 
     def feed(self, entries: Sequence[Entry], metrics: Sequence[Metric]) -> None:
         lines: list[str] = []
         for item in in_order(entries, metrics):
             if isinstance(item, Entry):
-                self.told, news = tell(self.told, item, self.zone)
+                self.printed, news = entry_lines(self.printed, item, self.zone)
                 lines += news
             else:
-                self.told, news = tell_metric(self.told, item, self.zone)
+                self.printed, news = metric_lines(self.printed, item, self.zone)
                 lines += [] if self.console.is_terminal else news
         for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         self._move_bar()
 
     def _move_bar(self) -> None:
-        run, last = self.told.run, self.told.progress.last
+        run, last = self.printed.run, self.printed.progress.last
         if run.job is None or not self.console.is_terminal:
             return
-        numbers = _bar_words(self.told)
+        numbers = _bar_text(self.printed)
         if self.bar is None:
             self.bar = self.bars.add_task(run.state, total=run.job.steps, numbers=numbers)
         done = last.step if last else 0
@@ -211,14 +219,14 @@ class Follower:
         self.bars.stop()
 
 
-def _bar_words(told: Told) -> str:
-    job, last = told.run.job, told.progress.last
+def _bar_text(printed: Printed) -> str:
+    job, last = printed.run.job, printed.progress.last
     assert job is not None
     if last is None:
         return f"step 0/{job.steps:,}"
-    if told.run.state != "RUNNING":
+    if printed.run.state != "RUNNING":
         return f"step {last.step:,}/{job.steps:,}  loss {format.loss(last.loss)}"
-    return _progress_words(last, job.steps, told.progress)
+    return _progress_text(last, job.steps, printed.progress)
 
 
 def in_order(entries: Iterable[Entry], metrics: Iterable[Metric]) -> Iterator[Entry | Metric]:
@@ -231,7 +239,7 @@ def _time(item: Entry | Metric) -> float:
 
 
 def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
-    """The end of `submit --follow`: what came of the job."""
+    """The summary at the end of `submit --follow`."""
     run, shown = snapshot.seen.run, snapshot.view
     first, last = snapshot.progress.first, snapshot.progress.last
     lines = state_lines(shown.name, shown.state, shown.reason)
@@ -249,7 +257,7 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
     if shown.state == "FAILED" and run.incidents and run.incidents[-1].evidence.traceback:
         lines += ["", visible(run.incidents[-1].evidence.traceback.rstrip()), ""]
     if shown.state != "SUCCEEDED":
-        if (command := look_at(snapshot)) is not None:
+        if (command := log_command(snapshot)) is not None:
             lines.append(row("see why", command))
         lines.append(row("next", next_step(snapshot, zone)))
     lines.append(row("more", snapshot.commands.of("describe")))
@@ -258,13 +266,13 @@ def summary_text(snapshot: Snapshot, zone: tzinfo | None) -> str:
 
 def _incident_rows(incident: Incident, shown: View, zone: tzinfo | None) -> Iterator[str]:
     drill = f" [drill {incident.drill}]" if incident.drill else ""
-    at = format.moment(incident.at, zone)
+    at = format.date_time(incident.at, zone)
     label = f"incident {incident.id}"
-    known = incident.cause in shown.reason  # which is the first line
+    known = incident.cause in shown.reason  # the first line already says it
     cause = incident.kind if known else f"{incident.kind}: {format.one_line(incident.cause)}"
     yield row(label, f"{at} {cause}{drill}")
     yield row(
         "",
-        f"{format.blamed(incident.culprit)}; {times(incident, shown.state)};"
-        f" {did(incident, shown.reason)}",
+        f"{format.culprit_text(incident.culprit)}; {recovery_text(incident, shown.state)};"
+        f" {action_taken(incident, shown.reason)}",
     )

@@ -1,4 +1,4 @@
-"""Loops around the views: `submit --follow` and `logs`, until the job ends."""
+"""The loops of `ndctl submit --follow` and `ndctl logs`, which run until the job ends."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +17,7 @@ from orchestrator.dashboard.follow.logs import (
     read_logs,
 )
 from orchestrator.dashboard.metrics import MetricTail
-from orchestrator.dashboard.scheduler_status import Ask, Holding
+from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.snapshot import read_snapshot
 from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
@@ -44,18 +44,19 @@ def follow_job(
     commands: Commands | None = None,
     has_ended: Callable[[], bool] | None = None,
 ) -> int:
-    """Print what happens until the job has ended, and its summary; the exit code for it.
+    """Print events until the job ends, then a summary. Returns the exit code for that end.
 
     Args:
-        known: lines of the journal that were there before, which are not told again.
-        has_ended: asked again and again; by default the journal and `ask` say it.
+        known: number of journal lines at submission, which are not printed.
+        has_ended: called in a loop; by default the journal and `ask` decide.
     """
     run, entries = recall(run_dir)
-    if entries.lines > known:  # of a leader that wrote what is yet to be told
+    # The snapshot already covers lines that were not printed yet: read the journal from its start.
+    if entries.lines > known:
         run, entries = Run(), Tail(run_dir.journal)
     old, metrics = known - entries.lines, MetricTail(run_dir.metrics)
     console = VisibleConsole(highlight=False)
-    watch, unknown = EndWatch(run_dir, clock, ask), ""
+    watch, unknown = EndDetector(run_dir, clock, ask), ""
     is_over = has_ended or watch
     with Follower(console, None, run) as follower:
         first = entries.more()
@@ -63,7 +64,7 @@ def follow_job(
         follower.feed(first[old:], metrics.more())
         while not is_over():
             if watch.unknown != unknown:
-                console.print(_outage(watch.unknown), markup=False, soft_wrap=True)
+                console.print(_outage_text(watch.unknown), markup=False, soft_wrap=True)
                 unknown = watch.unknown
             clock.sleep(FOLLOW_POLL_S)
             follower.feed(entries.more(), metrics.more())
@@ -75,53 +76,59 @@ def follow_job(
     return EXIT_CODES[snapshot.standing.state]
 
 
-def _outage(unknown: str) -> str:
-    """When it begins, and when it is over."""
+def _outage_text(unknown: str) -> str:
+    """Printed when the state of the job becomes unknown, and when it is known again."""
     if not unknown:
-        return "how the job stands is known again"
-    return f"{unknown}; the job may train on, and is followed again once that is over"
+        return "the state of the job is known again"
+    return f"{unknown}; the job may still be training, and ndctl asks again every few seconds"
 
 
-class EndWatch:
-    """Asks whether the job has ended, or lost its leader for good; reads each journal line once."""
+class EndDetector:
+    """Returns True once the job has ended or has lost its leader for good."""
 
     def __init__(self, run_dir: RunDir, clock: Clock, ask: Ask) -> None:
         self.run_dir, self.clock = run_dir, clock
         self.run, self.entries = recall(run_dir)
-        self.holding = Holding(ask, clock)
+        self.holding = SchedulerPoll(ask, clock)
         self.seen: Sighting | None = None
-        """What a scheduler said last of a job that no process leads."""
+        """The scheduler's last answer about a job without a leader."""
 
     def __call__(self) -> bool:
-        alive = has_writer(self.run_dir.journal)  # asked first: see `moment.read_snapshot`
+        alive = has_writer(self.run_dir.journal)  # before the journal is read: see `read_snapshot`
         self.run = fold((entry.event for entry in self.entries.each()), self.run)
         self.seen = self.holding(self.run, alive)
+        # The scheduler has ended the job, but its hosts may still write a last checkpoint and a
+        # journal line about it.
         if self.seen is not None and self.seen.leaving:
-            return False  # its hosts write a last checkpoint, of which a line may yet come
+            return False
         now = self.clock.now()
         return effective_state(self.run, alive, now, sighting=self.seen).state in ENDED
 
     @property
     def unknown(self) -> str:
-        """Why it is not known how the job stands; empty where it is."""
+        """Why the state of the job is unknown; empty if it is known."""
         return self.seen.unknown if self.seen is not None else ""
 
 
 def agent_lines(run_dir: RunDir, tail: int | None) -> Iterator[LogLine]:
-    """What the hosts' agents said. Raises JobError where none has said anything."""
+    """Log lines of the agents.
+
+    Raises:
+        JobError: no agent has written a log.
+    """
     files = agent_files(run_dir)
     if not files:
         slurm = run_dir.slurm
         raise JobError(
-            f"no agent of {run_dir.path.name} has said anything",
-            fix=f"what came before their logs is in {slurm}"
+            f"no agent of {run_dir.path.name} has written a log yet",
+            fix=f"see the output of the Slurm job in {slurm}"
             if slurm.is_dir()
-            else "look again later",
+            else "try again after the agents have started",
         )
     yield from read_logs(files, tail)
 
 
-def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
+def log_lines(  # noqa: PLR0913 - one argument per option of `ndctl logs`
     run_dir: RunDir,
     clock: Clock,
     ended: Callable[[], bool],
@@ -130,9 +137,10 @@ def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
     tail: int | None,
     follow: bool,
 ) -> Iterator[LogLine]:
-    """What `ndctl logs` prints: of a job that never came to an attempt, what its agents said.
+    """The lines of `ndctl logs`. For a job without an attempt these are the agents' logs.
 
-    Raises JobError when there is no such attempt or rank.
+    Raises:
+        JobError: there is no log of that attempt or rank.
     """
     if follow:
         yield from follow_logs(
@@ -145,16 +153,17 @@ def log_lines(  # noqa: PLR0913 - what may be asked of logs, and the world
         )
         if attempts(run_dir):
             return
+        # The job ended before its first attempt: fall through to the agents' logs.
     there = attempts(run_dir)
-    wanted = attempt if attempt is not None else max(there, default=1)
-    files = log_files(run_dir, wanted, rank)
+    lines_needed = attempt if attempt is not None else max(there, default=1)
+    files = log_files(run_dir, lines_needed, rank)
     if not there and attempt is None and rank is None:
         yield from agent_lines(run_dir, tail)
         return
     if not files:
         known = ", ".join(map(str, there)) or "none yet"
         raise JobError(
-            f"no log of attempt {wanted}" + (f", rank {rank}" if rank is not None else ""),
+            f"no log of attempt {lines_needed}" + (f", rank {rank}" if rank is not None else ""),
             fix=f"attempts with logs: {known}; ranks count from 0",
         )
     yield from read_logs(files, tail)

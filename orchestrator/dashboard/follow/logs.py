@@ -1,9 +1,9 @@
-"""The logs of all ranks as one stream, each line with where it comes from.
+"""Merges the logs of all ranks into one stream; each line is labelled with host and rank.
 
-Order: lines that begin with a date and a time (ISO, or torchrun's `W1120 18:22:33.123`) are merged
-by it, and a line without one stays with the line before it in its file, so that a traceback is not
-torn apart. Files without any times come whole and first, in rank order, torchrun's last. Following,
-lines come as they are written, whole lines only.
+Lines that start with a date and time (ISO, or torchrun's `W1120 18:22:33.123`) are sorted by it. A
+line without a time stays behind the preceding line of its file, so that a traceback stays in one
+piece. Files without any time come first and whole, in rank order, then torchrun's. When following,
+lines are printed in the order in which they are written, complete lines only.
 """
 
 import contextlib
@@ -20,14 +20,13 @@ from orchestrator.seams import Clock
 
 POLL_S = 0.25
 RESCAN_TURNS = 4
-"""Looks at the files between two looks for new files."""
+"""New log files are searched for once in so many polls."""
 _CHUNK = 64 * 1024
 STAMP = re.compile(
     r"\W?(?:\d{4}-(?P<iso>\d\d-\d\d)[T ](?P<iso_time>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
     r"|[IWEFDC](?P<glog>\d{4}) (?P<glog_time>\d\d:\d\d:\d\d(?:\.\d+)?))"
 )
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
-"""A rank keeps its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +34,7 @@ class LogFile:
     path: Path
     host: str
     rank: int | None
-    """None for the log of torchrun itself, or of the agent."""
+    """None for a log of torchrun or of an agent."""
     program: str = "torchrun"
 
     @property
@@ -55,12 +54,12 @@ class LogLine:
 
 
 def colour_of(file: LogFile) -> str | None:
-    """Of a rank's lines on a terminal; None for those of torchrun or an agent."""
+    """The terminal colour of a rank's lines; None for torchrun and agents."""
     return None if file.rank is None else COLOURS[file.rank % len(COLOURS)]
 
 
 def attempts(run_dir: RunDir) -> list[int]:
-    """Those that have logs, in order."""
+    """Numbers of the attempts that have logs, ascending."""
     found = (
         re.fullmatch(r"attempt-(\d+)", folder.name) for folder in run_dir.logs.glob("attempt-*")
     )
@@ -68,7 +67,7 @@ def attempts(run_dir: RunDir) -> list[int]:
 
 
 def log_files(run_dir: RunDir, attempt: int, rank: int | None = None) -> list[LogFile]:
-    """By rank, torchrun's after them; with `rank`, that one's alone."""
+    """Log files in rank order, then torchrun's. With `rank`: only the file of that rank."""
     files = []
     for path in (run_dir.logs / f"attempt-{attempt}").glob("*/*.log"):
         match = re.fullmatch(r"rank-(\d+)", path.stem)
@@ -81,7 +80,7 @@ def log_files(run_dir: RunDir, attempt: int, rank: int | None = None) -> list[Lo
 
 
 def agent_files(run_dir: RunDir) -> list[LogFile]:
-    """What the hosts' agents said themselves, of all attempts and before the first."""
+    """Logs of the agents, which cover all attempts and the time before the first."""
     found = [(re.fullmatch(r"agent-(.+)", path.stem), path) for path in run_dir.logs.glob("*.log")]
     files = [
         LogFile(path=path, host=match[1], rank=None, program="agent")
@@ -92,7 +91,7 @@ def agent_files(run_dir: RunDir) -> list[LogFile]:
 
 
 def read_logs(files: Iterable[LogFile], tail: int | None = None) -> Iterator[LogLine]:
-    """All lines there are; with `tail`, the last ones of each file, read from its end."""
+    """All lines; with `tail`, only so many last lines of each file."""
     streams = [_stamped(file, index, tail) for index, file in enumerate(files)]
     for _, line in heapq.merge(*streams, key=lambda stamped: stamped[0]):
         yield line
@@ -109,7 +108,7 @@ def _stamped(file: LogFile, index: int, tail: int | None) -> Iterator[tuple[Key,
 
 
 def stamp_of(text: str) -> str:
-    """Month, day and time as a string that sorts; empty when the line does not begin with them."""
+    """Month, day and time as a sortable string; empty if the line does not start with a time."""
     match = STAMP.match(text)
     if match is None:
         return ""
@@ -118,7 +117,7 @@ def stamp_of(text: str) -> str:
 
 
 def _lines(path: Path, tail: int | None) -> Iterator[str]:
-    """An unfinished last line is what a dying rank said last: it counts."""
+    """All lines, including an incomplete last one: it may be the last output of a dying rank."""
     start = 0 if tail is None else start_of_tail(path, tail)
     try:
         with path.open("rb") as file:
@@ -130,25 +129,25 @@ def _lines(path: Path, tail: int | None) -> Iterator[str]:
 
 
 def start_of_tail(path: Path, lines: int) -> int:
-    """Where the last `lines` lines of a file begin, found from its end."""
+    """Byte offset of the last `lines` lines of a file; reads backwards from its end."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         size = place = file.seek(0, os.SEEK_END)
-        wanted = lines
+        lines_needed = lines
         while place > 0:
             start = max(0, place - _CHUNK)
             file.seek(start)
             chunk = file.read(place - start)
             if place == size and chunk.endswith(b"\n"):
-                wanted += 1
-            if chunk.count(b"\n") >= wanted:
-                return start + _nth_end_from_last(chunk, wanted)
-            wanted -= chunk.count(b"\n")
+                lines_needed += 1
+            if chunk.count(b"\n") >= lines_needed:
+                return start + _nth_end_from_last(chunk, lines_needed)
+            lines_needed -= chunk.count(b"\n")
             place = start
     return 0
 
 
 def _nth_end_from_last(chunk: bytes, number: int) -> int:
-    """Behind the `number`-th line end of `chunk`, counted from its last."""
+    """Offset behind the `number`-th newline of `chunk`, counted from the end."""
     place = len(chunk)
     for _ in range(number):
         place = chunk.rindex(b"\n", 0, place)
@@ -160,15 +159,13 @@ def _text(line: bytes) -> str:
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A log that is being written."""
-
+class _FollowedLog:
     file: LogFile
     attempt: int
     offset: int
 
     def more(self, last: bool = False) -> Iterator[LogLine]:
-        """Whole lines since the last look; with `last`, an unfinished one too."""
+        """Complete lines since the last call; with `last`, also an incomplete last line."""
         try:
             with self.file.path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size <= self.offset:
@@ -192,19 +189,21 @@ def follow_logs(
     attempt: int | None = None,
     tail: int | None = None,
 ) -> Iterator[LogLine]:
-    """Lines as they are written, until `ended()`; without `attempt`, of each attempt as it starts.
+    """Yields new lines until `ended()` is true.
 
-    `tail` is for what is there already: so many last lines of each file, all of them without it.
+    Args:
+        attempt: follow only this attempt. None: follow each attempt as it starts.
+        tail: print so many last lines of each existing file first. None: print all of it.
     """
-    growing: dict[Path, _Growing] = {}
+    growing: dict[Path, _FollowedLog] = {}
     newest = attempt or max(attempts(run_dir), default=1)
     for turn in itertools.count():
-        over = ended()  # asked before the last look, so that nothing is missed
+        over = ended()  # before the last read, so that no line is missed
         if over or turn % RESCAN_TURNS == 0:
             later = [] if attempt else [n for n in attempts(run_dir) if n > newest]
             skip = tail if turn == 0 else None
             for number in (newest, *later):
-                _take_up(growing, log_files(run_dir, number, rank), number, skip)
+                _add_new_files(growing, log_files(run_dir, number, rank), number, skip)
             newest = max([newest, *later])
         for log in list(growing.values()):
             yield from log.more(last=over or log.attempt < newest)
@@ -214,10 +213,10 @@ def follow_logs(
         clock.sleep(POLL_S)
 
 
-def _take_up(
-    growing: dict[Path, _Growing], files: Iterable[LogFile], attempt: int, tail: int | None
+def _add_new_files(
+    growing: dict[Path, _FollowedLog], files: Iterable[LogFile], attempt: int, tail: int | None
 ) -> None:
     for file in files:
         if file.path not in growing:
             first = 0 if tail is None else start_of_tail(file.path, tail)
-            growing[file.path] = _Growing(file, attempt, first)
+            growing[file.path] = _FollowedLog(file, attempt, first)

@@ -1,4 +1,4 @@
-"""A series as a chart of block characters: pure numbers to strings."""
+"""Draws a series of numbers with block characters."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,12 @@ BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 def chart(points: Sequence[tuple[int, float]], width: int, height: int) -> list[str]:
-    """`height` lines of `width` characters, the highest value on top; `points` by rising step.
+    """`height` lines of `width` characters, the highest value on top.
 
-    The lowest value still has a visible block, so that a column is empty only where nothing is.
+    The lowest value has a visible block too, so that an empty column means no data.
+
+    Args:
+        points: (step, value) in ascending steps.
     """
     if not points or width < 1 or height < 1:
         return [" " * width] * height
@@ -24,7 +27,7 @@ def chart(points: Sequence[tuple[int, float]], width: int, height: int) -> list[
 
 
 def resample(points: Sequence[tuple[int, float]], width: int) -> list[float]:
-    """`width` values over the range of steps: the mean where points crowd, the latest where not."""
+    """One value per column: the mean of its points, or the previous value if it has none."""
     first, last = points[0][0], points[-1][0]
     values: list[float] = []
     place = 0

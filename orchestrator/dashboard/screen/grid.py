@@ -1,4 +1,4 @@
-"""The grid of hosts and ranks by health: all of it where it fits, trouble first where not."""
+"""The grid of hosts and ranks with their health. If not all fit, unhealthy hosts come first."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,47 +7,50 @@ from rich.text import Text
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.dashboard import format
-from orchestrator.dashboard.theme import GLYPHS, QUIET, glyph
-from orchestrator.dashboard.view import TROUBLE, WORST_FIRST, Health, HostRow, View
+from orchestrator.dashboard.theme import DIM, GLYPHS, glyph
+from orchestrator.dashboard.view import UNHEALTHY, WORST_FIRST, Health, HostRow, View
 
 GAP = 3
 """Cells between two columns of hosts."""
-MOST_NAME = 28
+MAX_NAME = 28
 
 
 def grid_info(view: View) -> Text:
-    """`4 on 2 hosts   ✗ 1 dead   ● 3 ok`: it is the legend too. Trouble comes first, for the end is
-    cut off where there is no room."""
+    """`4 on 2 hosts   ✗ 1 dead   ● 3 ok`: counts by health, which also explain the glyphs.
+
+    The worst health comes first, because the end of the line is cut off on a narrow screen.
+    """
     counts = Counter(health for host in view.hosts for health in host.ranks)
     hosts = format.count(len(view.hosts), "host")
-    info = Text.assemble((f"{counts.total():,} on {hosts}", QUIET))
+    info = Text.assemble((f"{counts.total():,} on {hosts}", DIM))
     for health in WORST_FIRST:
         if counts[health]:
             sign, style = GLYPHS[health]
-            info.append(f"   {sign} {counts[health]:,} {health}", style=style)
+            text = format.health_text(health)
+            info.append(f"   {sign} {counts[health]:,} {text}", style=style)
     return info
 
 
 def grid_lines(view: View, width: int, height: int) -> list[Text]:
-    """At most `height` lines, none wider than `width`."""
+    """At most `height` lines of at most `width` cells."""
     if not view.hosts or height < 1:
         return []
-    name = min(MOST_NAME, max(len(host.name) for host in view.hosts))
+    name = min(MAX_NAME, max(len(host.name) for host in view.hosts))
     if len(view.hosts) <= height:
-        return [_wide(host, view.mesh, name, width) for host in view.hosts]
+        return [_host_line(host, view.mesh, name, width) for host in view.hosts]
     return _columns(view.hosts, name, width, height)
 
 
-def wanted(view: View, width: int) -> int:
-    """Lines that the whole grid would take in columns; one host a line up to eight hosts."""
+def lines_needed(view: View, width: int) -> int:
+    """Lines for the whole grid: one per host up to eight hosts, else several hosts per line."""
     if len(view.hosts) <= 8:
         return len(view.hosts)
-    name = min(MOST_NAME, max(len(host.name) for host in view.hosts))
+    name = min(MAX_NAME, max(len(host.name) for host in view.hosts))
     return -(-len(view.hosts) // _per_line(view.hosts, name, width))
 
 
-def _wide(host: HostRow, mesh: Mesh, name: int, width: int) -> Text:
-    """One host a line: rank numbers and places in the mesh, as far as there is room."""
+def _host_line(host: HostRow, mesh: Mesh, name: int, width: int) -> Text:
+    """One host on one line, with rank numbers and mesh coordinates if there is room."""
     line = _name(host, name).append("  ")
     number = len(str(mesh.world_size - 1))
     if name + 2 + len(host.ranks) * (number + 4) > width:
@@ -57,18 +60,18 @@ def _wide(host: HostRow, mesh: Mesh, name: int, width: int) -> Text:
         line.append(f"{sign} {host.first_rank + place:<{number}}  ", style=style)
     coords = _span(host, mesh)
     if line.cell_len + len(coords) + 1 <= width:
-        line.append(f" {coords}", style=QUIET)
+        line.append(f" {coords}", style=DIM)
     return line
 
 
 def _name(host: HostRow, width: int) -> Text:
     text = host.name if len(host.name) <= width else f"{host.name[: width - 1]}…"
-    style = GLYPHS[host.worst][1] if host.worst in TROUBLE else ""
+    style = GLYPHS[host.worst][1] if host.worst in UNHEALTHY else ""
     return Text(text.ljust(width), style=style)
 
 
 def _span(host: HostRow, mesh: Mesh) -> str:
-    """Where the ranks of a host stand: `dp_shard 1, tp 0-7`."""
+    """Mesh coordinates of the ranks of a host: `dp_shard 1, tp 0-7`."""
     first = mesh.coords(host.first_rank)
     last = mesh.coords(host.first_rank + len(host.ranks) - 1)
     degrees = dict(zip(AXES, mesh.degrees, strict=True))
@@ -83,7 +86,7 @@ def _span(host: HostRow, mesh: Mesh) -> str:
 
 
 def strip(ranks: Sequence[Health], room: int) -> Text:
-    """A glyph for each rank, or how many there are of each where those do not fit."""
+    """A glyph for each rank, or a count per health if there is no room."""
     if len(ranks) <= room:
         return Text.assemble(*(glyph(health) for health in ranks))
     counts = Counter(ranks)
@@ -96,7 +99,7 @@ def strip(ranks: Sequence[Health], room: int) -> Text:
 
 
 def _columns(hosts: Sequence[HostRow], name: int, width: int, height: int) -> list[Text]:
-    """Several hosts a line, in their order; trouble first when not all of them fit."""
+    """Several hosts on each line, in order; if not all fit, unhealthy hosts come first."""
     per_line = _per_line(hosts, name, width)
     if len(hosts) <= per_line * height:
         shown, hidden = list(hosts), []
@@ -129,7 +132,7 @@ def _rest(hidden: Sequence[HostRow]) -> Text:
     """`… 2,030 more hosts, all ok`."""
     counts = Counter(host.worst for host in hidden)
     if len(counts) == 1:
-        what = f"all {next(iter(counts))}"
+        what = f"all {format.health_text(next(iter(counts)))}"
     else:
-        what = ", ".join(f"{counts[h]:,} {h}" for h in WORST_FIRST if counts[h])
-    return Text(f"… {len(hidden):,} more {'host' if len(hidden) == 1 else 'hosts'}, {what}", QUIET)
+        what = ", ".join(f"{counts[h]:,} {format.health_text(h)}" for h in WORST_FIRST if counts[h])
+    return Text(f"… {len(hidden):,} more {'host' if len(hidden) == 1 else 'hosts'}, {what}", DIM)

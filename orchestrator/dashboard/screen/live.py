@@ -1,4 +1,4 @@
-"""The dashboard's loop: read what is new, draw it, wait for a key. It decides nothing."""
+"""The loop of `ndctl dashboard`: read new data, draw a frame, wait for a key."""
 
 import contextlib
 import os
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.live import Live
 
 from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
-from orchestrator.dashboard.metrics import NOTHING, MetricTail, Progress, fold_metrics
-from orchestrator.dashboard.replay import recall
-from orchestrator.dashboard.reported import with_report
-from orchestrator.dashboard.scheduler_status import Ask, Holding
+from orchestrator.dashboard.metrics import NO_PROGRESS, MetricTail, Progress, fold_metrics
+from orchestrator.dashboard.replay import read_snapshot_state
+from orchestrator.dashboard.scheduler_status import Ask, SchedulerPoll
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, fold_seen, heard_at, view
 from orchestrator.errors import JobError
@@ -31,23 +31,25 @@ QUIT = ("q", "Q", "\x03", "\x04")
 
 class Keys(Protocol):
     def __call__(self, timeout: float, /) -> str:
-        """The next key, waited for no longer than `timeout` seconds; empty when none came."""
+        """The next key; empty if none was pressed within `timeout` seconds."""
 
 
 class Screen:
-    """What has been read of one job so far, in bounded memory."""
+    """The data of one job read so far, in bounded memory."""
 
-    def __init__(self, run_dir: RunDir, holding: Holding, commands: Commands | None = None) -> None:
+    def __init__(
+        self, run_dir: RunDir, holding: SchedulerPoll, commands: Commands | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.holding = holding
         self.commands = commands or Commands(job=run_dir.path.name, spec=str(run_dir.spec))
         self.metrics = MetricTail(run_dir.metrics)
-        self.seen, self.entries = recall(run_dir)
-        self.progress: Progress = NOTHING
+        self.seen, self.entries = read_snapshot_state(run_dir)
+        self.progress: Progress = NO_PROGRESS
 
-    def look(self, now: float) -> View | None:
-        """The job as it is now; None while its journal is empty."""
-        alive = journal.has_writer(self.run_dir.journal)  # asked first: see `moment.read_snapshot`
+    def update(self, now: float) -> View | None:
+        """Reads new data; None while the journal is empty."""
+        alive = journal.has_writer(self.run_dir.journal)  # before reading: see `read_snapshot`
         if entries := self.entries.more():
             self.seen = fold_seen(self.seen, entries)
         if metrics := self.metrics.more():
@@ -56,7 +58,7 @@ class Screen:
             return None
         last_heard = heard_at(self.seen.run, self.progress)
         sighting = self.holding(self.seen.run, alive, last_heard)
-        seen, progress = with_report(self.seen, self.progress, read_report(self.run_dir))
+        seen, progress = apply_report(self.seen, self.progress, read_report(self.run_dir))
         return view(
             seen,
             progress,
@@ -76,17 +78,17 @@ def run_dashboard(
     ask: Ask,
     commands: Commands | None = None,
 ) -> None:
-    """Until q or ^C; where the console is no terminal, one frame.
+    """Draws frames until q or ^C; draws one frame if the console is not a terminal.
 
     Raises:
-        JobError: nobody has submitted the job.
+        JobError: the job was not submitted.
     """
-    screen = Screen(run_dir, Holding(ask, clock), commands)
-    first = screen.look(clock.now())
+    screen = Screen(run_dir, SchedulerPoll(ask, clock), commands)
+    first = screen.update(clock.now())
     if first is None:
         raise JobError(
-            f"{run_dir.path} holds no journal",
-            fix="see the jobs there are with `ndctl list`",
+            f"{run_dir.path} has no journal of a job",
+            fix="list the jobs with `ndctl list`",
         )
     if not console.is_terminal:
         console.print(draw(first, *console.size))
@@ -96,7 +98,7 @@ def run_dashboard(
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         while True:
-            shown = screen.look(clock.now()) or first
+            shown = screen.update(clock.now()) or first
             live.update(draw(shown, *console.size), refresh=True)
             if keys(REFRESH_S) in QUIT:
                 return
@@ -104,7 +106,7 @@ def run_dashboard(
 
 @contextlib.contextmanager
 def terminal_keys(clock: Clock) -> Iterator[Keys]:
-    """Keys of standard input, each at once; the terminal is put back as it was."""
+    """Reads single keys of standard input without Enter; restores the terminal at the end."""
     if not sys.stdin.isatty():
         yield _no_keys(clock)
         return
@@ -115,7 +117,7 @@ def terminal_keys(clock: Clock) -> Iterator[Keys]:
         ready, _, _ = select.select([fd], [], [], timeout)
         if not ready:
             return ""
-        return os.read(fd, 1).decode(errors="replace") or "\x04"  # end of file: nobody is there
+        return os.read(fd, 1).decode(errors="replace") or "\x04"  # end of file: quit
 
     try:
         tty.setcbreak(fd)

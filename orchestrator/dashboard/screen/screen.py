@@ -1,4 +1,4 @@
-"""`View` to one frame of exactly `width` x `height` cells: no more state than that."""
+"""Draws a `View` as one frame of exactly `width` x `height` cells; keeps no state."""
 
 import itertools
 import textwrap
@@ -11,19 +11,19 @@ from rich.text import Text
 from orchestrator.contract.mesh import AXES
 from orchestrator.dashboard import format
 from orchestrator.dashboard.screen.chart import chart
-from orchestrator.dashboard.screen.grid import grid_info, grid_lines, wanted
-from orchestrator.dashboard.status import checkpoint_words
+from orchestrator.dashboard.screen.grid import grid_info, grid_lines, lines_needed
+from orchestrator.dashboard.status import checkpoint_text
 from orchestrator.dashboard.theme import (
     BAR,
+    BOLD,
+    DIM,
     GLYPHS,
-    QUIET,
     STATES,
-    STRONG,
     badge,
     bar,
-    ends,
     fit,
-    joined,
+    join_parts,
+    left_and_right,
     title,
 )
 from orchestrator.dashboard.view import View
@@ -32,15 +32,14 @@ from orchestrator.job.incident import NOBODY, Incident
 from orchestrator.job.stage import ENDED
 
 TWO_COLUMNS = (116, 22)
-"""Width and height from which on there is room for two columns."""
-MOST_CHART = 10
-LEAST_BAR = 6
-ROOM_FOR_CHART = 18
-"""Lines of body from which on the chart keeps more than one line."""
+"""Minimum width and height for two columns."""
+MAX_CHART_LINES = 10
+MIN_BAR = 6
+TALL_BODY = 18
+"""From this many lines on, the chart keeps more than one line."""
 
 
 def draw(view: View, width: int, height: int, zone: tzinfo | None = None) -> Text:
-    """One frame."""
     lines = frame(view, width, height, zone)
     text = Text("\n").join(fit(line, width) for line in lines)
     text.no_wrap = True
@@ -49,14 +48,14 @@ def draw(view: View, width: int, height: int, zone: tzinfo | None = None) -> Tex
 
 
 def frame(view: View, width: int, height: int, zone: tzinfo | None) -> list[Text]:
-    """Exactly `height` lines; what does not fit goes in the order: chart, incidents, grid."""
+    """Exactly `height` lines. If not all fits, the chart shrinks first, then incidents, grid."""
     head = _header(view, width, zone)[: max(1, height - 1)]
     room = height - len(head) - 1
     wide, tall = TWO_COLUMNS
     if width >= wide and height >= tall:
         body = _two_columns(view, width, room, zone)
     else:
-        chart_least = 4 if room >= ROOM_FOR_CHART else 2
+        chart_least = 4 if room >= TALL_BODY else 2
         parts = [_ranks(view, width), _losses(view, width, chart_least)]
         body = _stack([*parts, _incidents(view, width, zone), _facts(view, width)], room)
     body = [*body[:room], *[Text()] * (room - len(body))]
@@ -69,13 +68,13 @@ def _header(view: View, width: int, zone: tzinfo | None) -> list[Text]:
     stage = "" if view.state in ENDED else view.stage
     if view.as_of is not None:
         stage = f"{format.duration(view.now - view.as_of)} ago"
-    doing = joined([stage, attempt, restarts])
-    name = Text(view.name, style=STRONG)
+    stage_text = join_parts([stage, attempt, restarts])
+    name = Text(view.name, style=BOLD)
     name.truncate(max(8, width // 2 - 4), overflow="ellipsis")
-    left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + doing, QUIET))
-    right = Text(f"{format.moment(view.now, zone)} ", style=QUIET)
+    left = Text.assemble(" ", name, "  ", badge(view.state), ("   " + stage_text, DIM))
+    right = Text(f"{format.date_time(view.now, zone)} ", style=DIM)
     return [
-        ends(left, right, width),
+        left_and_right(left, right, width),
         _progress(view, width),
         Text(f" {_numbers(view)}"),
         *_reason(view, width),
@@ -88,10 +87,10 @@ def _progress(view: View, width: int) -> Text:
     eta = "" if view.eta_s is None else f"   eta {format.stopwatch(view.eta_s)}"
     times = f"   elapsed {format.stopwatch(view.elapsed_s)}{eta}"
     left, right = f" step {view.step:,}/{view.steps:,} ", f" {percent:>3}%{times} "
-    if len(left) + len(right) + LEAST_BAR > width:
+    if len(left) + len(right) + MIN_BAR > width:
         right = f" {percent:>3}% "
     room = max(0, width - len(left) - len(right))
-    return Text.assemble((left, STRONG), bar(view.step, view.steps, room), right)
+    return Text.assemble((left, BOLD), bar(view.step, view.steps, room), right)
 
 
 def _numbers(view: View) -> str:
@@ -103,11 +102,11 @@ def _numbers(view: View) -> str:
     quiet = view.quiet_s
     if view.state == "RUNNING" and quiet is not None and quiet > max(5.0, 3 * (view.step_s or 0)):
         parts.append(f"last step {format.duration(quiet)} ago")
-    return joined([*parts, str(view.mesh), view.backend])
+    return join_parts([*parts, str(view.mesh), view.backend])
 
 
 def _reason(view: View, width: int) -> list[Text]:
-    """Why the job stands where it stands, where that is news, and what to type."""
+    """The reason of the job's state if it is not obvious, and the fix."""
     if view.as_of is None and (view.state == "RUNNING" or view.reason in view.stage):
         return []
     style = STATES[view.state][1]
@@ -116,47 +115,47 @@ def _reason(view: View, width: int) -> list[Text]:
     typed = textwrap.wrap(view.fix, max(10, width - 6), break_on_hyphens=False)
     marks = [" fix: ", *["      "] * len(typed)]
     return lines + [
-        Text.assemble(mark, (part, STRONG)) for mark, part in zip(marks, typed, strict=False)
+        Text.assemble(mark, (part, BOLD)) for mark, part in zip(marks, typed, strict=False)
     ]
 
 
 def _short(view: View, zone: tzinfo | None) -> list[Text]:
     if view.gives_back_at is None:
         return []
-    due = format.moment(max(view.gives_back_at, view.now), zone)
+    due = format.date_time(max(view.gives_back_at, view.now), zone)
     return [
         Text.assemble(
-            f" in vain until {due} all hosts are given back; to give it up: ",
-            (view.commands.of("cancel"), STRONG),
+            f" if no hosts arrive, ndctl releases all hosts at {due}; to give up: ",
+            (view.commands.of("cancel"), BOLD),
         )
     ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A piece of the body, drawn as tall as there is room."""
+    """A section of the body with a flexible height."""
 
-    least: int
-    """Lines below which it is left out."""
-    best: int
-    """Lines that it can fill; never given more."""
-    claim: int
-    """Who is served first: the lowest."""
+    min_lines: int
+    """With less room the section is left out."""
+    max_lines: int
+    """Lines that the section can fill."""
+    priority: int
+    """Sections with a lower number get their lines first."""
     draw: Callable[[int], list[Text]]
-    """Given a number of lines, that many or fewer."""
+    """Draws at most the given number of lines."""
 
 
 def _stack(parts: Sequence[_Part], room: int) -> list[Text]:
-    """`parts` below each other: the least of each first, then what is left, both by claim."""
+    """`parts` below each other: first the minimum of each, then the rest, both by priority."""
     given = dict.fromkeys(range(len(parts)), 0)
-    by_claim = sorted(given, key=lambda index: parts[index].claim)
-    for index in by_claim:
-        if parts[index].least <= room:
-            given[index] = parts[index].least
-            room -= parts[index].least
-    for index in by_claim:
+    by_priority = sorted(given, key=lambda index: parts[index].priority)
+    for index in by_priority:
+        if parts[index].min_lines <= room:
+            given[index] = parts[index].min_lines
+            room -= parts[index].min_lines
+    for index in by_priority:
         if given[index]:
-            more = min(room, parts[index].best - given[index])
+            more = min(room, parts[index].max_lines - given[index])
             given[index] += more
             room -= more
     return [line for index, part in enumerate(parts) for line in part.draw(given[index])]
@@ -180,29 +179,29 @@ def _ranks(view: View, width: int) -> _Part:
         grid = grid_lines(view, width - 2, height - 1)
         return [title("ranks", grid_info(view), width), *(Text("  ").append(g) for g in grid)]
 
-    best = 1 + wanted(view, width - 2)
-    return _Part(least=min(3, best), best=best, claim=1, draw=lines)
+    max_lines = 1 + lines_needed(view, width - 2)
+    return _Part(min_lines=min(3, max_lines), max_lines=max_lines, priority=1, draw=lines)
 
 
-def _losses(view: View, width: int, least: int) -> _Part:
+def _losses(view: View, width: int, min_lines: int) -> _Part:
     def lines(height: int) -> list[Text]:
         if height < 2:
             return []
         return [title("loss", _loss_info(view), width), *_chart(view, width, height - 1)]
 
     if not view.losses:
-        return _Part(least=0, best=0, claim=9, draw=lines)
-    return _Part(least=least, best=1 + MOST_CHART, claim=3, draw=lines)
+        return _Part(min_lines=0, max_lines=0, priority=9, draw=lines)
+    return _Part(min_lines=min_lines, max_lines=1 + MAX_CHART_LINES, priority=3, draw=lines)
 
 
 def _loss_info(view: View) -> Text:
     (first, began), (last, ended) = view.losses[0], view.losses[-1]
-    told = f"{format.loss(began)} at step {first:,}, {format.loss(ended)} at step {last:,}"
-    return Text(told, style=QUIET)
+    text = f"{format.loss(began)} at step {first:,}, {format.loss(ended)} at step {last:,}"
+    return Text(text, style=DIM)
 
 
 def _chart(view: View, width: int, height: int) -> list[Text]:
-    """With the range of the values written at the left."""
+    """The chart, with the highest and lowest value at its left."""
     values = [value for _, value in view.losses]
     marks = [format.loss(max(values)), *[""] * (height - 2), format.loss(min(values))]
     size = max(len(mark) for mark in marks)
@@ -221,23 +220,23 @@ def _incidents(view: View, width: int, zone: tzinfo | None) -> _Part:
     def lines(height: int) -> list[Text]:
         if height < 1:
             return []
-        info = Text(_incidents_info(view), style=QUIET)
+        info = Text(_incidents_info(view), style=DIM)
         return [title("incidents", info, width), *_newest(blocks, height - 1, view)]
 
-    best = 1 + sum(map(len, blocks))
-    return _Part(least=min(4, best), best=best, claim=2, draw=lines)
+    max_lines = 1 + sum(map(len, blocks))
+    return _Part(min_lines=min(4, max_lines), max_lines=max_lines, priority=2, draw=lines)
 
 
 def _incidents_info(view: View) -> str:
     known = str(len(view.incidents)) if view.incidents else "none"
     settled = not view.incidents or view.incidents[-1].recovered_after_s is not None
     if view.state == "RECOVERING" and settled:
-        return "one is being looked into" + (f", {known} before" if view.incidents else "")
+        return "collecting evidence of a new one" + (f", {known} before" if view.incidents else "")
     return known
 
 
 def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:
-    """Whole incidents, then the first lines of others, then how many are left out."""
+    """Whole incidents, newest first, and a line that counts the incidents left out."""
     if sum(map(len, blocks)) <= height:
         return [line for block in blocks for line in block]
     lines: list[Text] = []
@@ -246,7 +245,7 @@ def _newest(blocks: list[list[Text]], height: int, view: View) -> list[Text]:
         if height - len(lines) < len(block) + (left > 1):
             short = block[: max(0, height - len(lines) - (left > 1))] if index == 0 else []
             older = left - 1 if short else left
-            note = [Text(f"  … {older:,} earlier: {view.commands.of('describe')}", style=QUIET)]
+            note = [Text(f"  … {older:,} earlier: {view.commands.of('describe')}", style=DIM)]
             return [*lines, *short, *(note if older else [])][:height]
         lines += block
     return lines
@@ -257,9 +256,9 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
     sign, style = GLYPHS["done" if recovered else "dead"]
     head = Text.assemble(
         (f"  {sign} ", style),
-        f"{format.short_moment(incident.at, zone)} ",
-        (incident.kind, STRONG if recovered else style),
-        (" drill" if incident.drill else "", QUIET),
+        f"{format.short_date_time(incident.at, zone)} ",
+        (incident.kind, BOLD if recovered else style),
+        (" drill" if incident.drill else "", DIM),
     )
     who = "no culprit" if incident.culprit == NOBODY else str(incident.culprit)
     place = _place(view, incident)
@@ -269,18 +268,19 @@ def _incident(view: View, incident: Incident, width: int, zone: tzinfo | None) -
     else:
         heads.append(Text(f"    {who}"))
     if heads[-1].cell_len + len(place) <= width:
-        heads[-1].append(place, style=QUIET)
-    told = [
+        heads[-1].append(place, style=DIM)
+    text = [
         format.one_line(incident.cause),
         format.one_line(incident.action),
         _cost(incident, view),
     ]
-    return [*heads, *(line for text in told for line in _wrapped(text, width))]
+    return [*heads, *(line for text in text for line in _wrapped(text, width))]
 
 
 def _place(view: View, incident: Incident) -> str:
-    """Where the culprit stands in the mesh; of an earlier plan's ranks that is not known."""
+    """Mesh coordinates of the culprit."""
     rank = incident.culprit.rank
+    # A rank of an earlier, larger plan has no place in the present mesh.
     if rank is None or rank >= view.mesh.world_size:
         return ""
     degrees = dict(zip(AXES, view.mesh.degrees, strict=True))
@@ -289,7 +289,7 @@ def _place(view: View, incident: Incident) -> str:
 
 
 def _cost(incident: Incident, view: View) -> str:
-    found = format.detected(incident.detected_after_s)
+    found = format.detection_delay(incident.detected_after_s)
     if incident.recovered_after_s is not None:
         return f"{found}, recovered after {format.duration(incident.recovered_after_s)}"
     if view.state in ENDED:
@@ -303,22 +303,20 @@ def _wrapped(text: str, width: int) -> list[Text]:
 
 
 def _facts(view: View, width: int) -> _Part:
-    facts = [title("checkpoint", Text(checkpoint_words(view.checkpoint, view), QUIET), width)]
+    facts = [title("checkpoint", Text(checkpoint_text(view.checkpoint, view), DIM), width)]
     for found in view.stragglers[:2]:
-        told = f"{found.host}: {why_slow(found)}"
-        facts.append(title("straggler", Text(told, STRONG), width))
+        text = f"{found.host}: {why_slow(found)}"
+        facts.append(title("straggler", Text(text, BOLD), width))
     if view.drills:
-        told = ", ".join(
-            f"{text} {'happened' if fired else 'armed'}" for text, fired in view.drills
-        )
-        facts.append(title("drills", Text(told, QUIET), width))
+        text = ", ".join(f"{text} {'fired' if fired else 'armed'}" for text, fired in view.drills)
+        facts.append(title("drills", Text(text, DIM), width))
     if view.spares:
         names = ", ".join(view.spares)
-        told = f"{format.count(len(view.spares), 'host')}: {names}"
-        facts.append(title("spares", Text(told, QUIET), width))
-    return _Part(least=1, best=len(facts), claim=0, draw=lambda height: facts[:height])
+        text = f"{format.count(len(view.spares), 'host')}: {names}"
+        facts.append(title("spares", Text(text, DIM), width))
+    return _Part(min_lines=1, max_lines=len(facts), priority=0, draw=lambda height: facts[:height])
 
 
 def _footer(view: View) -> Text:
-    keys = Text.assemble((" q", STRONG), (" quit", QUIET))
-    return keys.append(f"   more: {view.commands.of('describe')}", style=QUIET)
+    keys = Text.assemble((" q", BOLD), (" quit", DIM))
+    return keys.append(f"   more: {view.commands.of('describe')}", style=DIM)

@@ -1,8 +1,8 @@
-"""Who is to blame when ranks stand still.
+"""Finds the culprit of a hang.
 
-Ranks wait in operations, operations wait for ranks: the graph of both is followed to those who wait
-for nobody. Process states and stacks confirm it, or stand in where dumps are missing. Where the
-evidence does not single anybody out, that is the verdict, and no host is blamed.
+Ranks wait in operations, and operations wait for ranks. The analysis follows this graph to the
+ranks that wait for no other rank. Process states and stacks confirm the result, or replace missing
+dumps. If the evidence does not point to one rank, the verdict has no culprit and no host.
 """
 
 from dataclasses import replace
@@ -16,15 +16,15 @@ from orchestrator.diagnosis.hang.verdicts import Diagnosis, Kind, Scene
 from orchestrator.diagnosis.hang.wait_graph import elsewhere, left_inside, never_entered
 
 FOLLOWS: tuple[Kind, ...] = ("never-entered", "left-inside", "alone", "stopped")
-"""Kinds of verdict that a rank comes to also because it does not run."""
+"""Kinds of verdict that also follow if the process of the culprit does not run."""
 FOR_STARVED = (
-    "see what else runs on its host (top), and how many processors the job has there: cpus_per_task"
-    " of Slurm, the limits of a pod, cpu.max of the control group"
+    "check what else runs on the host (top), and how many CPUs the job has there: cpus_per_task of"
+    " Slurm, the limits of the pod, cpu.max of the control group"
 )
 
 
 def analyse(scene: Scene) -> Diagnosis:
-    """The verdict on a standstill."""
+    """The verdict on a hang: the first check with a result wins, so the order is by reliability."""
     case = Case(scene)
     found = (
         mismatch(case)
@@ -46,9 +46,12 @@ def analyse(scene: Scene) -> Diagnosis:
 
 
 def _most_direct_first(case: Case, found: Diagnosis) -> Diagnosis:
-    """Of a rank whose process is stopped, gone or stuck in the kernel that is the news, and that it
-    did not call an operation is what follows from it. Not so of one that called something else.
-    The same of a rank that gets no processor, for which its host need not be to blame."""
+    """Puts the state of the culprit's process first, if it explains the verdict.
+
+    Example: a rank with a stopped process did not call an operation, because it is stopped. A rank
+    that called another operation did run, so its state is not the cause. A rank without CPU is
+    explained the same way, but its host is not excluded: the job's CPU limits may be the cause.
+    """
     how = case.how_it_is(found.ranks) if found.kind in FOLLOWS else ""
     if not how:
         return found

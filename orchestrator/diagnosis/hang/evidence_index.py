@@ -1,4 +1,4 @@
-"""The evidence of a standstill, put in order once for all that judges it."""
+"""Indexes the evidence of a hang once for all checks."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -16,27 +16,27 @@ from orchestrator.diagnosis.hang.verdicts import Diagnosis, Kind, RankFacts, Sce
 from orchestrator.diagnosis.stacks import python_stacks
 
 SURE = 0.9
-"""From here on a host may be left out."""
+"""From this confidence on, a host may be excluded."""
 MOST_ALONE = 3
-"""Among so few stacks being alone means nothing."""
+"""Among so few stacks a unique place proves nothing."""
 SHOWN = 8
 """Operations that a verdict lists."""
 STATES = {
     "T": "stopped by a signal (state T)",
     "t": "stopped by a debugger (state t)",
-    "D": "in an uninterruptible wait of the kernel (state D)",
-    "Z": "dead but not reaped (state Z)",
+    "D": "in an uninterruptible wait in the kernel (state D)",
+    "Z": "a zombie: it has ended but was not reaped (state Z)",
     "gone": "gone",
 }
 STARVED = "starved of CPU"
 THROTTLED = ", and its control group is throttled (cpu.max)"
 STARVED_SHARE = 0.5
-"""Of the time since a rank got on: had it no processor for so long, though it was ready to run, it
-is late for that alone."""
+"""A rank is starved if it was ready but without a CPU for this share of the time without progress.
+"""
 
 
 class Case:
-    """All that is known of one standstill, matched, with what each verdict is made of."""
+    """The evidence of one hang, matched per group and rank, and helpers to build a verdict."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -52,7 +52,7 @@ class Case:
         self.stuck = list(stuck_operations(self.groups, dumps, self.no_dump))
         self.at = {stuck.group.id: stuck for stuck in self.stuck}
         self.partial = any(dump.partial for dump in dumps.values())
-        """Some dumps hold what was under way alone: nothing may be guessed of what they lack."""
+        """Some dumps have only pending operations: a missing operation then proves nothing."""
         self.waiters = {rank for rank, dump in dumps.items() if dump.waits}
         self.stacks = {
             rank: stack
@@ -69,7 +69,7 @@ class Case:
             for rank, facts in scene.facts.items()
             if _is_starved(facts) and not self._talks(rank)
         }
-        """A reason, and no sign by itself: on a busy host many are late by some seconds."""
+        """Weak evidence: on a busy host many ranks are late by some seconds."""
         self.mute = tuple(
             rank for rank, facts in sorted(scene.facts.items()) if facts.asked and not facts.stack
         )
@@ -77,19 +77,19 @@ class Case:
         self.crowds = Counter(python_stacks.place(stack) for stack in self.stacks.values())
 
     def _harmless(self, facts: RankFacts) -> bool:
-        """Whether its wait of the kernel says nothing: it was over in a moment, as the rank gave
-        its stack since and waits for others; or storage did not answer, which a rank that is asked
-        writes its stack to."""
+        """True if state D of a rank is no evidence against it."""
+        # Either the wait was short, because the rank has since given a stack in which it waits for
+        # others. Or the storage hangs to which a rank that was asked writes its stack.
         told = self._talks(facts.rank) if self.stacks.get(facts.rank) else not facts.asked
         return facts.process_state == "D" and told
 
     def _talks(self, rank: int) -> bool:
-        """Whether its stack waits for others."""
+        """True if its stack is in a collective, so that it waits for other ranks."""
         stack = self.stacks.get(rank)
         return stack is not None and python_stacks.talks(stack)
 
     def how_it_is(self, ranks: Sequence[int]) -> str:
-        """What keeps these processes from running, the same of all; empty where nothing does."""
+        """Why these processes do not run, if it is the same for all; else empty."""
         facts = [self.scene.facts[rank] for rank in ranks if rank in self.scene.facts]
         places = {one.place for one in facts}
         states = {self.odd_states.get(rank) for rank in ranks}
@@ -107,31 +107,34 @@ class Case:
         named = {*self.scene.dumps, *self.scene.facts, *range(self.scene.world or 0)}
         seen = {group for dump in self.scene.dumps.values() for group in dump.seats}
         named = named.union(*(group.members for group in seen))
-        # A number beyond all ranks that a job can have is a date in a file's name.
+        # A larger number than any rank comes from a date in a file name.
         known = self.scene.world is not None or not named or max(named) >= MOST_RANKS
         return named if known else set(range(max(named) + 1))
 
     def signs_against(self, rank: int) -> tuple[tuple[str, ...], int]:
-        """What else speaks against a rank: -1 (it waits itself), 0 (nothing), 1 or 2."""
+        """Other evidence against a rank and its weight.
+
+        Weight -1: the rank itself waits for others; 0: no evidence; 1: weak; 2: strong.
+        """
         if rank in self.odd_states:
             return (f"its process is {self.odd_states[rank]}",), 2
         if rank in self.starved:
             return (f"it is {STARVED}",), 1
         if rank in self.mute and len(self.mute) < len(self.scene.facts):
-            return ("it gave no stack when it was asked",), 2
+            return ("it gave no stack when asked",), 2
         stack = self.stacks.get(rank)
         if not stack:
             return (), 0
         if python_stacks.talks(stack):
             return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
         if rank in self.withheld and 2 * len(self.withheld) < len(self.scene.dumps):
-            return (f"its stack is in {stack[0]}, and it gave no dump: something held its GIL",), 2
+            return (f"its stack is in {stack[0]}, and it gave no dump: the GIL is held",), 2
         crowd = max(self.crowds.values())
         if (
             self.crowds[python_stacks.place(stack)] == 1
             and 2 * crowd >= len(self.stacks) > MOST_ALONE
         ):
-            return (f"it alone is in {stack[0]}",), 1
+            return (f"it is the only rank in {stack[0]}",), 1
         return (f"its stack is in {stack[0]}",), 0
 
     def blame(
@@ -156,9 +159,9 @@ class Case:
             cause=cause,
             evidence=evidence,
             waiting=tuple(self.waiting(stuck) for stuck in ops[:SHOWN]),
-            advice="look at the stack of the rank, and at its host's kernel log"
+            advice="check the stack of the rank and the kernel log of its host"
             if kind != "left-inside"
-            else "look at the device and the links of its host",
+            else "check the device and the links of its host",
         )
 
     def waiting(self, stuck: Stuck) -> Waiting:
@@ -180,14 +183,14 @@ def _is_starved(facts: RankFacts) -> bool:
 
 
 def _for_how_long(facts: RankFacts | None) -> str:
-    return f", and did not get on for {facts.still_s:.0f} s" if facts and facts.still_s else ""
+    return f", without progress for {facts.still_s:.0f} s" if facts and facts.still_s else ""
 
 
 def _without_processor(facts: RankFacts | None) -> str:
     if facts is None:
         return ""
     times = f"{facts.starved_s:.0f} of {facts.still_s:.0f} s"
-    return f" (ready to run without a processor for {times})"
+    return f" (ready to run but without a CPU for {times})"
 
 
 def named(stuck: Stuck) -> str:

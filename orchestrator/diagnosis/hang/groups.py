@@ -1,4 +1,4 @@
-"""Dumps of all ranks, matched per process group: who called what, and who did not."""
+"""Matches the dumps of all ranks per process group: which rank called which operation."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,31 +12,31 @@ from orchestrator.diagnosis.dumps.dump import ONE_SIDED, WORLD, Called, GroupId,
 class Group:
     id: GroupId
     members: tuple[int, ...]
-    """Ranks; where no dump names them, those that used the group."""
+    """Ranks. If no dump names the members: the ranks that used the group."""
     open: bool = False
-    """Others may be in it: it is no axis of a mesh, and no dump names its members."""
+    """The group may have more members: no dump names them, and it is no axis of a mesh."""
     seats: dict[int, Seat] = field(default_factory=dict)
     stage: int = 0
-    """Pipeline stage of its first member: stages do different work."""
+    """Pipeline stage of its first member; stages call different operations."""
 
     @property
     def kin(self) -> tuple[str, int, int]:
-        """Groups of equal kin do the same at the same number: of one axis and one stage."""
+        """Groups with equal kin (axis, size, stage) call the same operation at each number."""
         return label(self.id), len(self.members), self.stage
 
 
 NAMELESS = ("undefined", "")
-"""torch's description of groups that were made without one: they have no more in common."""
+"""torch's descriptions of groups that were created without one."""
 OF_A_MESH = "mesh_"
-"""How torch's names for the groups of a device mesh begin."""
+"""Prefix of torch's names of groups of a device mesh."""
 
 
 Work = tuple[int, frozenset[str]]
-"""What ranks do: those of one stage that are in groups of the same kinds do the same."""
+"""Stage and kinds of groups of a rank. Ranks with equal work call the same operations."""
 
 
 def label(group: GroupId) -> str:
-    """What groups that do the same share: their axis. Those without a name share nothing."""
+    """The name of a group's axis. A group without a description has a label of its own."""
     return f"{group.desc} {group.name}" if group.desc in NAMELESS else group.desc
 
 
@@ -46,7 +46,7 @@ def work_of(
     stages: Mapping[int, int],
     axes: Mapping[str, tuple[tuple[int, ...], ...]],
 ) -> dict[int, Work]:
-    """`axes` know members of groups as well that nobody used of whom there is a dump."""
+    """Rank -> work. `axes` adds groups that no rank with a dump used."""
     labels: dict[int, set[str]] = {rank: set() for rank in ranks}
     lines = [(desc, line) for desc, lines in axes.items() for line in lines]
     for name, members in [*((label(group.id), group.members) for group in groups), *lines]:
@@ -65,7 +65,7 @@ def groups_of(
     stages: Mapping[int, int],
     axes: Mapping[str, tuple[tuple[int, ...], ...]],
 ) -> list[Group]:
-    """All groups that dumps know of; `ranks` are those of the job, `axes` its known groups."""
+    """All groups in the dumps; `ranks`: all ranks of the job, `axes`: its known groups."""
     found: dict[GroupId, Group] = {}
     for rank, dump in dumps.items():
         for group_id, seat in dump.seats.items():
@@ -87,7 +87,7 @@ def groups_of(
 def stages_of(
     dumps: Mapping[int, RankDump], axes: Mapping[str, tuple[tuple[int, ...], ...]]
 ) -> dict[int, int]:
-    """Rank -> pipeline stage, where groups of a pipeline name their members."""
+    """Rank -> pipeline stage, from pipeline groups whose members are known."""
     stages = {}
     seen = set()
     for desc, lines in axes.items():
@@ -113,9 +113,10 @@ def _known(group: Group, axes: Mapping[str, tuple[tuple[int, ...], ...]]) -> tup
 
 
 def _complete(groups: list[Group], ranks: set[int]) -> None:
-    """Members of groups that no dump names: from who used them, and the form of their kin.
+    """Infers members that no dump names.
 
-    Groups of one axis of a mesh are equally large, and every rank is in one of them.
+    All groups of one mesh axis have the same size, and each rank is in exactly one of them. So the
+    ranks that used a group and the shape of the other groups of the axis determine the rest.
     """
     by_desc: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
@@ -158,7 +159,7 @@ def _form(members: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _stretched(group: Group, form: tuple[int, ...], left: set[int]) -> tuple[int, ...]:
-    """The members that `group` has if it is made as its largest kin: where that is unambiguous."""
+    """The members of `group` if it has the shape `form`; unchanged if that is ambiguous."""
     known = set(group.members)
     fits = []
     for offset in form:
@@ -171,7 +172,7 @@ def _stretched(group: Group, form: tuple[int, ...], left: set[int]) -> tuple[int
 
 @dataclass(slots=True)
 class Stuck:
-    """The oldest operation of a group that somebody called and that is not complete there."""
+    """The oldest operation of a group that a rank called and that is not complete there."""
 
     group: Group
     seq: int
@@ -179,13 +180,13 @@ class Stuck:
     missing: tuple[int, ...]
     unknown: tuple[int, ...]
     out: tuple[int, ...]
-    """Members for whom it is complete."""
+    """Members on which it is complete."""
     unsure: tuple[int, ...] = ()
-    """Members that wait elsewhere, and whose dumps do not say whether this is complete for them."""
+    """Members whose partial dumps do not show whether it is complete on them."""
 
     @property
     def lacks(self) -> bool:
-        """All that are known to use the group wait: others may be missing, whoever they are."""
+        """All known users of the group wait, so an unknown member may be missing."""
         return self.group.open and not (self.missing or self.out)
 
     @property
@@ -211,7 +212,7 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
     for member in group.members:
         seat = group.seats.get(member)
         if seat is None:
-            # One that has a dump did not call it: what is pending stays in the buffer.
+            # A rank with a dump did not call it, because the buffer keeps pending operations.
             (missing if member in dumps else unknown).append(member)
         elif seat.entered < seq:
             missing.append(member)
@@ -222,7 +223,7 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
     unsure = _complete_or_missing(missing, entered, group, dumps)
     missing = [member for member in missing if member not in unsure]
     if group.open and not (missing or unknown or out):
-        unknown = list(silent)  # all that used it wait: for a member that nobody knows of
+        unknown = list(silent)  # all known users wait, so an unknown member is missing
     return Stuck(group, seq, entered, tuple(missing), tuple(unknown), tuple(out), tuple(unsure))
 
 
@@ -232,9 +233,10 @@ def _complete_or_missing(
     group: Group,
     dumps: Mapping[int, RankDump],
 ) -> list[int]:
-    """Of a rank whose dump holds what is under way alone, an operation that is not in it was not
-    called, or is complete. If all members have to take part before it is complete for one, then
-    it was not called. Nor by a rank that is in no operation at all: it would have gone on."""
+    """Members with partial dumps that either completed the operation or did not call it."""
+    # A partial dump has only pending operations. If all members must take part before it completes
+    # on one, then it is complete on none, so a rank without it did not call it. A rank without any
+    # pending operation did not call it either: nothing kept it from going on.
     if not any(call.op.kind in ONE_SIDED for call in entered.values()):
         return []
     return [
@@ -245,7 +247,7 @@ def _complete_or_missing(
 
 
 def ended_in(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator[Stuck]:
-    """The operations that ranks called last, whether or not their recorders take them for over."""
+    """The last operation of each rank, even if its recorder marks it as complete."""
     last = {(dump.last, dump.seats[dump.last].entered) for dump in dumps.values() if dump.last}
     for group in groups:
         for seq in sorted(seq for name, seq in last if name == group.id):
@@ -261,15 +263,15 @@ def ended_in(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator
 
 
 def calls_of_kin(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> list[Op]:
-    """What other groups of the same axis and stage called at the same number."""
+    """Operations of other groups of the same axis and stage at the same number."""
     others = (group for group in kin.get(stuck.group.kin, []) if group is not stuck.group)
     return [op for group in others for op in _calls_at(group, stuck.seq).values()]
 
 
 def odd_ones(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> tuple[int, ...]:
-    """Members that called something else than the others; all of them where none is in the right.
+    """Members that called another operation than the rest; all members if it is undecided.
 
-    Two against each other are judged by what the groups of the same axis called at that number.
+    With equal numbers on both sides, groups of the same axis decide by their operation there.
     """
     calls = _calls_at(stuck.group, stuck.seq)
     clusters = _clusters(calls)
@@ -314,8 +316,10 @@ def _clusters(calls: Mapping[int, Op]) -> list[tuple[Op, list[int]]]:
 def _votes(
     ops: list[Op], stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]
 ) -> list[int]:
-    """How much speaks for each of `ops`: kin at the same number, else what is usual after what was
-    called before, of as much of that as was ever seen."""
+    """Votes for each of `ops`: groups of equal kin that called it at the same number.
+
+    On a tie: how often it followed the same preceding operations, longest context first.
+    """
     groups = kin.get(stuck.group.kin, [])
     there = calls_of_kin(stuck, kin)
     votes = [sum(op.fits(other) for other in there) for op in ops]
@@ -334,7 +338,7 @@ def _votes(
 
 
 def _unusual(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> bool:
-    """Whether kin at this number, or after what was called before, called something else."""
+    """True if groups of equal kin called another operation here or after the same operations."""
     groups = kin.get(stuck.group.kin, [])
     there = calls_of_kin(stuck, kin)
     if there:
@@ -349,13 +353,13 @@ def _unusual(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group
 
 
 SEEN = 3
-"""So often makes it usual."""
+"""A successor is usual if it was seen so often."""
 CONTEXTS = (12, 6, 3, 2, 1, 0)
-"""Of what was called before, so many."""
+"""Numbers of preceding operations to compare, longest first."""
 
 
 def _before(stuck: Stuck) -> tuple[Op, ...]:
-    """What the group called before its stuck operation."""
+    """Operations that the group called before its stuck operation."""
     histories = [
         tuple(call.op for call in seat.calls if call.seq < stuck.seq)
         for seat in stuck.group.seats.values()
@@ -364,7 +368,7 @@ def _before(stuck: Stuck) -> tuple[Op, ...]:
 
 
 def _followers(groups: Iterable[Group], context: tuple[Op, ...], before: int) -> Iterator[Op]:
-    """What ranks of `groups` called after calling `context`, where that is complete."""
+    """Completed operations that followed `context` in `groups`."""
     length = len(context)
     for group in groups:
         for seat in group.seats.values():

@@ -1,4 +1,4 @@
-"""Operations that do not fit each other, or come in another order: the program's own fault."""
+"""Finds collectives that do not match or come in another order: mistakes of the program."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from orchestrator.diagnosis.hang.report import ranks_words, spans
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 
 Step = tuple[str, int]
-"""Kind of group, and the operation's number there."""
+"""Kind of group, and number of the operation in it."""
 MANY_PEERS = 3
 PATHS = (
-    "ranks took different ways through the program: look for a branch that depends on the rank or"
-    " on its data before this operation"
+    "ranks took different paths through the program: look for a branch before this operation that"
+    " depends on the rank or on its data"
 )
 
 
 def mismatch(case: Case, operations: Sequence[Stuck] | None = None) -> Diagnosis | None:
-    """Of what ranks wait in, or of other `operations`."""
+    """The first mismatch among the stuck operations, or among other `operations`."""
     for stuck in case.stuck if operations is None else operations:
         odd = odd_ones(stuck, case.kin)
         if odd:
@@ -42,7 +42,7 @@ def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
     evidence += [] if split else [f"the others called {theirs}"]
     where = named(stuck)
     cause = (
-        f"ranks {spans(odd)} called operations that do not fit each other as {where}"
+        f"ranks {spans(odd)} called operations that do not match each other as {where}"
         if split
         else f"{ranks_words(odd)} called another operation than its peers as {where}"
     )
@@ -60,7 +60,7 @@ def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
 
 
 def strayed(case: Case) -> Diagnosis | None:
-    """One called, after an operation, another one than all others that do the same work."""
+    """One rank called another next operation than all other ranks with the same work."""
     nexts: dict[Work, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
     for rank, dump in case.scene.dumps.items():
         work = nexts[case.work[rank]]
@@ -89,10 +89,10 @@ def _strayed(
         ranks=(rank,),
         hosts=(),
         confidence=0.95 if len(usual[1]) > MANY_PEERS else 0.9,
-        cause=f"rank {rank} left the way that its peers took{where}",
+        cause=f"rank {rank} took another path through the program than its peers{where}",
         evidence=(
-            f"after operation {step[1]} of {step[0]} rank {rank} called {way[1]} of {way[0]};"
-            f" {len(usual[1])} peers called {usual[0][1]} of {usual[0][0]}",
+            f"after operation {step[1]} of {step[0]}, rank {rank} called operation {way[1]} of"
+            f" {way[0]}; {len(usual[1])} peers called operation {usual[0][1]} of {usual[0][0]}",
         ),
         waiting=tuple(case.waiting(stuck) for stuck in ops[:SHOWN]),
         advice=PATHS,
@@ -116,8 +116,8 @@ def skipped(case: Case) -> Diagnosis | None:
             for other, count in _counts(dump, known):
                 if count < common.get(other, 0):
                     odd[dump.rank] = (
-                        f"it is at operation {seq} of {desc} after {count} of {other};"
-                        f" its peers did {common[other]} of these first"
+                        f"it called operation {seq} of {desc} after {count} operations of {other};"
+                        f" its peers called {common[other]} of these before"
                     )
     if not odd or len(odd) > max(1, len(case.scene.dumps) // 4):
         return _out_of_order(case)
@@ -129,7 +129,7 @@ def skipped(case: Case) -> Diagnosis | None:
         ranks=ranks,
         hosts=(),
         confidence=0.9 if len(ranks) == 1 else 0.6,
-        cause=f"{ranks_words(ranks)} left out an operation that its peers wait in"
+        cause=f"{ranks_words(ranks)} skipped an operation in which its peers wait"
         + (f": {named(ops[0])}" if ops else ""),
         evidence=tuple(f"rank {rank}: {odd[rank]}" for rank in ranks[:SHOWN]),
         waiting=tuple(case.waiting(stuck) for stuck in ops[:SHOWN]),
@@ -138,7 +138,7 @@ def skipped(case: Case) -> Diagnosis | None:
 
 
 def _out_of_order(case: Case) -> Diagnosis | None:
-    """All others of a group wait for one, which waits in another group: it went there first."""
+    """One rank called operations in another order: it waits in one group, its peers in another."""
     alone = {
         stuck.missing[0]: stuck
         for stuck in case.stuck
@@ -157,22 +157,23 @@ def _out_of_order(case: Case) -> Diagnosis | None:
         hosts=(),
         confidence=0.9,
         cause=f"rank {rank} is in {named(theirs[0])} while its peers are in {named(stuck)}",
-        evidence=(f"{len(stuck.entered)} ranks wait for it, and it for them",),
+        evidence=(f"{len(stuck.entered)} ranks wait for it, and it waits for them",),
         waiting=(case.waiting(stuck), case.waiting(theirs[0])),
         advice=PATHS,
     )
 
 
 def _known_of_all(crowd: Sequence[RankDump]) -> frozenset[str] | None:
-    """Kinds of group in which each of them is known to be; None: there is no need to ask, as a
-    dump that is whole has them all. One of what is under way says nothing of a group of which
-    all is complete."""
+    """Kinds of group that all these dumps contain; None if no dump is partial.
+
+    A partial dump has only pending operations, so it lacks groups in which all is complete.
+    """
     if not any(dump.partial for dump in crowd):
         return None
     return frozenset.intersection(*(frozenset(map(label, dump.seats)) for dump in crowd))
 
 
 def _counts(dump: RankDump, known: frozenset[str] | None) -> tuple[tuple[str, int], ...]:
-    """How many operations of each kind of group a rank has called."""
+    """Number of operations that a rank called, per kind of group."""
     counts = ((label(group), seat.entered) for group, seat in dump.seats.items())
     return tuple(sorted(one for one in counts if known is None or one[0] in known))

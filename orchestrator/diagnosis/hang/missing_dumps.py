@@ -1,4 +1,4 @@
-"""Ranks of which there is no dump: who of them may be at the bottom of it."""
+"""Finds suspects among the ranks without a dump."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -12,16 +12,16 @@ from orchestrator.diagnosis.stacks import python_stacks
 from orchestrator.diagnosis.stacks.python_stacks import Place
 
 MOST_GUESSES = 4
-"""Ranks among which a verdict may leave it open who it was."""
+"""A verdict names at most so many possible culprits."""
 Suspects = tuple[tuple[int, ...], Kind, str, float]
-"""Ranks of which the same is known, what that makes of them, how it is said, and how sure it is."""
+"""Ranks with the same evidence, the verdict, its text, and its confidence (0 to 1)."""
 
 
 def suspects(case: Case, direct: Counter[int]) -> list[int]:
-    """Ranks without a dump that may be at the bottom of it.
+    """Ranks without a dump that may be the culprit.
 
-    All that may be, where something else speaks against one of them. Else those for whom the ranks
-    wait that got least far: whoever waits further on waits for these.
+    If there is other evidence against one of them: all of them, and that evidence decides later.
+    Otherwise those for which the least advanced ranks wait: ranks further on wait for these.
     """
     missed: set[int] = set()
     for stuck in case.stuck:
@@ -41,14 +41,13 @@ def suspects(case: Case, direct: Counter[int]) -> list[int]:
 
 
 def _is_elsewhere(case: Case, rank: int, places: set[Place]) -> bool:
-    """Its stack shows it inside another operation than those who wait for it."""
+    """Its stack is in another operation than the stacks of the ranks that wait for it."""
     stack = case.stacks.get(rank)
     return stack is not None and bool(places) and python_stacks.place(stack) not in places
 
 
 def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
-    """Ranks without a dump -> how many of those that got least far wait for them; and where these
-    are in the program."""
+    """Rank without a dump -> number of least advanced ranks that wait for it; and their places."""
     waits = {rank: found for rank in case.scene.dumps if (found := _waits_for(case, rank))}
     by_work: dict[Work, list[int]] = defaultdict(list)
     for rank in waits:
@@ -67,7 +66,7 @@ def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
 
 
 def _waits_for(case: Case, rank: int) -> set[int]:
-    """Ranks without a dump that keep `rank` where it is; none where a dump shows who does."""
+    """Ranks without a dump that `rank` waits for; empty if a dump shows another reason."""
     dumps, dump = case.scene.dumps, case.scene.dumps[rank]
     if dump.first is not None:
         stuck = case.at.get(dump.first)  # none where its operations are not numbered in order
@@ -77,12 +76,12 @@ def _waits_for(case: Case, rank: int) -> set[int]:
 
 
 def _done(case: Case, rank: int) -> int:
-    """How many operations: ranks of one stage do the same ones."""
+    """Number of completed operations, comparable between ranks of one pipeline stage."""
     return sum(seat.behind for seat in case.scene.dumps[rank].seats.values())
 
 
 def _unheard(case: Case) -> Iterable[int]:
-    """Ranks without a dump to which another sends, or from which it receives."""
+    """Ranks without a dump that are the peer of a pending send or receive."""
     for dump in case.scene.dumps.values():
         for talk in dump.talks[:1]:
             if talk.peer not in case.scene.dumps:
@@ -90,10 +89,12 @@ def _unheard(case: Case) -> Iterable[int]:
 
 
 def went_past(case: Case) -> Diagnosis | None:
-    """Ranks with whom others did already what comes after an operation that they are missing from,
-    and that their peers wait in: they left it out."""
+    """Ranks that skipped the operation in which their peers wait.
+
+    Dumps of other ranks show later operations that completed with them.
+    """
     if case.partial:
-        return None  # how many operations a rank did is not known of all
+        return None  # partial dumps do not have the number of completed operations
     reached = _reached(case)
     found = {
         rank: (stuck, after) for stuck in case.stuck for rank, after in _past(case, stuck, reached)
@@ -108,9 +109,9 @@ def went_past(case: Case) -> Diagnosis | None:
         ranks=ranks,
         hosts=(),
         confidence=0.6 if len(ranks) == 1 else 0.3,
-        cause=f"{ranks_words(ranks)} left out what the others wait in: {named(stuck)}",
+        cause=f"{ranks_words(ranks)} skipped an operation in which the others wait: {named(stuck)}",
         evidence=tuple(
-            f"there is no dump of rank {rank}; others did {after} with it, which comes later"
+            f"there is no dump of rank {rank}; others completed {after} with it, which is later"
             for rank, (_, after) in sorted(found.items())
         ),
         waiting=(case.waiting(stuck),),
@@ -119,7 +120,7 @@ def went_past(case: Case) -> Diagnosis | None:
 
 
 def _reached(case: Case) -> dict[int, dict[str, int]]:
-    """Ranks without a dump -> the newest operation of each kind of group that is done with them."""
+    """Rank without a dump -> the newest completed operation per kind of group it is in."""
     reached: dict[int, dict[str, int]] = {rank: {} for rank in case.no_dump}
     for group in case.groups:
         newest = max((seat.behind for seat in group.seats.values()), default=0)
@@ -132,7 +133,7 @@ def _reached(case: Case) -> dict[int, dict[str, int]]:
 def _past(
     case: Case, stuck: Stuck, reached: Mapping[int, Mapping[str, int]]
 ) -> Iterable[tuple[int, str]]:
-    """Ranks without a dump, and what more was done with them than those who wait there could do."""
+    """Ranks without a dump, each with an operation that completed after the stuck one."""
     at_it: dict[int, Counter[str]] = defaultdict(Counter)
     for rank in stuck.entered:
         dump = case.scene.dumps[rank]
@@ -148,34 +149,33 @@ def _past(
 
 
 def not_waiting(case: Case) -> Diagnosis | None:
-    """Ranks that wait for nobody, as the kernel and their stacks say, however little dumps do."""
+    """Ranks that wait for no other rank according to the kernel or their stacks."""
     return _first(
         case,
         (tuple(sorted(case.odd_states)), "stopped", "", 0.97),
-        (case.mute, "stopped", "gave no stack when it was asked", 0.92),
+        (case.mute, "stopped", "gave no stack when asked", 0.92),
         (
             python_stacks.outside(case.stacks),
             "alone",
-            "is in no operation, as most others are",
+            "is in no collective, while most other ranks are in one",
             0.8,
         ),
     )
 
 
 def without_dumps(case: Case) -> Diagnosis | None:
-    """Ranks that differ from the others, which need not mean much: of dumps that leave out what is
-    complete, a rank that has finished its work differs as well."""
+    """Ranks that differ from all others in place or in number of steps: weak evidence."""
     if case.partial:
-        return None
+        return None  # then a rank that has finished its work differs from the others too
     return _first(
         case,
-        (_lonely(case), "alone", "is where no other rank is", 0.8),
+        (_lonely(case), "alone", "is at a place in the program where no other rank is", 0.8),
         (_behind(case.scene.facts.values()), "alone", "reported fewer steps than the others", 0.7),
     )
 
 
 def _lonely(case: Case) -> tuple[int, ...]:
-    """Not one whose own dump shows that it waits for others."""
+    """Ranks with a unique place, except those whose dump shows that they wait for others."""
     return tuple(rank for rank in python_stacks.lonely(case.stacks) if rank not in case.waiters)
 
 

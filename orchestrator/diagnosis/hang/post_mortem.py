@@ -1,8 +1,8 @@
-"""Whose operation did not fit, once all ranks have ended over it.
+"""Finds the rank that called a mismatched collective, after all ranks have ended.
 
-gloo ends a rank that is sent more than it expects, at once and without a dump. Its peers see a
-connection break, and write down what they had called. So either dumps show who called something
-else, or they all agree, and it was the one that cannot say any more.
+gloo aborts a rank that receives more bytes than it expects, at once and without a dump. Its peers
+see a broken connection and write dumps. So either the dumps show which rank called another
+operation, or all dumps agree and the culprit is the one rank without a dump.
 """
 
 from collections.abc import Collection
@@ -15,32 +15,32 @@ from orchestrator.diagnosis.hang.unattributed import not_known
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
 
 CLASS = "collective-mismatch"
-"""Of the failure of a rank that was ended over sizes."""
+"""Failure class of a rank that was aborted because sizes did not match."""
 
 
 def differing(scene: Scene, ended: Collection[int]) -> Diagnosis:
-    """The verdict on ranks that are gone, of which those in `ended` were ended over sizes."""
+    """The verdict after the ranks in `ended` were aborted because sizes did not match."""
     case = Case(scene)
     last = list(ended_in(case.groups, scene.dumps))
-    found = mismatch(case, last) or _the_one_that_is_mute(case, last, ended)
+    found = mismatch(case, last) or _only_rank_without_dump(case, last, ended)
     if found is None:
-        cause = "what the ranks had called does not tell them apart"
+        cause = "the operations that the ranks called do not show which rank is wrong"
         found = replace(not_known(case), cause=cause, evidence=(), advice=PATHS)
     return replace(found, no_dump=case.no_dump)
 
 
-def _the_one_that_is_mute(
+def _only_rank_without_dump(
     case: Case, last: list[Stuck], ended: Collection[int]
 ) -> Diagnosis | None:
-    """All that is known fits, and one alone that was ended over it has no dump."""
+    """The verdict if all dumps agree and exactly one aborted rank has no dump."""
     mute = [rank for rank in ended if rank not in case.scene.dumps]
     if len(mute) != 1:
         return None
     (rank,) = mute
     with_it = [stuck for stuck in last if rank in stuck.group.members]
     if not with_it or any(stuck.unknown != (rank,) for stuck in with_it):
-        return None  # another one that cannot say may be it as well
-    telling = [stuck for stuck in with_it if _are_right(case, stuck)]
+        return None  # a second rank without a dump could be the culprit too
+    telling = [stuck for stuck in with_it if _peers_are_right(case, stuck)]
     if not telling:
         return None
     stuck = max(telling, key=lambda one: len(one.entered))
@@ -53,18 +53,18 @@ def _the_one_that_is_mute(
         confidence=SURE,
         cause=f"rank {rank} called another operation than its peers as {named(stuck)}",
         evidence=(
-            f"rank {rank} was ended because sizes did not fit, and wrote no dump",
-            f"what its {peers} peers called fits: {stuck.op}"
+            f"rank {rank} was aborted because sizes did not match, and wrote no dump",
+            f"its {peers} peers called the same: {stuck.op}"
             if peers > 1
-            else f"its one peer called what other groups of its axis called: {stuck.op}",
+            else f"its only peer called the same as other groups of its axis: {stuck.op}",
         ),
         waiting=tuple(case.waiting(one) for one in with_it[:SHOWN]),
         advice=PATHS,
     )
 
 
-def _are_right(case: Case, stuck: Stuck) -> bool:
-    """Two that agree are; one alone may be the odd one itself, unless its like called the same."""
+def _peers_are_right(case: Case, stuck: Stuck) -> bool:
+    """Two peers that agree are right. A single peer is right if other groups called the same."""
     if len(stuck.entered) > 1:
         return True
     like = calls_of_kin(stuck, case.kin)

@@ -1,4 +1,4 @@
-"""A diagnosis as a person on call wants it: who, how sure, how it is known, what to do."""
+"""The text of `ndctl diagnose`: verdict, culprit, confidence, evidence and the next step."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ def ranks_words(ranks: Sequence[int]) -> str:
 
 
 def spans(ranks: Sequence[int]) -> str:
-    """`0-3, 7`, cut short where they are many."""
+    """`0-3, 7`; at most `SHOWN` spans, then a count of the remaining spans."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and rank == found[-1][1] + 1:
@@ -29,37 +29,44 @@ def spans(ranks: Sequence[int]) -> str:
 def diagnosis_text(
     diagnosis: Diagnosis, scene: Scene, attempt: int | None = None, decided: str = ""
 ) -> str:
-    """`attempt`: of the job, where it is one of a job of ours; `decided`: what ndctl did, where it
-    did something."""
+    """The report.
+
+    Args:
+        attempt: attempt of the job; None if the dumps are not from a job of ndctl.
+        decided: what ndctl did about it; empty if nothing.
+    """
     of_job = [] if attempt is None else [_row("attempt", str(attempt))]
     return "\n".join([*of_job, *_lines(diagnosis, scene, decided)])
 
 
 def _lines(diagnosis: Diagnosis, scene: Scene, decided: str) -> Iterator[str]:
     yield _row("verdict", f"{diagnosis.kind}: {diagnosis.cause}")
-    yield _row("who", _who(diagnosis, scene, decided))
+    yield _row("culprit", _culprit(diagnosis, scene, decided))
     if decided:
-        yield _row("decided", decided)
+        yield _row("ndctl did", decided)
     yield _row("confidence", f"{diagnosis.confidence:.0%}")
     for sign in diagnosis.evidence:
-        yield _row("because", sign)
+        yield _row("evidence", sign)
     for waiting in diagnosis.waiting:
         yield _row("waiting", waiting_words(waiting))
     for line in where_words(scene, diagnosis.ranks):
         yield _row("stacks", line)
-    yield _row("evidence", _seen(diagnosis, scene))
-    for title, files in (("unreadable", scene.unreadable), ("passed over", scene.passed_over)):
+    yield _row("input", _input(diagnosis, scene))
+    for title, files in (("unreadable", scene.unreadable), ("skipped", scene.passed_over)):
         for name, why in list(files.items())[:SHOWN]:
             yield _row(title, f"{name}: {why}")
         if len(files) > SHOWN:
             yield _row("", f"and {len(files) - SHOWN} more files: --json names them")
     if diagnosis.advice:
-        yield _row("do", diagnosis.advice)
+        yield _row("next", diagnosis.advice)
 
 
 def where_words(scene: Scene, first: Sequence[int]) -> list[str]:
-    """Where ranks are by their stacks: those of `first` one by one, then those that are in one
-    place in one line, the fewest before the most."""
+    """Where ranks are in the program, from their stacks.
+
+    The ranks of `first` have one line each. The others have one line per place, the place with the
+    fewest ranks first, because a rank on its own is the likely culprit.
+    """
     known = {
         rank: stack
         for rank, facts in sorted(scene.facts.items())
@@ -83,7 +90,7 @@ def _row(name: str, words: str) -> str:
     return f"{name:<{WIDTH}}{words}"
 
 
-def _who(diagnosis: Diagnosis, scene: Scene, decided: str) -> str:
+def _culprit(diagnosis: Diagnosis, scene: Scene, decided: str) -> str:
     if not diagnosis.ranks:
         return "no culprit"
     hosts = sorted({host for rank in diagnosis.ranks if (host := scene.host(rank))})
@@ -91,28 +98,29 @@ def _who(diagnosis: Diagnosis, scene: Scene, decided: str) -> str:
     if diagnosis.hosts and decided:
         return f"{ranks_words(diagnosis.ranks)}{where}"
     if diagnosis.hosts:
-        leave = "leave the host out"
+        leave = "exclude the host"
     elif diagnosis.scope == "user":
-        leave = "the program; no host is to blame"
+        leave = "the program is wrong; do not exclude a host"
     else:
-        leave = "not sure enough, or too little known, to leave a host out"
+        leave = "the evidence is not sufficient to exclude a host"
     return f"{ranks_words(diagnosis.ranks)}{where} ({leave})"
 
 
 def waiting_words(waiting: Waiting) -> str:
-    parts = [f"{len(waiting.entered)} of {waiting.size} ranks are in"]
+    parts = [f"{len(waiting.entered)} of {waiting.size} ranks entered it"]
     if waiting.missing:
-        parts.append(f"without {ranks_words(waiting.missing)}")
+        parts.append(f"missing: {ranks_words(waiting.missing)}")
     if waiting.unknown:
-        parts.append(f"of {ranks_words(waiting.unknown)} nothing is known")
+        parts.append(f"no dump: {ranks_words(waiting.unknown)}")
     where = f"{waiting.desc} (group {waiting.group}), operation {waiting.seq}: {waiting.op}"
     return f"{where}; {', '.join(parts)}"
 
 
-def _seen(diagnosis: Diagnosis, scene: Scene) -> str:
+def _input(diagnosis: Diagnosis, scene: Scene) -> str:
     many = len(scene.dumps)
     seen = [f"dumps of {many} rank{'s' if many != 1 else ''}"]
     seen.append(f"stacks of {sum(bool(facts.stack) for facts in scene.facts.values())}")
     if diagnosis.no_dump:
         seen.append(f"no dump of {ranks_words(diagnosis.no_dump)}")
-    return ", ".join(seen) + f"; {diagnosis.num_waiting} ranks wait"
+    waiting = diagnosis.num_waiting
+    return ", ".join(seen) + f"; {waiting} rank{'s' if waiting != 1 else ''} waiting"

@@ -1,4 +1,4 @@
-"""Verdicts that blame nobody."""
+"""Verdicts without a culprit."""
 
 from collections.abc import Iterator
 
@@ -22,12 +22,12 @@ def network(case: Case) -> Diagnosis | None:
         ranks=(),
         hosts=(),
         confidence=0.5,
-        cause=f"all members called {named(groups[0])} and none came out:"
-        " the network between them, or a device",
-        evidence=(f"in {len(inside)} groups no member is missing, and all else waits for them",),
+        cause=f"all members called {named(groups[0])} and it completed on none:"
+        " the network between them or a device failed",
+        evidence=(f"in {len(inside)} groups no member is missing; all other ranks wait for them",),
         waiting=tuple(case.waiting(stuck) for stuck in inside[:SHOWN]),
-        advice="look at the links of these hosts (ibstat, nvidia-smi nvlink -e, the kernel's"
-        " log); a second time on the same hosts, check them together",
+        advice="check the links of these hosts (ibstat, nvidia-smi nvlink -e, the kernel log);"
+        " if it happens again on the same hosts, test the network between them",
     )
 
 
@@ -42,19 +42,19 @@ def together(case: Case) -> Diagnosis | None:
         ranks=(),
         hosts=(),
         confidence=0.6,
-        cause=f"all {len(case.stacks)} ranks are in {stack[0]}, and none waits for another",
-        evidence=("their stacks are the same",),
-        advice="what they all wait for is shared: storage, a server, or the program itself",
+        cause=f"all {len(case.stacks)} ranks are in {stack[0]}; none waits for another rank",
+        evidence=("all stacks are the same",),
+        advice="check what all ranks share: storage, a server, the program itself",
     )
 
 
 def not_known(case: Case) -> Diagnosis:
     if not case.scene.dumps and not case.scene.facts:
-        cause = "there is no evidence: no dump and no stack was found"
+        cause = "no dump and no stack was found"
     elif not case.stuck:
-        cause = "no rank waits in an operation that is recorded, and no stack stands out"
+        cause = "no rank waits in a recorded operation, and no stack differs from the others"
     else:
-        cause = f"{len(case.waiters)} ranks wait, and no rank stands out as the one waited for"
+        cause = f"{len(case.waiters)} ranks wait, and the evidence does not show for which rank"
     signs = list(_waits_unseen(case))
     signs += [f"no dump from {ranks_words(case.no_dump)}"] if case.no_dump else []
     return Diagnosis(
@@ -66,20 +66,23 @@ def not_known(case: Case) -> Diagnosis:
         cause=cause,
         evidence=tuple(signs),
         waiting=tuple(case.waiting(stuck) for stuck in case.stuck[:SHOWN]),
-        advice="run with TORCH_FR_BUFFER_SIZE set, and dumps and stacks of all ranks gathered",
+        advice="set TORCH_FR_BUFFER_SIZE and collect dumps and stacks of all ranks next time",
     )
 
 
 def _waits_unseen(case: Case) -> Iterator[str]:
-    """Of one for whom all others of a group wait, and which itself waits in what no recorder holds,
-    as gloo's sends and receives: it left something out, or a message to it was lost."""
+    """A rank that all others of a group wait for, and that waits in an unrecorded operation.
+
+    The recorder of gloo does not record sends and receives. Such a rank skipped an operation, or a
+    message to it was lost; the evidence does not show which.
+    """
     for stuck in case.stuck:
         away = (*stuck.missing, *stuck.unknown)
         rank = away[0] if len(away) == 1 else -1
         stack = case.stacks.get(rank)
         if rank not in case.waiters and stack and python_stacks.talks(stack):
             yield (
-                f"all others wait for rank {rank} in {named(stuck)}, and it waits in {stack[0]},"
-                " of which its dump says nothing: it left that operation out, or a message to it"
-                " was lost"
+                f"all others wait for rank {rank} in {named(stuck)}; rank {rank} waits in"
+                f" {stack[0]}, which its dump does not record: it skipped that operation, or a"
+                " message to it was lost"
             )

@@ -1,4 +1,4 @@
-"""What is known of a job whose ranks stand still, and what is made of it. Plain values."""
+"""Evidence about a hang, and the verdict on it. Plain values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,37 +19,37 @@ Kind = Literal[
     "healthy",
     "not-known",
 ]
-"""healthy: the job runs, or ended in order. never-entered: others wait for it in an operation that
-it did not call. mismatch: it called something else. skipped: it is past something that its peers
-did first. left-inside: it alone did not come out of an operation. network: all went in, none came
-out. stopped: its process does not run. alone: so say stacks, without dumps. together: all ranks are
-in the same place, and none waits for another."""
+"""healthy: no hang. never-entered: the culprit did not call an operation in which others wait.
+mismatch: it called another operation. skipped: it went past an operation that its peers called.
+left-inside: the operation completed on all other ranks. network: all ranks called the operation and
+it completed on none. stopped: its process does not run. alone: its stack differs from all others.
+together: all ranks are at the same place, and none waits for another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What was found out about a rank besides its dump."""
+    """What is known about a rank besides its dump."""
 
     rank: int
     host: str | None = None
     process_state: str | None = None
-    """Linux's letter or `gone`; None: nobody looked."""
+    """Linux state letter (`R`, `S`, `D`, ...) or `gone`; None: not read."""
     asked: bool = False
-    """Was asked for its stacks, and could have given them: storage did not hold them back."""
+    """Was asked for its stacks, and slow storage is not the reason if it gave none."""
     stack: tuple[str, ...] = ()
     withheld: bool = False
-    """Ran, was asked for its dump, and gave none in time."""
+    """Was running and was asked for its dump, but wrote none in time."""
     step: int | None = None
     phase: str | None = None
     age_s: float | None = None
     place: str = ""
-    """Where in the kernel a process in state D waits: `FUNCTION of MODULE`."""
+    """Kernel function in which a process in state D waits: `FUNCTION of MODULE`."""
     still_s: float = 0.0
-    """Seconds since it last got on …"""
+    """Seconds since its last progress."""
     starved_s: float = 0.0
-    """… of which it was ready to run and had no processor."""
+    """Seconds of `still_s` in which it was ready to run but had no CPU."""
     throttled: bool = False
-    """Its control group used up its share of the processors meanwhile."""
+    """Its control group was throttled (cpu.max) in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +59,13 @@ class Scene:
     dumps: Mapping[int, RankDump] = field(default_factory=dict)
     facts: Mapping[int, RankFacts] = field(default_factory=dict)
     world: int | None = None
-    """How many ranks the job has; None: not known, so those that are named."""
+    """Number of ranks; None: unknown, then the ranks in the evidence count."""
     axes: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    """Name of a kind of group -> members of each, where dumps do not name them."""
+    """Mesh axis -> members of each of its groups, because dumps may not name members."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """File -> why it could not be read."""
     passed_over: Mapping[str, str] = field(default_factory=dict)
-    """File -> why it was not taken, though it looks like evidence."""
+    """File that looks like evidence -> why it was skipped."""
 
     def host(self, rank: int) -> str | None:
         facts = self.facts.get(rank)
@@ -83,27 +83,27 @@ class Waiting:
     size: int
     entered: tuple[int, ...]
     missing: tuple[int, ...]
-    """Ranks of whom there is a dump, and which did not call it."""
+    """Ranks whose dump shows that they did not call it."""
     unknown: tuple[int, ...]
-    """Ranks of whom there is none."""
+    """Ranks without a dump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     kind: Kind
     scope: Scope | None
-    """None: not known."""
+    """None: unknown."""
     ranks: tuple[int, ...]
-    """To blame, the likeliest first; empty blames nobody."""
+    """Culprits, the most likely first; empty: no culprit."""
     hosts: tuple[str, ...]
-    """To leave out; empty where the program is to blame, or the evidence is thin."""
+    """Hosts to exclude; empty if the program is wrong or the evidence is not sufficient."""
     confidence: float
     """0 to 1."""
     cause: str
     evidence: tuple[str, ...] = ()
-    """How it is known, one sign each."""
+    """One finding per item."""
     waiting: tuple[Waiting, ...] = ()
-    """Where the others wait, those first that led to the verdict."""
+    """Operations in which ranks wait, those that led to the verdict first."""
     num_waiting: int = 0
     no_dump: tuple[int, ...] = ()
     advice: str = ""

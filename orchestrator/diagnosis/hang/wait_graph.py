@@ -1,4 +1,4 @@
-"""Who is waited for, and waits for nobody."""
+"""Finds ranks that others wait for and that wait for no other rank."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,11 @@ GUESSED = 0.45
 
 
 def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
-    """With `guess`, also one of whom there is no dump and against whom nothing else speaks."""
+    """A rank that did not call an operation in which others wait.
+
+    Args:
+        guess: also blame a rank without a dump against which there is no other evidence.
+    """
     direct: Counter[int] = Counter()
     for stuck in case.stuck:
         for rank in stuck.missing:
@@ -35,14 +39,16 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     signs, confidence = (*signs, *doubts), KNOWN if doubts else confidence
     ops = [s for s in case.stuck if {*s.missing, *s.unknown} & set(blamed)]
     ops.sort(key=lambda s: (-len(s.entered), s.group.id))
-    what = f"{ranks_words(blamed)} did not call what the others wait in"
+    what = f"{ranks_words(blamed)} did not call the operation in which the others wait"
     where = f": {named(ops[0])}" if ops else ""
     return case.blame("never-entered", blamed, confidence, what + where, signs, ops)
 
 
 def elsewhere(case: Case) -> Diagnosis | None:
-    """The one rank whose dump shows that others wait for it and it for nobody, as its stack or its
-    state says too: whoever else did something of its own did not end it."""
+    """The verdict `never_entered` if it is certain: one rank, and its dump, stack or state agree.
+
+    It is checked before weaker signs of other ranks.
+    """
     found = never_entered(case)
     if found is None or found.confidence < SURE or found.ranks[0] not in case.scene.dumps:
         return None
@@ -51,8 +57,10 @@ def elsewhere(case: Case) -> Diagnosis | None:
 
 
 def _may_talk_unseen(case: Case, rank: int) -> bool:
-    """Whether it may wait in a send or receive of a pipeline: gloo's recorder holds none of them,
-    and without a stack nothing else tells."""
+    """True if the rank may wait in a pipeline send or receive that is not recorded.
+
+    gloo's recorder does not record them, so only a stack could show it.
+    """
     if rank in case.stacks or rank in case.odd_states or rank in case.mute:
         return False
     on_gloo = not any(group.members for group in case.scene.dumps[rank].seats)
@@ -61,7 +69,7 @@ def _may_talk_unseen(case: Case, rank: int) -> bool:
 
 
 def _unanswered(case: Case) -> Iterable[int]:
-    """Ranks that another sends to or receives from, and that do not do their part."""
+    """Peers of a pending send or receive that did not call the matching receive or send."""
     dumps = case.scene.dumps
     parts = Counter(
         (rank, talk.peer, talk.sends) for rank, dump in dumps.items() for talk in dump.talks
@@ -74,9 +82,9 @@ def _unanswered(case: Case) -> Iterable[int]:
 def _single_out(
     case: Case, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
 ) -> tuple[tuple[int, ...], tuple[str, ...], float]:
-    """The candidates that most speaks against; what, and how sure that is.
+    """The candidates with the strongest evidence, that evidence, and the confidence (0 to 1).
 
-    One with a dump is known to wait for nobody; of one without a dump that is a guess.
+    A dump proves that its rank waits for no other. Without a dump this is a guess.
     """
     weighed = {rank: case.signs_against(rank) for rank in dumped}
     for rank in lost:
@@ -90,9 +98,9 @@ def _single_out(
         return (), (), 0.0
     first = heaviest[0]
     held = (
-        f"its dump shows no operation under way; {direct[first]} ranks wait for it"
+        f"its dump shows no pending operation; {direct[first]} ranks wait for it"
         if has_dump
-        else f"there is no dump of it, and {direct[first]} ranks wait where it may be missing"
+        else f"it has no dump; {direct[first]} ranks wait in operations that it may not have called"
     )
     signs = (held, *weighed[first][0])
     if len(heaviest) == 1:
@@ -100,27 +108,27 @@ def _single_out(
         return (first,), signs, sure[weight]
     hosts = {case.scene.host(rank) for rank in heaviest}
     if len(hosts) == 1 and None not in hosts and weight > 0:
-        return tuple(sorted(heaviest)), (*signs, f"all of them are on {hosts.pop()}"), SURE
+        return tuple(sorted(heaviest)), (*signs, f"all of these ranks are on {hosts.pop()}"), SURE
     by_waiters = sorted(heaviest, key=lambda rank: (-direct[rank], rank))
     if has_dump:
-        why = f"{len(heaviest)} ranks wait for nobody, and are waited for"
+        why = f"others wait for {len(heaviest)} ranks, which wait for no other rank"
         return tuple(by_waiters), (why,), KNOWN
     if len(heaviest) > MOST_GUESSES:
         return (), (), 0.0
-    return tuple(by_waiters), (f"one of {spans(heaviest)}, of whom there is no dump",), 0.3
+    return tuple(by_waiters), (f"one of ranks {spans(heaviest)}, which have no dump",), 0.3
 
 
 def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
-    """Of others who may hold them all up as well: no host is left out then."""
+    """Other possible culprits. If there is one, no host is excluded."""
     if blamed[0] in case.scene.dumps:
         for rank in sorted({rank for stuck in case.stuck for rank in stuck.unknown}):
             signs, weight = case.signs_against(rank)
             if weight > 1:
-                yield f"but there is no dump of rank {rank}, which may be missing too: {signs[0]}"
+                yield f"but rank {rank} has no dump and may be missing too: {signs[0]}"
         return
     for rank in sorted(dumped):
         if case.signs_against(rank)[1] >= 0:
-            yield f"but the dump of rank {rank} shows that it is missing, and waits for nobody"
+            yield f"but the dump of rank {rank} shows that it is missing and waits for no rank"
 
 
 def left_inside(case: Case) -> Diagnosis | None:
@@ -128,11 +136,11 @@ def left_inside(case: Case) -> Diagnosis | None:
         if stuck.missing or stuck.unknown or not stuck.out:
             continue
         if any(case.scene.dumps[rank].first != stuck.group.id for rank in stuck.entered):
-            continue  # it waits behind something else
+            continue  # a rank that entered it waits first in an earlier operation
         if len(stuck.entered) < len(stuck.out) or len(stuck.entered) == 1:
             ranks = tuple(sorted(stuck.entered))
-            what = f"{ranks_words(ranks)} did not come out of {named(stuck)}"
-            signs = (f"it is complete for the {len(stuck.out)} other members",)
+            what = f"{ranks_words(ranks)} did not complete {named(stuck)}"
+            signs = (f"it is complete on the {len(stuck.out)} other members",)
             sure = SURE if len(ranks) == 1 and len(stuck.out) > 1 else 0.6
             return case.blame("left-inside", ranks, sure, what, signs, [stuck])
     for stuck in case.stuck:

@@ -1,4 +1,4 @@
-"""The classes of Xids, the numbers that NVIDIA's driver gives to errors of a GPU.
+"""Failure classes of Xids, the numbers that NVIDIA's driver gives to errors of a GPU.
 
 `xids.yaml` is NVIDIA's catalog with what is to be done at once. What that means for a job is here:
 a GPU that has to be reset, or a host that has to be booted again, is of no use until somebody has
@@ -44,14 +44,14 @@ def _broken(name: str, advice: str) -> _Class:
     return _Class(name=name, scope="host", action="replace", advice=advice)
 
 
-RESET = "reset the GPU (nvidia-smi --gpu-reset), and boot the host again where that fails"
+RESET = "reset the GPU (nvidia-smi --gpu-reset), and reboot the host if that fails"
 CLASSES: Mapping[int, _Class] = {
     79: _broken(
         "gpu-lost",
-        "the GPU no longer answers; boot the host again, and check seating, power and PCIe",
+        "the GPU no longer responds; reboot the host, and check seating, power and PCIe",
     ),
     48: _broken(
-        "xid-48-double-bit-ecc", "reset the GPU; run dcgmi diag -r 3 before it is used again"
+        "xid-48-double-bit-ecc", "reset the GPU; run dcgmi diag -r 3 before you use it again"
     ),
     171: _broken(
         "xid-171-dram-ecc",
@@ -59,33 +59,31 @@ CLASSES: Mapping[int, _Class] = {
     ),
     172: _broken(
         "xid-172-sram-ecc",
-        "an uncorrectable error of the GPU's SRAM; reset it, and have it replaced where"
-        " nvidia-smi -q says that the SRAM threshold is exceeded",
+        "an uncorrectable error of the GPU's SRAM; reset it, and replace it if"
+        " nvidia-smi -q shows that the SRAM threshold is exceeded",
     ),
-    64: _broken(
-        "xid-64-row-remap-failed", "the GPU has no spare memory rows left; have it replaced"
-    ),
+    64: _broken("xid-64-row-remap-failed", "the GPU has no spare memory rows left; replace it"),
     95: _broken(
         "xid-95-uncontained-ecc",
-        "an uncontained memory error; reset the GPU, and reboot the host where that fails",
+        "an uncontained memory error; reset the GPU, and reboot the host if that fails",
     ),
     140: _broken(
         "xid-140-ecc-escape", "an uncorrectable memory error that is not marked; " + RESET
     ),
-    156: _broken("xid-156-retirement", "a part of the GPU is to be retired; " + RESET),
+    156: _broken("xid-156-retirement", "a part of the GPU must be retired; " + RESET),
     119: _broken(
         "xid-119-gsp-timeout",
-        "the GPU's system processor hangs; reset the GPU or reboot the host, and look for a newer"
-        " driver",
+        "the GPU's system processor hangs; reset the GPU or reboot the host, and check for a"
+        " newer driver",
     ),
     120: _broken(
         "xid-120-gsp-error",
-        "the GPU's system processor failed; reset the GPU or reboot the host, and look for a newer"
-        " driver",
+        "the GPU's system processor failed; reset the GPU or reboot the host, and check for a"
+        " newer driver",
     ),
     74: _broken(
         "xid-74-nvlink",
-        "an NVLink failed; look at nvidia-smi nvlink -e, and have the host's links checked",
+        "an NVLink failed; run nvidia-smi nvlink -e, and have the host's NVLinks checked",
     ),
     155: _broken("xid-155-nvlink-down", "an NVLink was taken down; " + RESET),
     136: _broken("xid-136-link-training", "an NVLink could not be trained; " + RESET),
@@ -97,15 +95,13 @@ CLASSES: Mapping[int, _Class] = {
     46: _broken("xid-46-gpu-timeout", "the GPU stopped processing; " + RESET),
     110: _broken("xid-110-security-fault", "the GPU reports a security fault; " + RESET),
     143: _broken("xid-143-gpu-init", "the GPU could not be initialized; " + RESET),
-    151: _broken(
-        "xid-151-key-rotation", "the GPU's keys could not be changed; boot the host again"
-    ),
-    158: _broken("xid-158-fatal-timeout", "the GPU does not answer in time; " + RESET),
+    151: _broken("xid-151-key-rotation", "the GPU's keys could not be changed; reboot the host"),
+    158: _broken("xid-158-fatal-timeout", "the GPU did not respond in time; " + RESET),
     167: _broken(
-        "xid-167-pcie-timeout", "the GPU does not answer on PCIe; have its seating and slot checked"
+        "xid-167-pcie-timeout", "the GPU does not respond on PCIe; check its seating and slot"
     ),
     54: _broken(
-        "xid-54-power-cable", "the GPU's auxiliary power is not connected; have it checked"
+        "xid-54-power-cable", "the GPU's auxiliary power is not connected; check the cable"
     ),
     94: _Class(
         name="xid-94-contained-ecc",
@@ -118,7 +114,7 @@ CLASSES: Mapping[int, _Class] = {
         name="xid-63-row-remapped",
         scope="host",
         action="restart",
-        advice="a memory row is remapped at the GPU's next reset; no program ends by that",
+        advice="a memory row is remapped at the GPU's next reset; no program is affected",
         symptom=True,
     ),
     92: _Class(
@@ -131,7 +127,7 @@ CLASSES: Mapping[int, _Class] = {
         name="xid-78-vgpu-start",
         scope="host",
         action="restart",
-        advice="a virtual GPU could not be started; its driver and the host's must fit each other",
+        advice="a virtual GPU could not be started; its driver must match the host's",
     ),
     159: _Class(
         name="xid-159-chi-error",
@@ -143,48 +139,47 @@ CLASSES: Mapping[int, _Class] = {
         name="xid-31-mmu-fault",
         scope="user",
         action="restart",
-        advice="the program touched an address that is not its own; the same on one GPU again and"
-        " again is the GPU",
+        advice="the program accessed an invalid address; if it repeats on one GPU, suspect the GPU",
     ),
     13: _Class(
         name="xid-13-exception",
         scope="user",
         action="restart",
-        advice="a kernel of the program went wrong (compute-sanitizer finds it); on one GPU alone,"
-        " the GPU",
+        advice="a kernel of the program failed (compute-sanitizer finds it); if it repeats"
+        " on one GPU, suspect the GPU",
     ),
     43: _Class(
         name="xid-43-reset-channel",
         scope="user",
         action="restart",
-        advice="the driver ended the program's channel after its own error; look at the rank's log",
+        advice="the driver closed the program's channel after an earlier error; see the rank's log",
     ),
     137: _Class(
         name="xid-137-nvlink-privilege",
         scope="rank",
         action="restart",
-        advice="the program touched memory of a peer GPU that is not its own; on one GPU again and"
-        " again it is the GPU",
+        advice="the program accessed invalid memory of a peer GPU; if it repeats on one GPU,"
+        " suspect the GPU",
     ),
     45: _Class(
         name="xid-45-cleanup",
         scope="rank",
         action="restart",
-        advice="the driver cleans up after a process that was ended; look for what came before",
+        advice="the driver cleans up after a process that ended; look for the cause before it",
         symptom=True,
     ),
 }
-"""Those that have a class of their own, causes before what they lead to."""
+"""Xids with a class of their own; causes come before their consequences."""
 ENGINE = _Class(
     name="xid-engine-error",
     scope="rank",
     action="restart",
-    advice="an engine of the GPU (copy, video, …) failed for this program; on one GPU again and"
-    " again it is the GPU",
+    advice="an engine of the GPU (copy, video, …) failed for this program; if it repeats on"
+    " one GPU, suspect the GPU",
 )
-SUPPORT = _broken("xid-unusual", "NVIDIA's catalog asks to have the GPU looked at by its vendor")
+SUPPORT = _broken("xid-unusual", "NVIDIA's catalog says to contact the GPU's vendor")
 CHANNEL = "ROBUST_CHANNEL_"
-"""Begins the mnemonics of what befalls a program's channel to the GPU."""
+"""Prefix of mnemonics of errors of a program's channel to the GPU."""
 XID = r"xid \([^)]*\): "
 # Those from Blackwell on say which of them did harm: `145, RLW_RXPIPE Nonfatal XC0 …` did none.
 NVLINK5 = range(144, 151)
@@ -234,7 +229,7 @@ def _rules() -> Iterator[FailureRule]:
                     name = f"xid-{number}-nvlink"
                     yield _told_by_words(name, (pattern,), CLASSES[74].advice, f"Xid {number}")
             yield _rule(SUPPORT, [n for n, other in known.items() if other is SUPPORT])
-            advice = "the driver says what the GPU needs before it can be used again"
+            advice = "the driver's message says what to do before you use the GPU again"
             yield _told_by_words("xid-154-recovery", RECOVERY, advice, "Xid 154")
         if code == 45:
             for number in (n for n, other in known.items() if other is ENGINE):

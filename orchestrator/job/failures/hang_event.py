@@ -3,7 +3,6 @@ however many ranks there are. Pure.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from orchestrator.contract.messages.events import EvidenceGathered, HangJudged
 from orchestrator.diagnosis.hang.analyse import analyse
@@ -11,9 +10,6 @@ from orchestrator.diagnosis.hang.report import ranks_words, waiting_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.stacks import python_stacks
 from orchestrator.job.findings import Findings
-
-if TYPE_CHECKING:  # what is typed folds a journal, and reads no message
-    from orchestrator.contract.messages.agent_protocol import Evidence
 
 SHOWN_STACKS = 16
 """Of ranks, in a verdict."""
@@ -89,7 +85,7 @@ def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
     return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
 
 
-def facts_of(part: "Evidence | EvidenceGathered") -> dict[int, RankFacts]:
+def facts_of(part: EvidenceGathered) -> dict[int, RankFacts]:
     """Of a host's ranks. One whose stack storage held back counts as not asked."""
     return {
         found.rank: RankFacts(

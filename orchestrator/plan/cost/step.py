@@ -1,4 +1,4 @@
-"""How long an optimizer step takes, and how many tokens a second that makes."""
+"""The predicted time of an optimizer step, its throughput and its accuracy."""
 
 from orchestrator.contract.plan import StepTime
 from orchestrator.inventory.profile import Fabric
@@ -8,12 +8,12 @@ from orchestrator.plan.model.flops import flops_per_token
 from orchestrator.plan.setup import Setup
 
 ERROR = {"measured": 15, "derived": 25, "guessed": 50}
-"""Per cent by which a prediction may be off, judged by what its numbers rest on; no step that was
-measured has gone into this."""
+"""Accuracy of a step time in percent, by how the profile's numbers were found. An estimate: no
+measured step was used."""
 
 
 def step_time(setup: Setup, fabric: Fabric) -> StepTime:
-    """Of one step of `setup` on devices of `fabric`, hosts filled in rank order."""
+    """One step of `setup` on `fabric`; ranks fill hosts in order."""
     machine = machine_of(fabric)
     parts = timeline(setup, machine).parts
     step_s = sum(parts.values())
@@ -31,6 +31,6 @@ def step_time(setup: Setup, fabric: Fabric) -> StepTime:
 def _confidence(machine: Machine) -> str:
     certainty = machine.calibration.certainty
     return (
-        f"about {ERROR[certainty]} % either way: single operations of this device are {certainty},"
-        " and whole steps have not been measured"
+        f"±{ERROR[certainty]} %, estimated: times of single operations on this device are"
+        f" {certainty}, whole steps were not measured"
     )

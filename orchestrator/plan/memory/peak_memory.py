@@ -1,6 +1,6 @@
 """How many bytes the fullest rank needs at its peak, and for what.
 
-Formulas, their sources and how far off they are: `docs/memory.md`.
+Formulas, their sources and how far off they are: `docs/planner_model.md`.
 """
 
 import math

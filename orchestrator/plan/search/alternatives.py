@@ -6,31 +6,20 @@ changes the training itself, so it costs more than one of the split.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from shlex import quote
-from typing import Any
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
-from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.search.constraints import SCHEDULES, barrier, context_parts
-from orchestrator.plan.search.degrees import (
-    Blocks,
-    divisors,
-    likely_mesh,
-    meshes,
-    tensor_degrees,
-    world_size,
-)
-from orchestrator.plan.search.refusals import refusals
-
-Value = int | str | bool | tuple[str, ...] | LoraSpec
-Edits = Mapping[str, Value]
-"""Path of a key of the spec -> its new value."""
+from orchestrator.plan.search.admitted import first_mesh, tensor_degrees
+from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, value_at
+from orchestrator.plan.search.meshes import divisors
+from orchestrator.plan.search.rule import Hosts, Request
+from orchestrator.plan.search.rule_checks import context_parts, linear_names, longest_sequence
+from orchestrator.plan.search.rules import SCHEDULES, refusals
 
 COST = {
     "train.global_batch_size": 2.5,
@@ -61,6 +50,7 @@ def nearest_plans(
     """Up to three, the nearest first."""
     found: list[Alternative] = []
     alike = set()
+    hosts: dict[int, Hosts] = {}
     tried = {tuple(sorted(e.items(), key=str)): e for e in _candidates(spec, inventory, shape)}
     for edits in sorted(tried.values(), key=lambda edits: _distance(spec, edits)):
         if any(known.edits.items() <= edits.items() for known in found):
@@ -69,51 +59,20 @@ def nearest_plans(
             changed = apply(spec, edits)
         except Invalid:
             continue  # Keys that exclude each other.
-        blocks = inventory.blocks(changed.cluster.gpus_per_host)
-        mesh = first_mesh(changed, shape, blocks)
+        ranks = changed.cluster.gpus_per_host
+        if ranks not in hosts:
+            hosts[ranks] = Hosts.of(changed, inventory)
+        request = Request(changed, shape, hosts[ranks])
+        mesh = first_mesh(request)
         if mesh is None or not edits:
             continue
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
-        if kind not in alike and not refusals(changed, inventory, shape, mesh):
+        if kind not in alike and not refusals(request, mesh):
             found.append(Alternative(edits, mesh))
             alike.add(kind)
         if len(found) == SHOWN:
             break
     return tuple(found)
-
-
-def first_mesh(spec: JobSpec, shape: ModelShape, blocks: Blocks) -> Mesh | None:
-    """One that nothing but memory can rule out, if there is any: the likely one where it can be."""
-    likely = likely_mesh(spec, shape, blocks)
-    world = world_size(spec)
-    if likely.world_size == world and barrier(spec, shape, likely, blocks) is None:
-        return likely
-    able = (mesh for mesh in meshes(spec, world) if barrier(spec, shape, mesh, blocks) is None)
-    return next(able, None)
-
-
-def apply(spec: JobSpec, edits: Edits) -> JobSpec:
-    """`spec` with other values at paths of the form `section.key`, or deeper.
-
-    Raises:
-        Invalid: the values exclude each other or what is there.
-    """
-    changed: JobSpec = _changed_value(spec, {tuple(p.split(".")): v for p, v in edits.items()})
-    return changed
-
-
-def _changed_value(value: Any, edits: Mapping[tuple[str, ...], Value]) -> Any:
-    """All keys of one value at once, for what they are together is checked as it is made."""
-    inside: dict[str, dict[tuple[str, ...], Value]] = {}
-    for (key, *rest), new in edits.items():
-        inside.setdefault(key, {})[tuple(rest)] = new
-    return replace(
-        value,
-        **{
-            key: deeper[()] if () in deeper else _changed_value(getattr(value, key), deeper)
-            for key, deeper in inside.items()
-        },
-    )
 
 
 def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Iterator[Edits]:
@@ -123,10 +82,10 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
         base = needed | _changed(spec, {"cluster.hosts": hosts, "cluster.gpus_per_host": ranks})
         yield base
         resized = apply(spec, base)
-        blocks = inventory.blocks(ranks)
+        request = Request(resized, shape, Hosts.of(resized, inventory))
         for pp, cp in _outer_degrees(spec, hosts * ranks):
             outer = base | _changed_degrees(spec, {"pp": pp, "cp": cp})
-            for tp in tensor_degrees(resized, shape, cp, blocks):
+            for tp in tensor_degrees(request, cp):
                 rest, left = divmod(hosts * ranks, pp * cp * tp)
                 if left:
                     continue
@@ -138,11 +97,11 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
 def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
     """What must change in any case."""
     needed: dict[str, Value] = {}
-    longest = min(shape.max_positions, shape.window or shape.max_positions)
+    longest = longest_sequence(shape)
     if SHORTEST_SEQUENCE <= longest < spec.data.sequence_length:
         needed["data.sequence_length"] = longest
     if spec.model.lora is not None:
-        names = list(dict.fromkeys(name for name, _, _ in shape.linear))
+        names = linear_names(shape)
         kept = tuple(name for name in spec.model.lora.target_modules if name in names)
         if not kept or len(kept) < len(spec.model.lora.target_modules):
             needed["model.lora.target_modules"] = kept or (names[0],)
@@ -229,13 +188,6 @@ def _changed(spec: JobSpec, values: Mapping[str, Value]) -> dict[str, Value]:
     return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
-def value_at(spec: JobSpec, path: str) -> Any:
-    value: Any = spec
-    for key in path.split("."):
-        value = getattr(value, key)
-    return value
-
-
 def _grows(spec: JobSpec, path: str, value: Value) -> bool:
     before = value_at(spec, path)
     return isinstance(value, int) and isinstance(before, int) and value > before
@@ -249,16 +201,3 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
         if isinstance(value, int) and isinstance(before, int) and value and before:
             factors += abs(math.log2(value / before))
     return cost, factors, str(sorted(edits.items()))
-
-
-def show_edits(edits: Edits) -> str:
-    """As they are typed."""
-    return " ".join(f"--set {quote(f'{path}={_shown(value)}')}" for path, value in edits.items())
-
-
-def _shown(value: Value) -> str:
-    if isinstance(value, LoraSpec):
-        return "{quantize: nf4}" if value.quantize == "nf4" else "{}"
-    if isinstance(value, tuple):
-        return f"[{','.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)

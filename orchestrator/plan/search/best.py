@@ -24,16 +24,15 @@ from orchestrator.plan.cost.lower_bound import Least, least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of
 from orchestrator.plan.memory.peak_memory import least_bytes
-from orchestrator.plan.search.constraints import (
-    Barrier,
-    barrier,
+from orchestrator.plan.search.admitted import (
     checkpointings,
     micro_sizes,
     pipelines,
     reshardings,
 )
-from orchestrator.plan.search.degrees import meshes
-from orchestrator.plan.search.families import rejected_families
+from orchestrator.plan.search.families import Bar, rejected_families
+from orchestrator.plan.search.meshes import meshes
+from orchestrator.plan.search.rules import first_refusal
 from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, standing_bytes
 from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 
@@ -122,15 +121,17 @@ def can_fit(space: Space) -> bool:
     )
 
 
-def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Barrier, Sequence[Mesh]]]:
+def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Bar, Sequence[Mesh]]]:
     """The meshes that can be, those with the same pp, cp and tp together; and the others, by what
     bars them."""
-    barred: dict[Barrier, list[Mesh]] = defaultdict(list)
+    barred: dict[Bar, list[Mesh]] = defaultdict(list)
     families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
+    request = space.request
     for mesh in meshes(space.spec, space.world):
-        found = barrier(space.spec, space.shape, mesh, space.fabric.blocks)
-        if found:
-            barred[found].append(mesh)
+        refused = first_refusal(request, mesh)
+        if refused:
+            rule, broken = refused
+            barred[rule.axis, broken.limit].append(mesh)
         else:
             families[mesh.pp, mesh.cp, mesh.tp].append(mesh)
     return families.values(), barred
@@ -153,7 +154,7 @@ def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
     spec, widest = space.spec, _widest(family)
     share = spec.train.global_batch_size // widest.data_parallel
     found = []
-    for pipeline in pipelines(spec, space.shape, widest.pp):
+    for pipeline in pipelines(space.request, widest):
         sizes = micro_sizes(spec, widest, pipeline)
         found += [
             _Node(space, family, pipeline, micro, share // micro, sizes[0])

@@ -1,4 +1,4 @@
-"""Meshes that are not shown, in a few families with what binds each."""
+"""Groups the meshes that a plan does not show, with the reason for each group."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,33 +6,33 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.plan.figures import show_bytes
-from orchestrator.plan.search.constraints import Barrier
 
+Bar = tuple[str, str]
+"""The axis of a rule, and the limit that meshes break."""
 MANY = 4
-"""Degrees of an axis that are named one by one."""
+"""Up to this many degrees of an axis are listed one by one."""
 
 
 def rejected_families(
-    barred: Mapping[Barrier, Sequence[Mesh]],
+    barred: Mapping[Bar, Sequence[Mesh]],
     too_large: Mapping[Mesh, Memory],
     others: int,
     objective: str,
 ) -> tuple[Rejected, ...]:
-    """Every mesh that is not shown, once. `others` fit, and are not as good as those shown."""
+    """Counts every mesh that is not shown once. `others` fit but rank below those shown."""
     return (
-        *(_of_barrier(barrier, found) for barrier, found in barred.items()),
+        *(_of_rule(*bar, found) for bar, found in barred.items()),
         *_of_memory(too_large),
         *_of_rank(others, objective),
     )
 
 
-def _of_barrier(barrier: Barrier, found: Sequence[Mesh]) -> Rejected:
-    if barrier.axis in AXES:
-        degrees = {getattr(mesh, barrier.axis) for mesh in found}
+def _of_rule(axis: str, limit: str, found: Sequence[Mesh]) -> Rejected:
+    if axis in AXES:
+        degrees = {getattr(mesh, axis) for mesh in found}
     else:
         degrees = {mesh.data_parallel for mesh in found}
-    family = f"{barrier.axis}={_shown(degrees)}"
-    return Rejected(family=family, constraint=barrier.constraint, count=len(found))
+    return Rejected(family=f"{axis}={_shown(degrees)}", constraint=limit, count=len(found))
 
 
 def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
@@ -43,8 +43,8 @@ def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
         least = min((too_large[mesh] for mesh in found), key=lambda memory: memory.peak_bytes)
         yield Rejected(
             family=_axes(found),
-            constraint=f"memory: {show_bytes(least.peak_bytes)} or more of"
-            f" {show_bytes(least.device_bytes or 0)}, most of it {item}",
+            constraint=f"need {show_bytes(least.peak_bytes)} or more of"
+            f" {show_bytes(least.device_bytes or 0)}, most for {item}",
             count=len(found),
         )
 
@@ -52,12 +52,12 @@ def _of_memory(too_large: Mapping[Mesh, Memory]) -> Iterator[Rejected]:
 def _of_rank(others: int, objective: str) -> Iterator[Rejected]:
     if others:
         worse = "need more memory" if objective == "memory" else "take longer"
-        constraint = f"they fit, and {worse} than the plans above"
-        yield Rejected(family="all others", constraint=constraint, count=others)
+        constraint = f"fit, but {worse} than the plans above"
+        yield Rejected(family="all other meshes", constraint=constraint, count=others)
 
 
 def _axes(found: Sequence[Mesh]) -> str:
-    """The degrees that a family has, of the axes that all of it uses or that tell it apart."""
+    """The degrees of a group, for the axes that it uses."""
     degrees = {axis: {getattr(mesh, axis) for mesh in found} for axis in ("pp", "cp", "tp")}
     shown = [f"{axis}={_shown(some)}" for axis, some in degrees.items() if some != {1}]
     shards = {mesh.dp_shard for mesh in found}

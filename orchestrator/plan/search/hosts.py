@@ -5,7 +5,7 @@ from dataclasses import replace
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.inventory.profile import Fabric
-from orchestrator.plan.search.alternatives import first_mesh
+from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import Found, search
 from orchestrator.plan.search.search_space import Space
 
@@ -33,7 +33,7 @@ def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
     """The smallest part of the hosts on which something fits, and the quickest plan there."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
-        if first_mesh(smaller.spec, smaller.shape, smaller.fabric.blocks) is not None:
+        if first_mesh(smaller.request) is not None:
             found = search(smaller, "throughput")
             if found.options:
                 return smaller, found

@@ -10,7 +10,8 @@ from orchestrator.plan.cost.step import step_time
 from orchestrator.plan.memory.peak_memory import Peak, peak_of
 from orchestrator.plan.memory.states import MOMENTS
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.search.degrees import simplicity
+from orchestrator.plan.search.meshes import simplicity
+from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.setup import Setup
 
 MODEST_BYTES = 256 << 20
@@ -35,6 +36,13 @@ class Space:
     spec: JobSpec
     shape: ModelShape
     fabric: Fabric
+
+    @property
+    def request(self) -> Request:
+        """What the rules are asked about."""
+        return Request(
+            self.spec, self.shape, Hosts(self.fabric.devices_per_host, self.fabric.blocks)
+        )
 
     @property
     def world(self) -> int:

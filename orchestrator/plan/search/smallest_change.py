@@ -1,7 +1,7 @@
-"""The smallest changes with which a job would fit, where nothing that its spec leaves open does.
+"""The smallest changes of a spec that make a job fit in memory.
 
-Each was tried: the changed spec has a plan. What only gives the planner a free hand comes first,
-then what makes steps slower or takes more machines, then what trains something else.
+Each change was tried: the changed spec has a plan. Changes that only leave more to the planner come
+first, then those that slow steps down or take more hosts, then those that train something else.
 """
 
 from collections.abc import Iterator
@@ -12,21 +12,17 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Inventory
-from orchestrator.plan.search.alternatives import (
-    Value,
-    apply,
-    first_mesh,
-    show_edits,
-    value_at,
-)
+from orchestrator.plan.search.admitted import first_mesh
 from orchestrator.plan.search.best import can_fit
+from orchestrator.plan.search.edits import Value, apply, show_edits, value_at
 from orchestrator.plan.search.hosts import least_hosts, with_hosts
-from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.rule import Hosts, Request
+from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Space
 
 SHOWN = 3
 SHORTEST_SEQUENCE = 128
-"""Tokens, below which no sequence is proposed."""
+"""In tokens; no shorter sequence is proposed."""
 HOSTS_TRIED = 12
 
 Edits = dict[str, Value]
@@ -42,10 +38,10 @@ class WayOut:
 
 
 def ways_out(space: Space, inventory: Inventory) -> tuple[WayOut, ...]:
-    """The three cheapest."""
+    """Up to three, the cheapest first."""
     found: list[WayOut] = []
-    for kind in (_freer, _offloaded, _larger, _shorter, _adapted):
-        # Of each kind of change the smallest one.
+    for kind in (_leave_to_planner, _offload, _more_hosts, _shorter_sequences, _adapters):
+        # Only the smallest change of each kind.
         ways = (way for way in kind(space, inventory) if _fits(space, inventory, way.edits))
         found += islice(ways, 1)
         if len(found) == SHOWN:
@@ -59,16 +55,17 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
     except Invalid:
         return False  # Keys that exclude each other.
     changed = replace(with_hosts(space, spec.cluster.hosts), spec=spec)
-    mesh = first_mesh(spec, space.shape, space.fabric.blocks)
+    mesh = first_mesh(changed.request)
     if mesh is None:
         return False
-    more = spec.cluster.hosts > space.spec.cluster.hosts
-    reasons = () if more else refusals(spec, inventory, space.shape, mesh)
-    return not reasons and can_fit(changed)
+    if spec.cluster.hosts > space.spec.cluster.hosts:
+        return can_fit(changed)  # The inventory may not have the hosts that are proposed.
+    request = Request(spec, space.shape, Hosts.of(spec, inventory))
+    return not refusals(request, mesh) and can_fit(changed)
 
 
-def _freer(space: Space, inventory: Inventory) -> Iterator[WayOut]:
-    """What the spec fixes is left to the planner: one key, then all of them."""
+def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    """Leaves keys that the spec fixes to the planner: one key, then all of them."""
     free = _fixed(space)
     for path, value in free.items():
         yield WayOut({path: value}, "the planner chooses it")
@@ -77,7 +74,7 @@ def _freer(space: Space, inventory: Inventory) -> Iterator[WayOut]:
 
 
 def _fixed(space: Space) -> Edits:
-    """Keys whose value costs memory, with what leaves them open."""
+    """Fixed keys that affect memory, with the value that leaves them to the planner."""
     spec = space.spec
     values: Edits = {
         "train.activation_checkpointing": "auto",
@@ -93,17 +90,17 @@ def _fixed(space: Space) -> Edits:
     return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
-def _offloaded(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _offload(space: Space, inventory: Inventory) -> Iterator[WayOut]:
     if space.spec.parallel.data != "fsdp" or space.spec.parallel.fsdp.cpu_offload:
         return
-    price = "slower: weights, gradients and moments in the hosts' memory"
+    price = "slower: weights, gradients and moments stay in host memory"
     offload: Edits = {"parallel.fsdp.cpu_offload": True}
     yield WayOut(offload, price)
     yield WayOut({**_fixed(space), **offload}, price)
 
 
-def _larger(space: Space, inventory: Inventory) -> Iterator[WayOut]:
-    """More hosts, from the fewest that hold the model's states."""
+def _more_hosts(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+    """More hosts, starting from the fewest that can hold weights, gradients and moments."""
     asked = space.spec.cluster.hosts
     there = len(inventory.with_devices(space.spec.cluster.gpus_per_host))
     first = max(asked + 1, least_hosts(space))
@@ -112,20 +109,23 @@ def _larger(space: Space, inventory: Inventory) -> Iterator[WayOut]:
         price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"
         yield WayOut({"cluster.hosts": hosts}, price)
     if free := _fixed(space):
-        yield WayOut({**free, "cluster.hosts": max(first, 2 * asked)}, "more hosts, freely split")
+        yield WayOut(
+            {**free, "cluster.hosts": max(first, 2 * asked)},
+            "more hosts, split freely",
+        )
 
 
-def _shorter(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _shorter_sequences(space: Space, inventory: Inventory) -> Iterator[WayOut]:
     length = space.spec.data.sequence_length // 2
     while length >= SHORTEST_SEQUENCE:
-        yield WayOut({"data.sequence_length": length}, "other data: shorter sequences")
+        yield WayOut({"data.sequence_length": length}, "changes training: shorter sequences")
         length //= 2
 
 
-def _adapted(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _adapters(space: Space, inventory: Inventory) -> Iterator[WayOut]:
     lora = space.spec.model.lora
     if lora is None:
-        yield WayOut({"model.lora": LoraSpec()}, "other training: adapters alone")
+        yield WayOut({"model.lora": LoraSpec()}, "changes training: LoRA adapters only")
     if lora is None or lora.quantize == "none":
         adapters = replace(lora or LoraSpec(), quantize="nf4")
-        yield WayOut({"model.lora": adapters}, "adapters on frozen weights of 4 bits")
+        yield WayOut({"model.lora": adapters}, "changes training: LoRA on 4-bit weights")

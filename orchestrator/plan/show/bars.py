@@ -1,4 +1,4 @@
-"""Memory as stacked bars against what a device has."""
+"""Memory as stacked bars, scaled to the memory of a device."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -10,7 +10,7 @@ from orchestrator.plan.show.tables import wrapped
 FREE = "."
 BAR = 60
 SHOWN = 8
-"""Kinds of ranks; of more, the fullest."""
+"""Bars; of more kinds of ranks, the fullest are drawn."""
 MARKS = {
     "parameters": "P",
     "gradients": "G",
@@ -19,11 +19,11 @@ MARKS = {
     "activations": "A",
     "logits": "L",
 }
-"""Letters of the items that a bar is made of; any other takes the first free one of its name."""
+"""Letters in a bar; any other item takes the first free letter of its name."""
 
 
 def bars(memories: Sequence[Memory]) -> list[str]:
-    """A line for each kind of rank, and what its letters mean, with the sizes of the fullest."""
+    """A bar per kind of rank, and a legend with the sizes on the fullest rank."""
     fullest = max(memories, key=lambda memory: memory.peak_bytes)
     marks = marks_of({item: size for memory in memories for item, size in memory.items.items()})
     whole = max(fullest.device_bytes or 0, fullest.peak_bytes, 1)
@@ -37,15 +37,15 @@ def bars(memories: Sequence[Memory]) -> list[str]:
             of = f" of {show_bytes(memory.device_bytes)}" if memory.device_bytes else ""
             lines.append(f"  {label:<{wide}} [{drawn}] {show_bytes(memory.peak_bytes)}{of}")
     if len(shown) < len(kinds):
-        lines.append(f"  … and {len(kinds) - len(shown)} emptier ones")
+        lines.append(f"  … and {len(kinds) - len(shown)} with less")
     items = sorted(fullest.items.items(), key=lambda pair: -pair[1])
     legend = ", ".join(f"{marks[item]} {item} {show_bytes(size)}" for item, size in items if size)
-    of_which = "on the fullest: " if len(kinds) > 1 else ""
-    return [*lines, *wrapped(of_which + legend + _scaled(fullest), "  ", "  ")]
+    where = "on the fullest rank: " if len(kinds) > 1 else ""
+    return [*lines, *wrapped(where + legend + _scaled(fullest), "  ", "  ")]
 
 
 def _kinds(memories: Sequence[Memory]) -> dict[str, Memory]:
-    """Neighbours that need the same together, as in `pp stage 1-6`."""
+    """Groups neighbours that need the same memory, as in `pp stage 1-6`."""
     kinds = {}
     for _, same in groupby(memories, key=lambda memory: (memory.peak_bytes, memory.items)):
         first, *others = same
@@ -55,19 +55,18 @@ def _kinds(memories: Sequence[Memory]) -> dict[str, Memory]:
 
 
 def _scaled(memory: Memory) -> str:
-    """What the items of a bar are, where they add up to more than the peak."""
+    """Items peak at different times, so their sum may be more than the peak of the rank."""
     together = sum(memory.items.values())
     if show_bytes(together) == show_bytes(memory.peak_bytes):
         return ""
     return (
-        f"; each at its own most, {show_bytes(together)} in all, which are never there at once: the"
-        " bar has them scaled to the peak"
+        f"; these are the items' own peaks, which add up to {show_bytes(together)} but do not"
+        " coincide: the bar is scaled to the peak of the rank"
     )
 
 
 def stacked(memory: Memory, marks: Mapping[str, str], whole: int) -> str:
-    """Each item as long as its share; together as long as the peak's share of `whole`, at which not
-    all of them are at their own."""
+    """A bar whose length is the peak's share of `whole`, divided in proportion to the items."""
     scale = memory.peak_bytes / max(1, sum(memory.items.values())) / whole
     drawn, so_far = "", 0
     for item, size in memory.items.items():

@@ -11,20 +11,20 @@ from orchestrator.plan.show.explain import plan_json, short
 from orchestrator.plan.show.tables import table, wrapped
 
 ABREAST = 3
-"""Plans that 100 columns have room for."""
+"""Plans side by side in one table of 100 columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     values: str
-    """What was set, as it is typed: `parallel.tp=4`."""
+    """The changed keys as typed: `parallel.tp=4`."""
     plan: Plan | None
     refusal: str = ""
-    """Where there is no plan."""
+    """Why there is no plan."""
 
 
 def describe_compared(compared: Sequence[Compared]) -> str:
-    """A column for each plan, and below why there is none of the others."""
+    """A column for each plan, and below it the refusals."""
     planned = [(one.values, one.plan) for one in compared if one.plan is not None]
     lines: list[str] = []
     for first in range(0, len(planned), ABREAST):
@@ -36,12 +36,15 @@ def describe_compared(compared: Sequence[Compared]) -> str:
         lines += [*table(["", *(values for values, _ in some)], rows, left=len(some) + 1), ""]
     for one in compared:
         if one.plan is None:
-            lines += wrapped(f"no plan: {one.refusal}", f"{one.values}  ", "  ")
+            # A refusal is a heading and a line for each broken rule.
+            heading, *reasons = one.refusal.splitlines()
+            lines += wrapped(heading, f"{one.values}  ", "  ")
+            lines += [line for reason in reasons for line in wrapped(reason, "  ", "    ")]
     return "\n".join(lines).rstrip()
 
 
 def _rows_of(columns: Sequence[Mapping[str, str]]) -> list[str]:
-    """What any of them has, each behind what stands before it in its own column."""
+    """The row names of all columns, merged so that each keeps the order of its own column."""
     rows: list[str] = []
     for column in columns:
         place = 0
@@ -73,8 +76,8 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
         "hosts": f"{len(plan.hosts):,} x {plan.ranks_per_host}",
         "micro batch": f"{plan.micro_batch_size} x {plan.gradient_accumulation}",
         "schedule": plan.schedule or "-",
-        "recomputed": plan.activation_checkpointing,
-        "resharded": str(plan.reshard_after_forward).lower(),
+        "recompute": plan.activation_checkpointing,
+        "reshard": str(plan.reshard_after_forward).lower(),
         "memory": show_bytes(memory.peak_bytes) + _share(memory.peak_bytes, memory.device_bytes),
         **{f"  of {item}": show_bytes(size) for item, size in memory.items.items()},
     }
@@ -82,7 +85,7 @@ def _column(plan: Plan, first: Plan) -> dict[str, str]:
         column |= {
             "step": f"{show_seconds(time.step_s)}  {time.step_s / first.time.step_s - 1:+.1%}",
             **{f"  for {part}": show_seconds(s) for part, s in time.parts.items()},
-            "tokens/s a device": three_digits(time.tokens_per_second_per_device),
+            "tokens/s per device": three_digits(time.tokens_per_second_per_device),
             "MFU": f"{time.mfu:.1%}",
         }
     return column | {f"sent over {level} links": show_traffic(size) for level, size in sent.items()}

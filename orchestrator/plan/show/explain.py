@@ -10,14 +10,13 @@ from orchestrator.contract.plan import Choice, Plan, Traffic, places
 from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
 from orchestrator.plan.show.bars import bars
 from orchestrator.plan.show.grid import grid
-from orchestrator.plan.show.tables import table, wrapped
+from orchestrator.plan.show.tables import labelled, table, wrapped
 
-LABEL = 11
 BAR = 30
 
 
 def describe_plan(plan: Plan) -> str:
-    """`plan` as plain text: what it is, what it takes, what else there was, and why."""
+    """`plan` as plain text: mesh, speed, memory, traffic, ranks, alternatives, rejected meshes."""
     sections = [
         _split(plan),
         _speed(plan),
@@ -57,10 +56,6 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    return wrapped(text, f"{label:<{LABEL}}", " " * LABEL)
-
-
 def _split(plan: Plan) -> list[str]:
     hosts = f"{len(plan.hosts):,} host{'s' if len(plan.hosts) > 1 else ''} x {plan.ranks_per_host}"
     ranks = f" = {plan.world_size:,} ranks" if plan.world_size > 1 else ""
@@ -71,23 +66,23 @@ def _split(plan: Plan) -> list[str]:
         plan.gradient_accumulation,
     )
     batch = (
-        f"{parallel * micro * times:,} sequences a step = {parallel:,} data-parallel x"
+        f"{parallel * micro * times:,} sequences per step = {parallel:,} data-parallel ranks x"
         f" micro batch {micro} x {times} accumulated"
     )
     return [
-        *_labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
-        *_labelled("batch", batch),
-        *(line for what, said in plan.methods.items() for line in _labelled(what, said)),
-        *_labelled("recomputed", _recomputed(plan)),
+        *labelled("mesh", f"{plan.mesh}{ranks} on {hosts}{of}"),
+        *labelled("batch", batch),
+        *(line for what, said in plan.methods.items() for line in labelled(what, said)),
+        *labelled("recompute", _recompute(plan)),
     ]
 
 
-def _recomputed(plan: Plan) -> str:
+def _recompute(plan: Plan) -> str:
     return {
-        "none": "nothing: all activations are kept",
-        "selective": "what is cheap: the results of matrix products and of attention are kept",
-        "full": "every layer, from its input",
-        "every_k": "some layers, from their inputs",
+        "none": "none: all activations are kept",
+        "selective": "selective: results of matrix products and of attention are kept",
+        "full": "full: every layer, from its input",
+        "every_k": "every_k: every k-th layer, from its input",
     }[plan.activation_checkpointing]
 
 
@@ -96,8 +91,8 @@ def _speed(plan: Plan) -> list[str]:
     if time is None:
         return []
     head = (
-        f"{show_seconds(time.step_s)} a step, {three_digits(time.tokens_per_second_per_device)}"
-        f" tokens/s a device, {time.mfu:.1%} MFU"
+        f"{show_seconds(time.step_s)} per step, {three_digits(time.tokens_per_second_per_device)}"
+        f" tokens/s per device, {time.mfu:.1%} MFU"
     )
     longest = max(time.parts.values(), default=1.0)
     rows = [
@@ -106,8 +101,8 @@ def _speed(plan: Plan) -> list[str]:
     ]
     lines = table(["", "", "", ""], [[*row[:3], ""] for row in rows])[1:]
     return [
-        *_labelled("speed", head),
-        *_labelled("sure", time.confidence),
+        *labelled("speed", head),
+        *labelled("accuracy", time.confidence),
         *(f"{line:<38}{row[3]}".rstrip() for line, row in zip(lines, rows, strict=True)),
     ]
 
@@ -120,13 +115,13 @@ def _memory(plan: Plan) -> list[str]:
     memory = plan.memory
     where = "" if memory.worst_rank == "every rank" else f", {memory.worst_rank}"
     limit = "" if memory.device_bytes is None else f" of {show_bytes(memory.device_bytes)}"
-    lines = _labelled(
+    lines = labelled(
         "memory", f"about {show_bytes(memory.peak_bytes)}{limit} on the fullest rank{where}"
     )
     lines += bars(plan.memory_along_pp or [memory])
     if memory.host:
         items = ", ".join(f"{item} {show_bytes(size)}" for item, size in memory.host.items())
-        lines += wrapped(f"and in the host's memory for each rank: {items}", "  ", "  ")
+        lines += wrapped(f"in the host's memory, per rank: {items}", "  ", "  ")
     return lines
 
 
@@ -146,16 +141,16 @@ def _communication(plan: Plan) -> list[str]:
         ]
         for one in plan.communication
     ]
-    head = ["axis", "collective", "of", "crosses", "a step", "calls", "takes", "waited for"]
+    head = ["axis", "collective", "of", "crosses", "per step", "calls", "time", "exposed"]
     return [
-        "traffic    what the busiest rank sends each step",
+        *labelled("traffic", "sent per step by the busiest rank; exposed: not hidden by compute"),
         *table(head, rows, left=4),
         *_by_level(plan.communication),
     ]
 
 
 def _by_level(communication: Sequence[Traffic]) -> list[str]:
-    """What goes over links of each level, where there is more than one."""
+    """Bytes over links of each level, where a plan uses more than one level."""
     sent: dict[str, Counter[str]] = defaultdict(Counter)
     for one in communication:
         sent[one.axis].update(one.by_level)
@@ -167,10 +162,10 @@ def _by_level(communication: Sequence[Traffic]) -> list[str]:
         return []
     rows = [
         [axis, *(show_traffic(levels[level]) for level in crossed)]
-        for axis, levels in (*sent.items(), ("together", total))
+        for axis, levels in (*sent.items(), ("total", total))
     ]
     return [
-        "  of it, over links of each level, as the mean of a group's ranks",
+        "  over links of each level, per step, mean of a group's ranks",
         *table(["axis", *crossed], rows),
     ]
 
@@ -191,8 +186,8 @@ def _placement(plan: Plan) -> list[str]:
         ]
         for level, ours, by_name in zip(cost.levels, cost.crossing, cost.by_name, strict=False)
     ]
-    head = ["", "as placed", "by name", ""]
-    return ["placement  what all ranks together send each step", *table(head, rows)]
+    head = ["", "as placed", "in name order", ""]
+    return [*labelled("placement", "what all ranks send per step"), *table(head, rows)]
 
 
 def _alternatives(plan: Plan) -> list[str]:
@@ -200,20 +195,19 @@ def _alternatives(plan: Plan) -> list[str]:
     if not plan.alternatives or best is None:
         return []
     rows = [choice_row(one, best) for one in (best, *plan.alternatives)]
-    title = "others     the next best meshes, each as it runs best; the first line is the plan"
-    return [title, *table(CHOICE_HEAD, rows, left=4)]
+    title = labelled("alternatives", "the next best meshes; the first line is the plan")
+    return [*title, *table(CHOICE_HEAD, rows, left=4)]
 
 
-CHOICE_HEAD = ["mesh", "micro", "kept", "schedule", "step", "MFU", "memory", "slower"]
+CHOICE_HEAD = ["mesh", "micro", "recompute", "schedule", "step", "MFU", "memory", "slower"]
 
 
 def choice_row(choice: Choice, best: Choice) -> list[str]:
-    kept = {"none": "all", "selective": "products", "full": "inputs", "every_k": "most"}
     slower = choice.step_s / best.step_s - 1
     return [
         short(choice.mesh),
         f"{choice.micro_batch_size} x {choice.gradient_accumulation}",
-        kept[choice.activation_checkpointing]
+        choice.activation_checkpointing
         + (", ZeRO-2" if choice.reshard_after_forward is False else ""),
         choice.schedule or "-",
         show_seconds(choice.step_s),
@@ -224,7 +218,7 @@ def choice_row(choice: Choice, best: Choice) -> list[str]:
 
 
 def short(mesh: Mesh) -> str:
-    """With the names that a table has room for."""
+    """Short axis names, for tables."""
     names = {"pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "cp": "cp", "tp": "tp"}
     shown = [f"{name}{getattr(mesh, a)}" for a, name in names.items() if getattr(mesh, a) > 1]
     return " ".join(shown) or "1 rank"
@@ -234,7 +228,8 @@ def _rejected(plan: Plan) -> list[str]:
     if not plan.rejected:
         return []
     total = sum(one.count for one in plan.rejected) + len(plan.alternatives) + 1
-    lines = [f"ruled out  of {total:,} ways to multiply the degrees to {plan.world_size:,} ranks"]
+    ways = f"of {total:,} ways to multiply the degrees to {plan.world_size:,} ranks"
+    lines = labelled("rejected", ways)
     wide = max(len(f"{one.count:,}") for one in plan.rejected)
     for one in sorted(plan.rejected, key=lambda one: -one.count):
         first = f"  {one.count:>{wide},}  "

@@ -1,16 +1,16 @@
-"""The mesh drawn as host x device: a row for each host, in it the coordinates of its ranks."""
+"""The map of ranks: a row per host, a column per device."""
 
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.plan import Plan
-from orchestrator.plan.show.tables import WIDTH, table
+from orchestrator.plan.show.tables import WIDTH, labelled, table
 
 HOSTS_SHOWN = 12
-"""Of a larger plan, the first few and the last are drawn."""
+"""A larger plan shows the first few hosts and the last one."""
 FIRST_SHOWN = 5
 
 
 def grid(plan: Plan) -> list[str]:
-    """Coordinates that are the same on all devices of a host stand before these."""
+    """Axes that do not vary inside a host get a column of their own before the devices."""
     axes = [axis for axis in AXES if getattr(plan.mesh, axis) > 1]
     inside = [axis for axis in axes if _varies(plan, axis)]
     outside = [axis for axis in axes if axis not in inside]
@@ -27,17 +27,17 @@ def grid(plan: Plan) -> list[str]:
         ]
         for node, host in _shown(plan)
     ]
-    said = f"; a device has {', '.join(inside)}" if inside else ""
-    title = f"ranks      a row is a host, in it its devices{said}"
+    shown = f"; each device shows {', '.join(inside)}" if inside else ""
+    title = labelled("ranks", f"one row per host, one column per device{shown}")
     lines = table(["host", "rank", *outside, *devices], rows)
     left = len(plan.hosts) - len(rows)
     if left:
         lines.insert(1 + FIRST_SHOWN, f"  … {left:,} more hosts")
-    return [title, *(line[:WIDTH] for line in lines)]
+    return [*title, *(line[:WIDTH] for line in lines)]
 
 
 def _varies(plan: Plan, axis: str) -> bool:
-    """Whether ranks of one host differ in it."""
+    """Whether ranks of one host differ along `axis`."""
     place = AXES.index(axis)
     inner = 1
     for degree in plan.mesh.degrees[place + 1 :]:

@@ -1,4 +1,4 @@
-"""The method of every axis in use, in words."""
+"""How each axis in use is parallelised, for a person."""
 
 from collections.abc import Mapping
 
@@ -7,8 +7,7 @@ from orchestrator.plan.stages import STAGES_AT_ONCE, bubble
 
 
 def methods_of(setup: Setup) -> Mapping[str, str]:
-    """Keys are `pipeline`, `data`, `context`, `tensor` and `adapters`, each there where it is
-    used."""
+    """Keys: `pipeline`, `data`, `context`, `tensor` and `adapters`, where used."""
     mesh, lora = setup.mesh, setup.lora
     methods = {}
     if mesh.pp > 1:
@@ -18,29 +17,29 @@ def methods_of(setup: Setup) -> Mapping[str, str]:
     if mesh.cp > 1:
         methods["context"] = setup.context
     if mesh.tp > 1:
-        methods["tensor"] = "with sequence parallel and a loss over parts of the vocabulary"
+        methods["tensor"] = "sequence parallel, loss computed on parts of the vocabulary"
     if lora is not None:
-        quantized = f", the frozen weights in {lora.quantize}" if lora.quantize != "none" else ""
+        quantized = f", frozen weights in {lora.quantize}" if lora.quantize != "none" else ""
         methods["adapters"] = (
-            f"lora of rank {lora.rank} on {', '.join(lora.target_modules)}{quantized}"
+            f"LoRA of rank {lora.rank} on {', '.join(lora.target_modules)}{quantized}"
         )
     return methods
 
 
 def _pipeline(setup: Setup) -> str:
     pipeline = setup.pipeline
-    stages = f"{pipeline.stages} stage{'s' if pipeline.stages > 1 else ''} a rank"
+    stages = f"{pipeline.stages} stage{'s' if pipeline.stages > 1 else ''} per rank"
     idle = bubble(pipeline, setup.mesh.pp, setup.micro_batches)
-    waits = f", ranks wait about {idle:.0%}" if idle is not None else ""
+    waits = f", bubble about {idle:.0%}" if idle is not None else ""
     return f"{pipeline.schedule}, {stages}, {setup.micro_batches} micro batches{waits}"
 
 
 def _data(setup: Setup) -> str:
     match setup.data:
         case "ddp":
-            return "ddp: everything copied"
+            return "ddp: everything replicated"
         case "zero1":
-            return "zero1: everything copied but the optimizer's state"
+            return "zero1: everything replicated except optimizer state"
         case "fsdp":
             return f"{'hsdp' if setup.mesh.dp_replicate > 1 else 'fsdp'}: {_fsdp(setup)}"
 
@@ -48,9 +47,9 @@ def _data(setup: Setup) -> str:
 def _fsdp(setup: Setup) -> str:
     match setup.reshard:
         case _ if setup.mesh.dp_shard * setup.mesh.cp == 1:
-            said = "everything copied, gradients averaged layer by layer"
+            said = "everything replicated, gradients averaged layer by layer"
         case _ if setup.mesh.pp > 1 and setup.pipeline.stages > 1:
-            said = "weights of whole stages stay gathered within a step"
+            said = "weights of whole stages stay gathered during a step"
             if setup.pipeline.stages > STAGES_AT_ONCE:
                 said = f"weights gathered a whole stage at a time, {STAGES_AT_ONCE} at once"
         case True:

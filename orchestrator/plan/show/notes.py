@@ -1,4 +1,4 @@
-"""What a person should know of how a plan came about."""
+"""Notes below a plan: what the planner chose, and what may surprise."""
 
 import math
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from orchestrator.plan.setup import Setup
 from orchestrator.plan.stages import bubble
 
 SHOWN = 4
-"""Hosts that are named."""
+"""Hosts named in one note."""
 IDLE = 0.25
-"""Share of a step that ranks of a pipeline wait, above which it is worth a note."""
+"""A pipeline bubble above this share of a step gets a note."""
 AIMS = {
     "throughput": "the shortest step that fits",
-    "memory": "the emptiest devices",
-    "fewest_hosts": "the fewest hosts, and the shortest step on them",
+    "memory": "the lowest peak memory",
+    "fewest_hosts": "the fewest hosts, then the shortest step",
 }
 
 
@@ -55,28 +55,25 @@ def _chosen(spec: JobSpec, setup: Setup) -> Iterator[str]:
 def _micro(space: Space, setup: Setup) -> Iterator[str]:
     if space.spec.train.micro_batch_size == "auto" and space.fabric.profile.device == "cpu":
         yield (
-            f"micro_batch_size={setup.micro_batch_size}: on CPU ranks, which share one memory, a"
-            f" larger one must keep activations and logits within {show_bytes(MODEST_BYTES)}"
+            f"micro_batch_size={setup.micro_batch_size}: CPU ranks share one memory, so the planner"
+            f" keeps activations and logits of a rank within {show_bytes(MODEST_BYTES)}"
         )
 
 
 def _across_hosts(setup: Setup, hosts: int, ranks: int) -> Iterator[str]:
-    """Axes whose ranks are on several hosts, with what then goes between these."""
+    """Axes whose groups span hosts, and what these send between hosts."""
     mesh = setup.mesh
     if mesh.tp > ranks:
-        yield (
-            f"tp={mesh.tp}: each of its groups is {mesh.tp // ranks} hosts of one NVLink block,"
-            " next to each other in rank order"
-        )
+        yield (f"tp={mesh.tp}: each group takes {mesh.tp // ranks} hosts of one NVLink block")
     if mesh.cp > 1 and ranks % (mesh.tp * mesh.cp):
         yield (
-            f"cp={mesh.cp}: its groups span hosts, between which keys and values go in every layer;"
-            f" they stay inside where tp x cp divides the {ranks} ranks of a host"
+            f"cp={mesh.cp}: groups span hosts and send keys and values between them in every"
+            f" layer; they stay inside a host if tp x cp divides its {ranks} ranks"
         )
     if mesh.pp > 1 and hosts > 1:
         yield (
-            f"pp={mesh.pp}: its stages are on different hosts, between which the hidden states of"
-            " each micro batch go and their gradients come back"
+            f"pp={mesh.pp}: stages are on different hosts, which send each other the hidden states"
+            " of each micro batch and their gradients"
         )
 
 
@@ -84,8 +81,8 @@ def _waits(setup: Setup) -> Iterator[str]:
     idle = bubble(setup.pipeline, setup.mesh.pp, setup.micro_batches)
     if idle is not None and idle > IDLE:
         yield (
-            f"pp={setup.mesh.pp}: with {setup.micro_batches} micro batches a step its ranks wait"
-            f" about {idle:.0%} of the time; a larger train.global_batch_size shortens that"
+            f"pp={setup.mesh.pp}: with {setup.micro_batches} micro batches per step the pipeline"
+            f" bubble is about {idle:.0%} of the step; a larger train.global_batch_size shortens it"
         )
 
 
@@ -100,8 +97,8 @@ def _rates(spec: JobSpec) -> Iterator[str]:
     if base is not None and base != batch:
         factor = batch / base
         yield (
-            f"learning rate: {rate:g} was found with {base} sequences a step; for {batch} the"
-            f" linear rule makes it {rate * factor:.4g} (SGD), the square-root rule"
+            f"learning rate: {rate:g} was tuned for {base} sequences per step; for {batch} the"
+            f" linear rule gives {rate * factor:.4g} (SGD), the square-root rule"
             f" {rate * math.sqrt(factor):.4g} (Adam); the job trains with {rate:g}"
         )
 
@@ -110,16 +107,16 @@ def _hosts(space: Space, inventory: Inventory) -> Iterator[str]:
     cluster = space.spec.cluster
     spares = len(inventory.with_devices(cluster.gpus_per_host)) - space.fabric.hosts
     if spares < cluster.spare_hosts:
-        yield f"{cluster.spare_hosts} spare hosts asked for, {spares} there"
+        yield f"{cluster.spare_hosts} spare hosts requested, {spares} available"
     left_out = [f"{host} {why}" for host, why in inventory.left_out(cluster.gpus_per_host).items()]
     if left_out:
         more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
-        yield f"left out: {', '.join(left_out[:SHOWN])}{more}"
+        yield f"hosts not used: {', '.join(left_out[:SHOWN])}{more}"
 
 
 def _tokenizer(space: Space) -> Iterator[str]:
     if space.spec.data.tokenizer != "bytes":
         yield (
-            f"data.tokenizer={space.spec.data.tokenizer}: whether its tokens are within the model's"
-            f" vocabulary of {space.shape.vocab_size} is seen when the ranks start"
+            f"data.tokenizer={space.spec.data.tokenizer}: the trainer checks at start that its"
+            f" tokens fit the model's vocabulary of {space.shape.vocab_size}"
         )

@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 
 WIDTH = 100
-"""Columns of a terminal that a plan is drawn for."""
+"""Width of the terminal, in columns."""
 GAP = "  "
+LABEL = 14
+"""Columns before the text of a section: the longest label and a gap."""
 
 
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, indent: str = "  "
 ) -> list[str]:
-    """Lines; the first `left` columns begin at their left end, the others end at their right."""
+    """Lines; the first `left` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         (
@@ -25,7 +27,7 @@ def table(
 
 
 def wrapped(text: str, first: str, indent: str) -> list[str]:
-    """`text` behind `first`, in lines that fit; those that follow begin with `indent`."""
+    """`text` behind `first`, broken into lines that fit; each further line begins with `indent`."""
     lines, line = [], first
     for word in text.split():
         if len(line) + len(word) + 1 > WIDTH and line.strip():
@@ -33,3 +35,7 @@ def wrapped(text: str, first: str, indent: str) -> list[str]:
             line = indent
         line += word + " "
     return [*lines, line.rstrip()]
+
+
+def labelled(label: str, text: str) -> list[str]:
+    return wrapped(text, f"{label:<{LABEL}}", " " * LABEL)

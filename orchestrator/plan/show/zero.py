@@ -1,4 +1,4 @@
-"""What the levels of ZeRO need of a model on so many devices, by what its weights are kept in."""
+"""Bytes per device at each ZeRO level, for two ways to store weights (Rajbhandari et al. 2020)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.show.tables import table
 
 LEVELS = (
-    "ZeRO-0  ddp: everything on every device",
-    "ZeRO-1  the optimizer's moments sharded",
-    "ZeRO-2  gradients as well",
-    "ZeRO-3  weights as well",
+    "ZeRO-0  ddp: nothing sharded",
+    "ZeRO-1  optimizer moments sharded",
+    "ZeRO-2  and gradients sharded",
+    "ZeRO-3  and weights sharded",
 )
 
 
@@ -39,7 +39,7 @@ class ZeroTable:
 
     @property
     def policies(self) -> Mapping[str, PerParameter]:
-        """Bytes that each weight costs, by what it is kept in; moments are float32 in all."""
+        """Bytes per weight, by how weights are stored; moments are always float32."""
         moments = 4 * MOMENTS[self.optimizer]
         return {
             "float32 master weights and gradients (the trainer's)": PerParameter(
@@ -51,7 +51,7 @@ class ZeroTable:
         }
 
     def levels(self, policy: str) -> list[ModelStates]:
-        """Of a device, at each level."""
+        """Per device, at each level."""
         each = self.policies[policy]
         return [
             model_states(self.parameters, self.devices, level, each) for level in range(len(LEVELS))
@@ -59,11 +59,11 @@ class ZeroTable:
 
 
 def describe_zero(found: ZeroTable) -> str:
-    head = ["", "weights", "gradients", "moments", "together"]
+    head = ["", "weights", "gradients", "moments", "total"]
     limit = f" of {show_bytes(found.device_bytes)}" if found.device_bytes else ""
     lines = [
         f"{found.model_type} with {found.parameters:,} parameters and {found.optimizer} on"
-        f" {found.devices:,} devices{limit}: bytes of each",
+        f" {found.devices:,} devices{limit}: bytes per device",
     ]
     for policy in found.policies:
         rows = [
@@ -71,7 +71,10 @@ def describe_zero(found: ZeroTable) -> str:
             for level, states in zip(LEVELS, found.levels(policy), strict=True)
         ]
         lines += ["", policy, *table(head, rows)]
-    lines += ["", "without activations, gathered weights and buffers: `ndctl plan` counts these"]
+    lines += [
+        "",
+        "not counted: activations, gathered weights, buffers (`ndctl plan` counts them)",
+    ]
     return "\n".join(lines)
 
 

@@ -13,11 +13,10 @@ from orchestrator.contract.messages.agent_protocol import (
     Checked,
     CheckFabric,
     Evidence,
-    Exited,
     RankDigest,
     Start,
-    Stopped,
 )
+from orchestrator.contract.messages.events import EvidenceGathered, HostStopped, RankExited
 from orchestrator.contract.messages.rank_messages import Datagram
 from orchestrator.contract.spec.failures import Reading
 from orchestrator.health.host_probes import HostProbe
@@ -38,18 +37,20 @@ class SimulatedAttempt:
         self.process, self.start = process, start
         self.stopping = False
         self.ranks: HostRanks | None = None
-        self.over: asyncio.Future[Stopped] = process.loop.create_future()
+        self.over: asyncio.Future[HostStopped] = process.loop.create_future()
 
     async def begin(self) -> None:
         number = re.sub(r"\D", "", self.start.config.rpartition("/")[2])
         order = replace(self.start, config=number)
         if self.stopping:
-            stopped = Stopped(attempt=order.attempt, host=self.process.host.name, finished=False)
+            stopped = HostStopped(
+                attempt=order.attempt, host=self.process.host.name, finished=False
+            )
             self.over.set_result(stopped)
             return
         self.ranks = self.process.world.starts_ranks(cast(Any, self.process), order)
 
-    async def wait(self) -> tuple[list[Exited], Stopped]:
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
         return [], await self.over
 
     async def stop(self, grace_s: float) -> None:
@@ -61,13 +62,13 @@ class SimulatedAttempt:
         else:
             self.ranks.kill()
 
-    def hear(self, datagram: Datagram) -> Exited | None:
+    def hear(self, datagram: Datagram) -> RankExited | None:
         return None
 
     def has_trained(self, rank: int) -> bool:
         return self.ranks is not None and self.ranks.training.trained
 
-    def failures(self) -> list[Exited]:
+    def failures(self) -> list[RankExited]:
         return [] if self.ranks is None else list(self.ranks.reports)
 
     def digest(self) -> tuple[RankDigest, ...]:
@@ -79,10 +80,10 @@ class SimulatedAttempt:
     def excuse(self, seconds: float) -> None:
         pass
 
-    async def read(self, exited: Exited) -> Exited:
+    async def read(self, exited: RankExited) -> RankExited:
         return exited
 
-    async def read_launcher(self, stopped: Stopped) -> Stopped:
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
         return stopped
 
     async def read_words(self, words: str) -> Reading | None:
@@ -105,7 +106,8 @@ class SimulatedAttempt:
         pass
 
     def _nothing(self) -> Evidence:
-        return Evidence(attempt=self.start.attempt, host=self.process.host.name, ranks=())
+        host, attempt = self.process.host.name, self.start.attempt
+        return Evidence(event=EvidenceGathered(attempt=attempt, host=host, ranks=()))
 
 
 class SimulatedProcesses:

@@ -18,10 +18,10 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.fence import Fence, GivenUp
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.contract.launch import Allocation, LaunchPlan
+from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.actions import Action, Requeue
-from orchestrator.contract.messages.agent_protocol import Exited, Report, Stopped
-from orchestrator.contract.messages.events import Event
+from orchestrator.contract.messages.agent_protocol import Report
+from orchestrator.contract.messages.events import Event, HostStopped, RankExited
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import PlanError
 from orchestrator.job.plans import JobPlan, Refit, Shortage
@@ -29,7 +29,7 @@ from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import Supervisor, is_told
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader, LeaderSeams
-from orchestrator.seams import Backend
+from orchestrator.seams import AllocationBackend
 from orchestrator.simulation.errands import smaller_plan
 from orchestrator.simulation.real.attempt import SimulatedAttempt, SimulatedProcesses
 from orchestrator.simulation.real.lines import End, SimulatedConnector, SimulatedServer
@@ -158,7 +158,7 @@ class AgentProcess:
         return end.other.process.leader if end is not None else None
 
     def report(self, report: Report) -> None:
-        if self.alive and isinstance(report, Exited) and self.attempt is not None:
+        if self.alive and isinstance(report, RankExited) and self.attempt is not None:
             self.loop.call_soon(self.agent.attempts.failed, report, self.attempt)
 
     def tell(self, word: Word) -> None:
@@ -169,7 +169,7 @@ class AgentProcess:
         if self.alive:
             self.agent.wake.set()
 
-    def attempt_ended(self, ranks: HostRanks, stopped: Stopped) -> None:
+    def attempt_ended(self, ranks: HostRanks, stopped: HostStopped) -> None:
         attempt = self.attempt
         if self.alive and attempt is not None and attempt.ranks is ranks:
             attempt.over.set_result(stopped)
@@ -219,7 +219,7 @@ class LeaderProcess:
             self.supervisor,
             NOWHERE,
             SECRET,
-            cast(Backend, LocalBackend(self)),
+            cast(AllocationBackend, LocalBackend(self)),
             self.host.clock,
             Granted(term=Term(process.launch, process.restarts)),
             Planners(fewer=self._fewer, less=self._less),
@@ -355,6 +355,8 @@ class WitnessedSupervisor(Supervisor):
 class LocalBackend:
     """What a leader asks of a cluster without a scheduler."""
 
+    granted = successors = fixed_hosts = unattended = None
+
     def __init__(self, leader: LeaderProcess) -> None:
         self.leader = leader
 
@@ -370,6 +372,3 @@ class LocalBackend:
         self.leader.world.replace_agent(
             cast(Any, self.leader), host, elsewhere=elsewhere, shut=shut, silent_s=silent_s
         )
-
-    def allocation(self, launch: LaunchPlan) -> Allocation | None:
-        return None

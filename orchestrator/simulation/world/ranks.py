@@ -7,22 +7,20 @@ kill them (a device or a mount that does not answer) they last until it can.
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.agent.evidence.evidence_collector import as_read
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.messages.agent_protocol import (
-    Evidence,
-    Exited,
-    RankDigest,
-    Start,
-    StepTimes,
-    Stopped,
+from orchestrator.contract.messages.agent_protocol import Evidence, RankDigest, Start, StepTimes
+from orchestrator.contract.messages.events import (
+    EvidenceGathered,
+    HostStopped,
+    RankError,
+    RankEvidence,
+    RankExited,
 )
-from orchestrator.contract.messages.events import RankError, RankEvidence
-from orchestrator.contract.messages.rank_messages import RankEnded
 from orchestrator.simulation.world.recorder import dump_of
 from orchestrator.simulation.world.training import Training, Word
 from orchestrator.simulation.world.training_faults import Words
@@ -67,8 +65,8 @@ class HostRanks:
     told: int | None = None
     """Steps done when the last digest was made; None before the first of the attempt."""
     stopping: bool = False
-    ended: dict[int, RankEnded] = field(default_factory=dict)
-    reports: list[Exited] = field(default_factory=list)
+    ended: dict[int, RankExited] = field(default_factory=dict)
+    reports: list[RankExited] = field(default_factory=list)
     """As told to the agent, which repeats them after a reconnection."""
     gone: bool = False
 
@@ -154,7 +152,7 @@ class HostRanks:
 
     def _ended(self, number: int, words: Words) -> None:
         step, error = self.training.step, None
-        end = RankEnded(
+        end = RankExited(
             attempt=self.attempt, rank=number, exit_code=words.code, signal=words.by, step=step
         )
         self.ended[number] = end
@@ -168,21 +166,18 @@ class HostRanks:
                 traceback=words.line,
                 since=words.since,
             )
-        exited = Exited(
+        exited = replace(
+            end,
             host=self.host,
-            ended=end,
-            age_s=0.0,
-            step=step,
             stopped=self.stopping,
             error=error,
-            log_tail=(),
             phase=self.training.phase,
         )
         exited = as_read(exited, (words.line,) if words.line else (), self.start.classes)
         self.reports.append(exited)
         self.agent.report(exited)
 
-    def _is_done(self, end: RankEnded) -> bool:
+    def _is_done(self, end: RankExited) -> bool:
         return end.exit_code == 0 and end.step >= self.start.steps
 
     def vanish(self) -> None:
@@ -201,7 +196,7 @@ class HostRanks:
         if not clean:
             self.training.break_up(self)
         why = "" if clean or self.stopping else "torchrun ended with code 1"
-        stopped = Stopped(attempt=self.attempt, host=self.host, finished=clean, why=why)
+        stopped = HostStopped(attempt=self.attempt, host=self.host, finished=clean, why=why)
         self.agent.attempt_ended(self, stopped)
 
     # What ranks say
@@ -256,13 +251,15 @@ class HostRanks:
             for number in self.alive
             if not (mute and number == first)
         }
-        return Evidence(
+        busy = self.hung and self.stuck == "busy" and first in self.alive
+        event = EvidenceGathered(
             attempt=self.attempt,
             host=self.host,
             ranks=tuple(self._seen(number) for number in self.alive),
-            dumps=dumps,
-            withheld=(first,) if self.hung and self.stuck == "busy" and first in self.alive else (),
+            dumps=len(dumps),
+            withheld=(first,) if busy else (),
         )
+        return Evidence(event=event, dumps=dumps)
 
     def _late(self, number: int) -> bool:
         return self.hung and number == self.numbers[0]

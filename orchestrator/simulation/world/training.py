@@ -11,7 +11,12 @@ from random import Random
 from typing import Protocol
 
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.messages.rank_messages import IntervalChanged, Resumed, Saved, SaveFailed
+from orchestrator.contract.messages.events import (
+    CheckpointFailed,
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    TrainingResumed,
+)
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.skipped_batches import Window, batch_of, together
 from orchestrator.simulation.clock import Timeline
@@ -30,7 +35,7 @@ PEER_SEES_S = 3.0
 PACES = (2, 3, 5, 8)
 """Steps between two checkpoints that ranks may find to be right."""
 
-Word = Resumed | Saved | SaveFailed | IntervalChanged
+Word = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
 
 
 class Ranks(Protocol):
@@ -128,7 +133,7 @@ class Training:
         self.begun = True
         self._resume(self.storage.newest_checkpoint(self.work.skip))
         self._moves("train")
-        self.members[0].tell(Resumed(rank=0, attempt=self.attempt, step=self.step))
+        self.members[0].tell(TrainingResumed(attempt=self.attempt, step=self.step))
         if not self._fails(self.troubles.at_start(self.timeline.now)):
             self._next()
 
@@ -188,9 +193,7 @@ class Training:
             first.end_all(exit_codes.FAILED)
             return
         if self.storage.full:
-            first.tell(
-                SaveFailed(rank=0, attempt=self.attempt, step=self.step, why="no space left")
-            )
+            first.tell(CheckpointFailed(attempt=self.attempt, step=self.step, why="no space left"))
         else:
             self._mark()
         if self.asked:
@@ -203,11 +206,11 @@ class Training:
         made = Checkpoint(now, self.step, self.attempt, self.read, self.skipped, self.bad)
         self.marked(made)
         self.storage.checkpoints.append(made)
-        first.tell(Saved(rank=0, attempt=self.attempt, step=self.step))
+        first.tell(CheckpointSaved(attempt=self.attempt, step=self.step))
         new = self.random.choice(PACES) if self.work.paced else self.every
         if new != self.every:
-            changed = IntervalChanged(
-                rank=0, attempt=self.attempt, step=self.step, old=self.every, new=new, why="saves"
+            changed = CheckpointIntervalChanged(
+                attempt=self.attempt, step=self.step, old=self.every, new=new, why="saves"
             )
             self.every = new
             first.tell(changed)

@@ -13,22 +13,21 @@ from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.evidence import evidence_collector, flight_recorder, rank_evidence
 from orchestrator.agent.evidence.evidence_collector import gather, keep, look_back, with_last_lines
 from orchestrator.agent.processes.cgroups import Count
-from orchestrator.contract.messages.agent_protocol import Exited
-from orchestrator.contract.messages.rank_messages import Beat, RankEnded, RankStarted
+from orchestrator.contract.messages.events import RankExited
+from orchestrator.contract.messages.rank_messages import Beat, RankStarted
 from orchestrator.health.host_probes import KERNEL_LINES, HostProbe, no_probe
-from orchestrator.leader.translate import gathered
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S, LoopClock, TurnedClock, a_place, a_start, run_with_clock
 
 GONE = 2_000_000_000
 
 
-def ended(tmp_path: Path) -> tuple[Attempt, Exited, Path]:
+def ended(tmp_path: Path) -> tuple[Attempt, RankExited, Path]:
     """A rank of an attempt that has failed, and where its log is."""
     place = a_place(tmp_path)
     attempt = Attempt(a_start(place, "pass"), place, SystemClock())
     attempt.hear(RankStarted(attempt=1, rank=0, local_rank=0, pid=GONE))
-    exited = attempt.hear(RankEnded(attempt=1, rank=0, exit_code=3, signal=None))
+    exited = attempt.hear(RankExited(attempt=1, rank=0, exit_code=3, signal=None))
     assert exited is not None
     attempt.log_dir.mkdir(parents=True)
     return attempt, exited, attempt.log_dir / "rank-0.log"
@@ -47,7 +46,7 @@ def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
     attempt, exited, log = ended(tmp_path)
     os.mkfifo(log)
 
-    async def look(clock: LoopClock) -> Exited:
+    async def look(clock: LoopClock) -> RankExited:
         attempt.clock = clock
         telling = asyncio.create_task(with_last_lines(attempt, exited, WAIT_S))
         await asyncio.sleep(0)
@@ -59,7 +58,9 @@ def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
     told = run_with_clock(look)
     assert "did not answer" in told.log_tail[0]
     assert str(log) in told.log_tail[0]
-    assert told.age_s >= exited.age_s + WAIT_S, "that it ended is not told as later than it was"
+    assert told.detected_after_s >= exited.detected_after_s + WAIT_S, (
+        "that it ended is not told as later than it was"
+    )
 
 
 def fallen(pids: Mapping[int, int], limit_s: float) -> HostProbe:
@@ -87,7 +88,7 @@ def test_what_the_kernel_said_first_is_told_however_much_it_said_after(tmp_path:
     async def look() -> tuple[str, ...]:
         found = await gather(attempt, 0.1, fallen)
         await keep(attempt, found)
-        return found.evidence.kernel
+        return found.evidence.event.kernel
 
     kernel = asyncio.run(look())
     assert "79, GPU has fallen off the bus" in kernel[0]
@@ -101,7 +102,7 @@ def test_a_rank_that_was_ended_for_its_memory_is_told_where_nobody_may_read_the_
     place, counts = a_place(tmp_path), iter((4, 5))
     attempt = Attempt(a_start(place, "pass"), place, SystemClock(), lambda: next(counts))
     found = asyncio.run(look_back(attempt, WAIT_S, no_probe))
-    assert found.evidence.kernel == (
+    assert found.evidence.event.kernel == (
         "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
     )
 
@@ -125,7 +126,7 @@ def days_long(tmp_path: Path, kills: Count = lambda: None) -> tuple[Attempt, Tur
 
 def kernel_of(attempt: Attempt, lines: tuple[str, ...] = ()) -> tuple[str, ...]:
     found = asyncio.run(look_back(attempt, WAIT_S, lambda pids, limit_s: HostProbe(kernel=lines)))
-    return found.evidence.kernel
+    return found.evidence.event.kernel
 
 
 def test_what_the_kernel_said_days_before_an_incident_is_not_told_of_it(tmp_path: Path) -> None:
@@ -188,10 +189,9 @@ def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
     async def look() -> tuple[str, ...]:
         found = await gather(attempt, 0.1, fallen)
         await keep(attempt, found, 0.1)
-        told = found.evidence
+        told = found.evidence.event
         assert [(one.rank, one.process_state) for one in told.ranks] == [(0, "gone")]
-        assert (told.withheld, told.unread) == ((), (0,))
-        assert gathered(told, 1.0).unread == (0,), "so that the journal and the verdict have it"
+        assert (told.withheld, told.unread) == ((), (0,)), "the journal and the verdict have it"
         assert all("did not answer in time" in why for why in told.missing.values())
         assert set(told.missing) == {"dump of rank 0", "stack of rank 0"}
         return told.kernel

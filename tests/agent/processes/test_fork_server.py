@@ -19,7 +19,7 @@ from orchestrator.agent.processes.fork_server import Ended, LaunchAnswer, Launch
 from orchestrator.agent.processes.torchrun import render
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.codec import decode, encode_tagged
-from orchestrator.contract.messages.rank_messages import RankEnded
+from orchestrator.contract.messages.events import RankExited
 from orchestrator.posix.locks import is_free
 from orchestrator.run_module import command
 from tests.agent.kept import Host, listening
@@ -122,7 +122,7 @@ def test_nothing_below_a_killed_process_survives_and_the_lock_is_free(
             wait_for(partial(is_gone, pid), f"the end of the {name}")
         wait_for(lambda: is_free(host.lock), "the lock")
         if victim == "child":
-            assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
+            assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
 
 
 def ignored(status: str) -> set[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.messages.rank_messages import RankEnded
+from orchestrator.contract.messages.events import RankExited
 from tests.agent.kept import Host, listening
 from tests.agent.world import WAIT_S, is_gone, kill, wait_for
 
@@ -35,7 +35,7 @@ def test_tells_how_the_rank_ended_and_passes_it_on(
 ) -> None:
     assert host.run("sh", "-c", script) == left_with
     host.hear_start()
-    assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=code, signal=number)
+    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=code, signal=number)
 
 
 def test_output_goes_to_the_ranks_own_log(host: Host) -> None:
@@ -47,7 +47,7 @@ def test_output_goes_to_the_ranks_own_log(host: Host) -> None:
 def test_a_command_that_does_not_exist_is_told_as_127(host: Host) -> None:
     assert host.run("no-such-program-here") == 127
     host.hear_start()
-    assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=127, signal=None)
+    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=127, signal=None)
     assert "no-such-program-here could not be started" in host.log.read_text()
 
 
@@ -62,7 +62,7 @@ def test_the_rank_gets_the_groups_sigterm_and_its_keeper_outlives_it(host: Host)
     host.hear_start()
     # At once: the rank may not even have begun, and must get it all the same.
     os.killpg(keeper.pid, signal.SIGTERM)
-    assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=signal.SIGTERM)
+    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=signal.SIGTERM)
     assert keeper.wait(WAIT_S) == 128 + signal.SIGTERM
 
 
@@ -75,7 +75,7 @@ def test_being_asked_for_stacks_does_not_kill_a_rank_that_cannot_answer_yet(host
     assert not is_gone(child)
     kill(child)
     keeper.wait(WAIT_S)
-    assert host.hear() == RankEnded(attempt=4, rank=2, exit_code=None, signal=9)
+    assert host.hear() == RankExited(attempt=4, rank=2, exit_code=None, signal=9)
 
 
 def test_a_rank_is_not_started_when_its_torchrun_has_gone(host: Host) -> None:

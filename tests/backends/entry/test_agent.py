@@ -22,11 +22,11 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation, LaunchPlan
-from orchestrator.contract.messages.agent_protocol import Warned
 from orchestrator.contract.messages.events import (
     AgentRegistered,
     CancelRequested,
     Event,
+    HostLeaving,
     LeaderStarted,
     LeaveAsked,
 )
@@ -254,7 +254,7 @@ def test_where_hosts_are_replaced_a_follower_tells_the_leader_of_its_own_end(
     async def signalled(agent: Agent) -> int:
         signal_ourselves(signal.SIGTERM)
         await until(lambda: agent.outbox, "a report")
-        assert agent.outbox[0] == Warned(host="host-1", signal="SIGTERM")
+        assert agent.outbox[0] == HostLeaving(host="host-1", why="SIGTERM")
         return exit_codes.LEADER_LOST
 
     monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
@@ -317,7 +317,7 @@ def test_a_leader_hears_which_hosts_a_person_has_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Granting(FakeBackend):
-        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        def allocation(self, launch: LaunchPlan) -> Allocation:
             return Allocation(id="7", restarts=0, hosts=launch.hosts)
 
         def cluster(self) -> str:
@@ -345,7 +345,7 @@ def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Deaf(FakeBackend):
-        def allocation(self, launch: LaunchPlan) -> Allocation | None:
+        def allocation(self, launch: LaunchPlan) -> Allocation:
             raise CannotLead("no scontrol in this image", fix="mount it")
 
     monkeypatch.setattr("orchestrator.backends.entry.leader.backend_named", lambda *_, **__: Deaf())

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.by_name import HERE, backend_named
+from orchestrator.backends.by_name import HERE, backend_named, submitter_named
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.here import HereBackend
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import HooksSpec, SlurmSpec
-from orchestrator.errors import BackendError, Ended, Refused
+from orchestrator.errors import BackendError, Ended
 from orchestrator.journal.run_dir_init import begin
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Sighting
@@ -193,10 +193,9 @@ def test_agents_of_another_allocation_leave(mine: Allocated) -> None:
     assert other.rival(mine.launch) == "it runs in Slurm job 7"
 
 
-def test_nothing_is_queued_for_it(mine: Allocated) -> None:
-    with pytest.raises(Refused):
-        mine.backend.submit(handed(mine.launch))
-    assert mine.backend.check(handed(mine.launch)) == ()
+def test_no_scheduler_starts_it(mine: Allocated) -> None:
+    with pytest.raises(BackendError):
+        submitter_named(HERE, INSIDE, mine.clock, mine.slurm)
 
 
 def test_the_step_is_beside_what_else_runs_and_has_the_jobs_name() -> None:

@@ -5,7 +5,13 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.dashboard.follow.follow import Follower, Told, summary_text, tell, tell_metric
+from orchestrator.dashboard.follow.follow import (
+    Follower,
+    Printed,
+    entry_lines,
+    metric_lines,
+    summary_text,
+)
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.journal.journal import Entry
@@ -59,11 +65,11 @@ def test_a_whole_job_is_told_in_order() -> None:
             "step 1/60  loss 5.5000",
             "step 12/60",
             "checkpoint step-20 is complete",
-            "drill 1 happened to rank 1 at step 25",
+            "drill 1 fired on rank 1 at step 25",
             "incident 1, rank-killed (drill kill:rank=1@step=25): rank 1 was killed by SIGKILL",
             "culprit rank 1 on host-0, detected after 0.2 s; restart as attempt 2",
             "starting attempt 2 on 2 hosts from checkpoint step-20",
-            "attempt 2 goes on from checkpoint step-20",
+            "attempt 2 resumes from checkpoint step-20",
             "recovered from incident 1 after 7.0 s: attempt 2 trains",
             "step 60/60",
             "SUCCEEDED: all ranks finished in attempt 2",
@@ -78,10 +84,10 @@ def test_about_a_tenth_of_the_steps_is_told() -> None:
 
 
 def test_a_slow_step_is_told_each_minute() -> None:
-    told, _ = tell(Told(), journal(started())[0], UTC)
+    printed, _ = entry_lines(Printed(), journal(started())[0], UTC)
     lines = []
     for number in range(1, 5):
-        told, news = tell_metric(told, metric(number, at=START + 50 * number), UTC)
+        printed, news = metric_lines(printed, metric(number, at=START + 50 * number), UTC)
         lines += news
     assert [line.split()[4] for line in lines] == ["1/60", "3/60"]
 
@@ -105,14 +111,17 @@ def test_what_is_known_is_not_told_again() -> None:
 
 
 def test_a_hang_is_told_when_it_is_seen() -> None:
-    assert "looking into it: no progress for 10.5 s" in followed(journal(hung()), [])
+    assert "collecting evidence: no progress for 10.5 s" in followed(journal(hung()), [])
 
 
 def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
     text = followed(journal(short_of_a_host()), metrics(1, 24))
-    told = "waits for hosts: 1 of 2 hosts are there; in vain until 2023-11-14 22:23:52 UTC all are"
-    assert f"2023-11-14 22:13:52 UTC {told} given back" in " ".join(text.split())
-    assert text.count("waits for hosts") == 1
+    printed = (
+        "waiting for hosts: 1 of 2 hosts available; if this does not change, ndctl releases all"
+        " hosts at 2023-11-14 22:23:52 UTC and requeues the job"
+    )
+    assert f"2023-11-14 22:13:52 UTC {printed}" in " ".join(text.split())
+    assert text.count("waiting for hosts") == 1
 
 
 def test_on_a_terminal_a_bar_shows_the_progress() -> None:

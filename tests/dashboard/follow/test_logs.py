@@ -197,7 +197,7 @@ def test_where_no_agent_began_the_logs_of_its_tasks_are_named(
 
     with pytest.raises(JobError, match="no agent of") as failed:
         look()
-    assert failed.value.fix == "look again later"
+    assert failed.value.fix == "try again after the agents have started"
     run_dir.slurm.mkdir(parents=True)
     with pytest.raises(JobError, match="no agent of") as failed:
         look()

@@ -14,7 +14,7 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
     TrainingResumed,
 )
-from orchestrator.dashboard.metrics import NOTHING, fold_metrics
+from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
@@ -111,12 +111,12 @@ def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height:
 
 def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type() -> None:
     text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
-    assert "1 of 2 here" in text
+    assert "1 of 2 registered" in text
     assert (
-        "in vain until 2023-11-14 22:23:52 UTC all hosts are given back; to give it up:"
+        "if no hosts arrive, ndctl releases all hosts at 2023-11-14 22:23:52 UTC; to give up:"
         " ndctl cancel quickstart" in text
     )
-    assert "given back" not in text_of(SCENES["restarting"], 120, 40)
+    assert "releases all" not in text_of(SCENES["restarting"], 120, 40)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -139,7 +139,7 @@ def test_a_dead_rank_shows_without_colour() -> None:
     text = text_of(SCENES["broken"], 80, 24)
     assert "host-0  ● 0  ✗ 1" in text
     assert "✗ 1 dead" in text
-    assert "one is being looked into" in text
+    assert "collecting evidence of a new one" in text
 
 
 SLOW = StragglerFound(
@@ -172,7 +172,7 @@ def judged(*ranks: int) -> HangJudged:
         at=START + 63,
         attempt=1,
         verdict="never-entered",
-        cause="rank 3 did not call what the others wait in",
+        cause="rank 3 did not call the operation in which the others wait",
         scope="rank",
         ranks=ranks,
         hosts=(),
@@ -190,7 +190,7 @@ def test_the_culprit_is_marked_from_the_verdict_until_the_job_trains_again(
     story.append(judged(3))
     text = text_of(view_of(story, metrics(1, 12)), width, height)
     assert "host-1  ○ 2  ◆ 3" in text
-    assert "◆ 1 culprit   ○ 3 silent" in text
+    assert "◆ 1 culprit   ○ 3 no heartbeat" in text
     story += [
         HostStopped(at=START + 64, attempt=1, host=host, finished=False)
         for host in ("host-0", "host-1")
@@ -282,7 +282,7 @@ def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
     away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
     shown = view(
         seen,
-        fold_metrics(NOTHING, metrics(1, 30)),
+        fold_metrics(NO_PROGRESS, metrics(1, 30)),
         leader_alive=False,
         now=seen.run.last_at + 200,
         sighting=away,

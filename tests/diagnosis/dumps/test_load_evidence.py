@@ -191,7 +191,7 @@ def test_both_forms_of_stacks_are_read() -> None:
 def test_the_command_says_who_and_how_it_is_known() -> None:
     shown = CliRunner().invoke(cli, ["diagnose", str(FLIGHT)])
     assert shown.exit_code == 0
-    assert "rank 3 did not call what the others wait in" in shown.output
+    assert "rank 3 did not call the operation in which the others wait" in shown.output
     assert "3 of 4 ranks are in, without rank 3" in shown.output
     found = json.loads(CliRunner().invoke(cli, ["diagnose", str(FLIGHT), "--json"]).output)
     assert (found["ranks"], found["hosts"], found["num_dumps"]) == ([3], [], 4)

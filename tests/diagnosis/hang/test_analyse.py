@@ -76,7 +76,7 @@ def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
 def test_no_evidence_is_not_known() -> None:
     verdict = analyse(Scene(world=8))
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
-    assert "no evidence" in verdict.cause
+    assert "no dump and no stack" in verdict.cause
 
 
 def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
@@ -140,8 +140,8 @@ def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
     scene = replace(found.scene, facts={**found.scene.facts, found.culprit: facts})
     verdict = analyse(scene)
     assert (verdict.kind, verdict.ranks) == ("stopped", (found.culprit,))
-    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), and did not get"
-    assert verdict.cause.startswith(f"{begin} on for 75 s; it did not call"), verdict.cause
+    begin = f"rank {found.culprit} is blocked in the kernel in {PLACE} (state D), without progress"
+    assert verdict.cause.startswith(f"{begin} for 75 s; it did not call"), verdict.cause
     assert not any("state D" in sign for sign in verdict.evidence), "it is said once"
 
 
@@ -165,7 +165,7 @@ def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> No
     assert verdict.cause == f"ranks 2-3 are blocked in the kernel in {PLACE} (state D)"
     elsewhere = {3: replace(scene.facts[3], place="nfs_getattr of nfs")}
     apart = analyse(replace(scene, facts={**scene.facts, **elsewhere}))
-    assert apart.cause.endswith("in an uninterruptible wait of the kernel (state D)")
+    assert apart.cause.endswith("in an uninterruptible wait in the kernel (state D)")
 
 
 @pytest.mark.parametrize("throttled", [False, True])
@@ -183,7 +183,7 @@ def test_a_rank_without_a_processor_is_called_starved_and_costs_no_host(throttle
     verdict = analyse(replace(found.scene, facts={**found.scene.facts, found.culprit: starved}))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == (before.kind, before.ranks, ())
     limit = ", and its control group is throttled (cpu.max)" if throttled else ""
-    begin = "is starved of CPU (ready to run without a processor for 52 of 60 s)"
+    begin = "is starved of CPU (ready to run but without a CPU for 52 of 60 s)"
     assert verdict.cause.startswith(f"rank {found.culprit} {begin}{limit}; it "), verdict.cause
     assert "cpu.max" in verdict.advice
     assert not any("starved" in sign for sign in verdict.evidence), "it is said once"
@@ -256,7 +256,7 @@ def test_one_that_strayed_from_the_path_of_its_peers_is_named_before_ranks_witho
     dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
     verdict = analyse(replace(found.scene, dumps=dumps))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
-    assert "left the way that its peers took" in verdict.cause
+    assert "took another path through the program than its peers" in verdict.cause
 
 
 def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> None:
@@ -279,7 +279,7 @@ def test_of_ranks_without_a_dump_the_one_that_peers_went_on_with_left_it_out(see
     dumps = {rank: dump for rank, dump in found.scene.dumps.items() if rank not in silent}
     verdict = analyse(replace(found.scene, dumps=dumps))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("skipped", (found.culprit,), ())
-    assert "which comes later" in verdict.evidence[0]
+    assert "which is later" in verdict.evidence[0]
 
 
 def test_a_stopped_process_that_no_dump_leads_to_is_named_before_any_guess() -> None:

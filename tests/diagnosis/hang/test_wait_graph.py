@@ -53,7 +53,7 @@ def test_a_dump_that_shows_that_a_rank_never_entered_goes_before_none_at_all() -
     ("of_rank_6", "sign"),
     [
         ({"stack": ()}, "gave no stack"),
-        ({"stack": IN_BACKWARD, "withheld": True}, "held its GIL"),
+        ({"stack": IN_BACKWARD, "withheld": True}, "GIL is held"),
         ({"stack": (), "process_state": "T"}, "state T"),
     ],
 )
@@ -83,7 +83,7 @@ def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_mi
     found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("stopped", (6,), ("h3",))
     assert found.cause.startswith(
-        "rank 6 is in an uninterruptible wait of the kernel (state D); it did not call"
+        "rank 6 is in an uninterruptible wait in the kernel (state D); it did not call"
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.agent.attempt import FEW_LINES
 from orchestrator.agent.evidence.rank_evidence import STACK_LINES
-from orchestrator.dashboard.describe import MOST_STACK_LINES
+from orchestrator.dashboard.describe import MAX_STACK_LINES
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.stacks.python_stacks import (
@@ -43,7 +43,7 @@ def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
     return analyse(Scene(facts=facts))
 
 
-@pytest.mark.parametrize("most", [FEW_LINES, MOST_STACK_LINES, STACK_LINES])
+@pytest.mark.parametrize("most", [FEW_LINES, MAX_STACK_LINES, STACK_LINES])
 @pytest.mark.parametrize("deep", [0, 80])
 def test_whoever_is_alone_is_found_by_cut_stacks_as_by_whole_ones(most: int, deep: int) -> None:
     whole, cut = judged(None, deep=deep), judged(most, deep=deep)

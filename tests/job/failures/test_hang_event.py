@@ -36,8 +36,8 @@ def told(host: int, *, mute: bool, unread: bool, state: str) -> EvidenceGathered
 
 
 def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnosis:
-    """Rank 3 did not call what the others wait in; ranks 6 and 7 of h3 gave no stack, and there is
-    no dump of those in `lost`."""
+    """Rank 3 did not call the operation in which the others wait. Ranks 6 and 7 have no stack.
+    Ranks in `lost` have no dump."""
     ranks = recorders(WORLD)
     for number in range(5):
         for one in ranks:

@@ -17,7 +17,7 @@ PAUSE_S = 20 * STEP_S
 
 
 def line(seed: int, *, hosts: int = 2, latency_s: float = 0.0, look_s: float | None = None) -> Line:
-    watch = Watch(range(hosts), LIMITS, 0.0)
+    watch = Watch(1, range(hosts), LIMITS, 0.0)
     job = Line(watch, hosts, Random(seed), latency_s=latency_s, look_s=look_s)
     job.all_beat(0)
     return job

@@ -125,9 +125,9 @@ def test_a_job_that_lacks_a_node_says_so_and_goes_on_once_there_is_one(job: Kube
         told = job.told("status", "e2e")
         return all(one in told for one in words)
 
-    lacks = ("Unschedulable", "wait: 1 of 2 hosts are there, since", "ndctl cancel e2e")
+    lacks = ("Unschedulable", "wait: 1 of 2 hosts available since", "ndctl cancel e2e")
     job.until("what it lacks", lambda: says(*lacks))
-    job.until("the same once more", lambda: says(*lacks, "all given back 1 time"))
+    job.until("the same once more", lambda: says(*lacks, "all hosts released 1 time"))
     saved = newest_checkpoint(job)
     job.kubectl("uncordon", *job.testbed.nodes)
     job.until_step(saved + 1, attempt=2)

@@ -11,7 +11,7 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.lower_bound import least_of, least_step_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of, timeline
-from orchestrator.plan.search.constraints import SCHEDULES
+from orchestrator.plan.search.rules import SCHEDULES
 from orchestrator.plan.setup import Setup
 from tests.plan.cost.setups import LLAMA_8B, LLAMA_70B, QWEN3_4B, fabric, setup
 

@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.plan.search.admitted import checkpointings, micro_sizes, pipelines, reshardings
 from orchestrator.plan.search.best import SHOWN, can_fit, search
-from orchestrator.plan.search.constraints import (
-    barrier,
-    checkpointings,
-    micro_sizes,
-    pipelines,
-    reshardings,
-)
-from orchestrator.plan.search.degrees import meshes
 from orchestrator.plan.search.hosts import with_fewest_hosts, with_hosts
-from orchestrator.plan.search.refusals import refusals
+from orchestrator.plan.search.meshes import meshes
+from orchestrator.plan.search.rule import Hosts, Request
+from orchestrator.plan.search.rules import first_refusal, refusals
 from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space
 from orchestrator.plan.setup import Setup, setup_of
 from tests.plan.search.spaces import DEEP, MIB, hosts_of, space_of, spaces
@@ -33,9 +28,9 @@ def every_option(space: Space) -> Iterator[Option]:
     """All that fits, one by one."""
     spec, shape = space.spec, space.shape
     for mesh in meshes(spec, space.world):
-        if barrier(spec, shape, mesh, space.fabric.blocks):
+        if first_refusal(space.request, mesh):
             continue
-        for pipeline in pipelines(spec, shape, mesh.pp):
+        for pipeline in pipelines(space.request, mesh):
             sizes = micro_sizes(spec, mesh, pipeline)
             for micro in sizes:
                 for kind in checkpointings(spec, mesh.pp, pipeline):
@@ -119,7 +114,8 @@ def test_every_plan_fills_the_world_keeps_the_batch_and_breaks_no_rule(
         assert option.memory.peak_bytes <= space.limit
         assert keeps(space.spec, option)
         fixed = decided(space.spec, setup)
-        assert refusals(fixed, inventory, space.shape, setup.mesh) == ()
+        request = Request(fixed, space.shape, Hosts.of(fixed, inventory))
+        assert refusals(request, setup.mesh) == ()
         assert rank(found.options[0]) <= rank(option)
 
 
@@ -160,7 +156,7 @@ def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
         assert not can_fit(with_hosts(space, hosts))
 
 
-def test_the_emptiest_plan_is_emptier_than_the_quickest() -> None:
+def test_the_smallest_plan_needs_less_memory_than_the_fastest() -> None:
     space = space_of(
         DEEP, {}, {"global_batch_size": 16}, {"hosts": 2, "gpus_per_host": 4}, 80_000 * MIB
     )

@@ -8,8 +8,8 @@ from hypothesis import assume, event, given, settings
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.inventory.hosts import Host, Inventory
-from orchestrator.plan.search.alternatives import Edits, apply, show_edits
 from orchestrator.plan.search.best import can_fit, search
+from orchestrator.plan.search.edits import Edits, apply, show_edits
 from orchestrator.plan.search.hosts import with_hosts
 from orchestrator.plan.search.search_space import Space
 from orchestrator.plan.search.smallest_change import WayOut, ways_out
@@ -53,7 +53,7 @@ def test_a_change_is_shown_as_a_shell_takes_it() -> None:
 
 
 def needed(train: Any, parallel: Any, hosts: int = 1) -> int:
-    """Bytes of the emptiest plan of a small job on so many hosts."""
+    """Peak bytes of the smallest plan of a small job on `hosts`."""
     cluster = {"hosts": hosts, "gpus_per_host": 4}
     space = space_of(DEEP, parallel, {"global_batch_size": 8, **train}, cluster, 1 << 40)
     return search(space, "memory").options[0].memory.peak_bytes

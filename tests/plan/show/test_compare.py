@@ -28,7 +28,7 @@ def test_bytes_are_summed_by_the_links_that_they_go_over() -> None:
 
 def test_a_refusal_has_its_reason() -> None:
     refused = Compared(values="parallel.tp=3", plan=None, refusal="tp must divide 8")
-    assert describe_compared([refused]) == "parallel.tp=3  no plan: tp must divide 8"
+    assert describe_compared([refused]) == "parallel.tp=3  tp must divide 8"
     assert compared_json([refused]) == [
         {"set": "parallel.tp=3", "plan": None, "refusal": "tp must divide 8"}
     ]

@@ -25,7 +25,7 @@ PLAN = Plan(
         tokens_per_second_per_device=4096.0,
         mfu=0.4,
         parts={"compute": 1.5, "communication": 0.5},
-        confidence="about 15 % either way",
+        confidence="±15 %",
     ),
     communication=(
         Traffic(
@@ -58,38 +58,38 @@ PLAN = Plan(
 )
 
 
-def test_a_plan_reads_as_split_speed_memory_traffic_ranks_others_and_notes() -> None:
+def test_a_plan_shows_mesh_speed_memory_traffic_ranks_alternatives_and_notes() -> None:
     assert (
         describe_plan(PLAN)
         == """\
-mesh       dp_shard=2 x tp=2 = 4 ranks on 2 hosts x 2 of h100-sxm-80gb
-batch      16 sequences a step = 2 data-parallel x micro batch 4 x 2 accumulated
-recomputed nothing: all activations are kept
+mesh          dp_shard=2 x tp=2 = 4 ranks on 2 hosts x 2 of h100-sxm-80gb
+batch         16 sequences per step = 2 data-parallel ranks x micro batch 4 x 2 accumulated
+recompute     none: all activations are kept
 
-speed      2.00 s a step, 4,096 tokens/s a device, 40.0% MFU
-sure       about 15 % either way
+speed         2.00 s per step, 4,096 tokens/s per device, 40.0% MFU
+accuracy      ±15 %
   compute        1.50 s  75.0%        ##############################
   communication  500 ms  25.0%        ##########
 
-memory     about 30 GiB of 60 GiB on the fullest rank
+memory        about 30 GiB of 60 GiB on the fullest rank
   every rank [PPPPPPPPPPAAAAAAAAAAAAAAAAAAAA..............................] 30 GiB of 60 GiB
   A activations 20 GiB, P parameters 10 GiB
 
-traffic    what the busiest rank sends each step
-  axis  collective  of           crosses   a step  calls    takes  waited for
-  tp    all-gather  activations  host     1.50 GB     64  10.0 ms      hidden
+traffic       sent per step by the busiest rank; exposed: not hidden by compute
+  axis  collective  of           crosses  per step  calls     time  exposed
+  tp    all-gather  activations  host      1.50 GB     64  10.0 ms   hidden
 
-ranks      a row is a host, in it its devices; a device has tp
+ranks         one row per host, one column per device; each device shows tp
   host    rank  dp_shard  0  1
   host-0     0         0  0  1
   host-1     2         1  0  1
 
-others     the next best meshes, each as it runs best; the first line is the plan
-  mesh        micro  kept            schedule    step    MFU  memory  slower
-  shard2 tp2  4 x 2  all             -         2.00 s  40.0%  30 GiB
-  shard4      1 x 4  inputs, ZeRO-2  -         2.50 s  32.0%  40 GiB  +25.0%
+alternatives  the next best meshes; the first line is the plan
+  mesh        micro  recompute     schedule    step    MFU  memory  slower
+  shard2 tp2  4 x 2  none          -         2.00 s  40.0%  30 GiB
+  shard4      1 x 4  full, ZeRO-2  -         2.50 s  32.0%  40 GiB  +25.0%
 
-ruled out  of 3 ways to multiply the degrees to 4 ranks
+rejected      of 3 ways to multiply the degrees to 4 ranks
   1  tp=4: its groups stay inside a host
 
 - because"""
@@ -99,7 +99,7 @@ ruled out  of 3 ways to multiply the degrees to 4 ranks
 def test_a_device_has_the_coordinates_that_differ_within_its_host() -> None:
     inside = replace(PLAN, mesh=Mesh(dp_shard=2, cp=2, tp=2), ranks_per_host=4)
     text = describe_plan(inside)
-    assert "a device has cp, tp" in text
+    assert "each device shows cp, tp" in text
     assert "  host-1     4         1  0,0  0,1  1,0  1,1" in text
     across = replace(PLAN, mesh=Mesh(pp=2, tp=2), ranks_per_host=2)
     assert "  host    rank  pp  0  1" in describe_plan(across)
@@ -107,7 +107,7 @@ def test_a_device_has_the_coordinates_that_differ_within_its_host() -> None:
 
 def test_one_rank_needs_no_coordinates() -> None:
     alone = replace(PLAN, mesh=Mesh(), hosts=("host-0",), ranks_per_host=1, notes=())
-    assert "mesh       1 rank on 1 host x 1" in describe_plan(alone)
+    assert "mesh          1 rank on 1 host x 1" in describe_plan(alone)
     assert "  host-0     0  *" in describe_plan(alone)
 
 
@@ -152,7 +152,7 @@ def test_a_pipeline_has_a_bar_for_each_kind_of_rank() -> None:
         f"  pp stage 1-2 [{'A' * 20}{'.' * 40}] 20 GiB of 60 GiB",
         f"  pp stage 3   [{'A' * 25}{'.' * 35}] 25 GiB of 60 GiB",
     ]
-    assert "  on the fullest: A activations 30 GiB\n" in describe_plan(pipe)
+    assert "  on the fullest rank: A activations 30 GiB\n" in describe_plan(pipe)
 
 
 def test_of_many_kinds_the_fullest_are_drawn() -> None:
@@ -160,14 +160,14 @@ def test_of_many_kinds_the_fullest_are_drawn() -> None:
     told = describe_plan(deep)
     assert "pp stage 7 " in told
     assert "pp stage 8 " not in told
-    assert "  … and 8 emptier ones" in told
+    assert "  … and 8 with less" in told
 
 
 def test_items_that_are_not_there_at_once_are_said_to_be_scaled() -> None:
     memory = replace(PLAN.memory, peak_bytes=20 * GIB)
     told = describe_plan(replace(PLAN, memory=memory))
     assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told
-    assert "P parameters 10 GiB; each at its own most, 30 GiB in all," in told
+    assert "P parameters 10 GiB; these are the items' own peaks, which add" in told
 
 
 def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
@@ -214,7 +214,7 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
 def test_what_is_offloaded_is_told_below_the_memory() -> None:
     memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
     text = describe_plan(replace(PLAN, memory=memory))
-    assert "  and in the host's memory for each rank: optimizer 2 KiB, gradients 1 KiB" in text
+    assert "  in the host's memory, per rank: optimizer 2 KiB, gradients 1 KiB" in text
 
 
 def test_bytes_are_told_by_axis_and_level_where_several_levels_are_crossed() -> None:
@@ -224,11 +224,11 @@ def test_bytes_are_told_by_axis_and_level_where_several_levels_are_crossed() -> 
     told = describe_plan(replace(PLAN, communication=(inside, across, across)))
     assert (
         """\
-  of it, over links of each level, as the mean of a group's ranks
+  over links of each level, per step, mean of a group's ranks
   axis         host    leaf
   tp        1.50 GB     0 B
   dp_shard  1.40 GB  200 MB
-  together  2.90 GB  200 MB
+  total     2.90 GB  200 MB
 """
         in told
     )

@@ -41,7 +41,7 @@ def test_a_struck_node_is_said_everywhere_and_what_is_said_lets_the_job_have_it(
     plan = ndctl("plan", str(SPEC), "--backend", "slurm")
     assert plan.code == 0, plan.err
     said = " ".join(plan.out.split())
-    assert "left out: node4 is excluded (until 20" in said
+    assert "hosts not used: node4 is excluded (until 20" in said
     assert "2 strikes, last host-lost in other: mute)" in said
     assert "- to use node4: ndctl hosts clear node4" in said
 

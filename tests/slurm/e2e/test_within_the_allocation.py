@@ -67,7 +67,7 @@ def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
     *_, resumed = ndctl.events("TrainingResumed")
     assert resumed["step"] in (8, 16), "as it was when the node died"
     assert dead["action"] == f"restart as attempt 4 from checkpoint step-{resumed['step']}"
-    assert dead["rule"] == "as-the-class-says"
+    assert dead["rule"] == "class-default"
     # Nobody waited for agent_timeout: what kills a node closes its connections.
     assert "its connection broke" in ndctl.events("AgentLost")[-1]["why"]
     spare_host = next(host for host in ndctl.allocated() if host not in (first, other))

@@ -25,7 +25,7 @@ from trainer.config import complete
 from trainer.main import train_on
 from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange, process_group
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 
 
 def led(config: dict[str, Any]) -> dict[str, Any]:
@@ -64,8 +64,8 @@ def train_alone(config: dict[str, Any], env: RankEnv | None = None) -> int:
     try:
         with process_group(env), closing(Reporter(env)) as reporter:
             stop: Any = StopAfter(None, reporter)
-            outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
-            return train_on(arrange(full.mesh, env), full, outside)
+            runtime = Runtime(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+            return train_on(arrange(full.mesh, env), full, runtime)
     finally:
         # It is left standing after an error, for a process that is about to end.
         if dist.is_initialized():

@@ -28,7 +28,7 @@ from trainer.model import weights
 from trainer.parallel import building
 from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange
-from trainer.rank.runtime import Outside
+from trainer.rank.runtime import Runtime
 
 
 def resident_bytes(key: str) -> int:
@@ -79,7 +79,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
     config = complete(decode(TrainingConfig, case["config"]), env.world_size)
     reporter = Reporter(env)
     stop: Any = StopAfter(None, reporter)
-    outside = Outside(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
+    runtime = Runtime(env=env, reporter=reporter, drills=(), stop=stop, clock=lambda: 0.0)
     steps = []
 
     def save_at_once(job: Training, done: int) -> int:
@@ -96,7 +96,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         mock.patch.object(main_module, "train", save_at_once),
         mock.patch.object(building, "first_weights", measured.first_weights),
     ):
-        train_on(arrange(config.mesh, env), config, outside)
+        train_on(arrange(config.mesh, env), config, runtime)
     reporter.close()
     told: list[Any] = [None] * env.world_size
     dist.all_gather_object(told, (measured.read_bytes, measured.peak_bytes))

@@ -19,7 +19,8 @@ from orchestrator.contract.files.checkpoint_names import (
     read_marker,
 )
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.contract.messages.rank_messages import Beat, DrillFired, Raised, Resumed, Saved
+from orchestrator.contract.messages.events import CheckpointSaved, DrillHappened, TrainingResumed
+from orchestrator.contract.messages.rank_messages import Beat, RankRaised
 from orchestrator.errors import TrainingError
 from tests.trainer.checkpoint.checkpoint_launch import led, listening, train_alone
 from tests.trainer.trainer_launch import (
@@ -114,9 +115,9 @@ def test_a_killed_rank_costs_nothing_but_the_steps_since_the_checkpoint(tmp_path
     assert killed[0] in (exit_codes.FAILED, -signal.SIGABRT)
     assert again.returncode == 0, again.stderr
     assert losses_of(tmp_path / "killed") == losses_of(tmp_path / "whole")
-    assert DrillFired(attempt=1, rank=1, drill=7, step=6) in told
-    assert [d.step for d in told if isinstance(d, Resumed)] == [0, 4]
-    assert [d.step for d in told if isinstance(d, Saved)] == [2, 4, 6, 8]
+    assert DrillHappened(attempt=1, rank=1, drill=7, step=6) in told
+    assert [d.step for d in told if isinstance(d, TrainingResumed)] == [0, 4]
+    assert [d.step for d in told if isinstance(d, CheckpointSaved)] == [2, 4, 6, 8]
     assert check_beats([d for d in told if isinstance(d, Beat) and (d.attempt, d.rank) == (2, 1)])
 
 
@@ -169,9 +170,9 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
         assert finish(ranks) == [exit_codes.FAILED]
     assert "RuntimeError: drill raise:rank=0@step=2" in ranks[0].output
     raised = told[-1]
-    assert isinstance(raised, Raised)
-    assert (raised.step, raised.error) == (2, "RuntimeError")
-    assert "in suffer" in raised.traceback
+    assert isinstance(raised, RankRaised)
+    assert (raised.error.step, raised.error.error) == (2, "RuntimeError")
+    assert "in inject_fault" in raised.error.traceback
 
 
 def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> None:

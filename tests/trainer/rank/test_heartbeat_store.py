@@ -1,4 +1,4 @@
-"""Signs of life in a store, by value; and what many ask of a real one."""
+"""HeartbeatClient of life in a store, by value; and what many ask of a real one."""
 
 import threading
 from datetime import timedelta
@@ -11,13 +11,13 @@ from trainer.rank.heartbeat_store import (
     GONE,
     LATE_S,
     LOOK_S,
-    Signs,
+    HeartbeatClient,
     all_gone,
     beats,
     missing,
     pause,
     prepare,
-    still,
+    stopped_ranks,
     watch,
 )
 
@@ -50,7 +50,7 @@ def beating(store: Store, *ranks: int) -> None:
 
 
 def test_who_stood_still_is_missing_and_who_left_is_not() -> None:
-    assert still([3, 3, 0, GONE + 4, 7], [4, 3, 0, GONE + 4, GONE + 7]) == [1, 2]
+    assert stopped_ranks([3, 3, 0, GONE + 4, 7], [4, 3, 0, GONE + 4, GONE + 7]) == [1, 2]
 
 
 def test_rank_0_writes_down_whose_beat_stood_still_between_two_looks() -> None:
@@ -117,7 +117,7 @@ def test_all_are_gone_when_each_has_left() -> None:
     prepare(store, 3)
     for rank in (1, 2):
         assert not all_gone(store, 3)
-        Signs(rank, lambda: store, store).leave()
+        HeartbeatClient(rank, lambda: store, store).leave()
     assert all_gone(store, 3)
     assert beats(store, 3) == [0, GONE, GONE]
 
@@ -125,7 +125,7 @@ def test_all_are_gone_when_each_has_left() -> None:
 def test_who_leaves_before_its_first_beat_says_so_too() -> None:
     """Its thread may not have come as far when its part in the check is done."""
     store = HashStore()
-    early = Signs(1, lambda: store)
+    early = HeartbeatClient(1, lambda: store)
     early.leave()
     prepare(store, 2)
     assert all_gone(store, 2)
@@ -153,9 +153,9 @@ def requests_of_a_question(count: int) -> int:
     store = Counting()
     prepare(store, count)
     store.requests = 0
-    signs = Signs(1, lambda: store, store)
+    client = HeartbeatClient(1, lambda: store, store)
     missing(store, lambda _: store.set("looks", "2"))
-    signs.leave()
+    client.leave()
     return store.requests
 
 
@@ -172,29 +172,29 @@ def test_a_hundred_hosts_that_ask_at_once_all_name_the_one_that_stopped() -> Non
     def connect() -> Store:
         return TCPStore("127.0.0.1", server.port, None, False, LIMIT_S)
 
-    living = [Signs(rank, connect) for rank in range(count) if rank != dead]
+    living = [HeartbeatClient(rank, connect) for rank in range(count) if rank != dead]
     answers: dict[int, tuple[int, ...] | None] = {}
 
-    def ask(signs: Signs) -> None:
-        assert signs.connected.wait(LIMIT_S.seconds)
-        answers[signs.rank] = signs.ask()
+    def ask(client: HeartbeatClient) -> None:
+        assert client.connected.wait(LIMIT_S.seconds)
+        answers[client.rank] = client.ask()
 
     def until_all_moved(_: float) -> None:
         """Rather than for a second, which may be too short for this machine."""
         if len(answers) == len(living):
             raise Ends
         before = beats(server, count)
-        while any(beats(server, count)[signs.rank] == before[signs.rank] for signs in living):
+        while any(beats(server, count)[client.rank] == before[client.rank] for client in living):
             pause(BEAT_S)
 
-    threads = [threading.Thread(target=signs.beat) for signs in living]
-    threads += [threading.Thread(target=ask, args=(signs,)) for signs in living]
+    threads = [threading.Thread(target=client.beat) for client in living]
+    threads += [threading.Thread(target=ask, args=(client,)) for client in living]
     for thread in threads:
         thread.start()
     with pytest.raises(Ends):
         watch(server, count, lambda: 0.0, until_all_moved)
-    for signs in living:
-        signs.leave()
+    for client in living:
+        client.leave()
     for thread in threads:
         thread.join()
     assert {*answers.values()} == {(dead,)}

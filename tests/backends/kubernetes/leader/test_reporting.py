@@ -36,7 +36,7 @@ from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.seams import Backend
+from orchestrator.seams import AllocationBackend
 from orchestrator.system import SystemClock
 from tests.agent.world import TurnedClock
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
@@ -451,7 +451,7 @@ def test_lines_are_told_once_they_are_on_disk(tmp_path: Path) -> None:
 
 
 def test_a_backend_without_a_cluster_is_told_nothing(tmp_path: Path) -> None:
-    backend: Backend = object()  # type: ignore[assignment]
+    backend: AllocationBackend = object()  # type: ignore[assignment]
     supervisor = Supervisor(Lines())  # type: ignore[arg-type]
     supervisor.feed(started()[0])
     with _told(backend, supervisor, RunDir(tmp_path), lambda: None):

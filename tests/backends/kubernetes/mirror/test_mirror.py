@@ -19,7 +19,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StopAttempt
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted, StepReached
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.dashboard.replay import look, recall
+from orchestrator.dashboard.replay import read_snapshot_state, read_state
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import status_json, status_text
 from orchestrator.errors import BackendError, Unanswered, Unreachable
@@ -167,8 +167,8 @@ def test_a_long_journal_comes_in_one_look_and_with_the_snapshot(
     copy.refresh()
     assert same(copy, there)
     assert len(cluster.asked) == 2
-    assert recall(copy.run_dir)[1].place == place
-    assert look(copy.run_dir).run.cancelled_by == "me"
+    assert read_snapshot_state(copy.run_dir)[1].place == place
+    assert read_state(copy.run_dir).run.cancelled_by == "me"
 
 
 def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> None:

@@ -1,7 +1,8 @@
-"""What the leader of a job last told its cluster, where the journal that is here is older.
+"""Adds the last report of a leader in a cluster to an older copy of its journal.
 
-A copy of a journal ends where its pods were last heard. A pod that cannot be asked any more may
-have told its cluster more since, in `report.json` of the copy; steps and checkpoints of it count.
+On Kubernetes, ndctl reads a local copy of the journal. The copy ends at the last successful read
+from the pods. The leader also writes a report to the cluster, which ndctl saves as `report.json`.
+If the pods are gone, that report may contain later steps and checkpoints than the copy.
 """
 
 from dataclasses import replace
@@ -11,13 +12,13 @@ from orchestrator.dashboard.view import CheckpointView, Seen
 from orchestrator.job.reports.job_report import JobReport, is_news
 
 
-def with_report(seen: Seen, progress: Progress, report: JobReport | None) -> tuple[Seen, Progress]:
-    """Both, with what the report knows besides; as they are where it knows no more."""
+def apply_report(seen: Seen, progress: Progress, report: JobReport | None) -> tuple[Seen, Progress]:
+    """`seen` and `progress` with newer values from `report`; unchanged if it has no news."""
     known_at = max(seen.run.last_at, (progress.last.time if progress.last else None) or 0.0)
     if report is None or seen.run.ending is not None or not is_news(report, seen.run, known_at):
         return seen, progress
     checkpoint = seen.checkpoint
-    if report.checkpoint > checkpoint.step:
+    if report.checkpoint > checkpoint.step:  # the report has no time for it
         checkpoint = CheckpointView(step=report.checkpoint)
     last = progress.last
     if last is None or report.step > last.step or report.attempt > last.attempt:

@@ -1,0 +1,112 @@
+"""What the rules leave: the meshes, pipelines and micro batches that `auto` may choose from."""
+
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.plan.search.meshes import divisors, meshes, sequences_per_pass, world_size
+from orchestrator.plan.search.rule import Case, Request
+from orchestrator.plan.search.rule_checks import splits_backward
+from orchestrator.plan.search.rules import (
+    SCHEDULE_RULES,
+    TENSOR_RULES,
+    first_broken,
+    first_refusal,
+    wished_pipelines,
+)
+from orchestrator.plan.setup import Checkpointing
+from orchestrator.plan.stages import takes
+
+
+def first_mesh(request: Request) -> Mesh | None:
+    """A mesh that breaks no rule, if there is one: the likely one where it breaks none."""
+    likely = likely_mesh(request)
+    world = world_size(request.spec)
+    if likely.world_size == world and first_refusal(request, likely) is None:
+        return likely
+    candidates = meshes(request.spec, world)
+    return next((mesh for mesh in candidates if first_refusal(request, mesh) is None), None)
+
+
+def likely_mesh(request: Request) -> Mesh:
+    """The degrees of the spec, each `auto` replaced by a number. A refusal explains this mesh where
+    no mesh is admitted.
+
+    tp takes the largest degree with which the world and the batch divide, dp_shard takes what the
+    others leave, and the other degrees are 1.
+    """
+    spec = request.spec
+    if spec.parallel.tp != "auto":
+        return _with_tp(spec, spec.parallel.tp)
+    cp = 1 if spec.parallel.cp == "auto" else spec.parallel.cp
+    found = [_with_tp(spec, tp) for tp in tensor_degrees(request, cp)]
+    fits_world = [mesh for mesh in found if mesh.world_size == world_size(spec)]
+    fits_batch = [
+        m for m in fits_world if spec.train.global_batch_size % sequences_per_pass(spec, m) == 0
+    ]
+    return (fits_batch or fits_world or found)[0]
+
+
+def _with_tp(spec: JobSpec, tp: int) -> Mesh:
+    wish = spec.parallel
+    pp, replicate, cp = (1 if d == "auto" else d for d in (wish.pp, wish.dp_replicate, wish.cp))
+    rest = max(1, world_size(spec) // (pp * replicate * cp * tp))
+    shard = 1 if wish.dp_shard == "auto" else wish.dp_shard
+    if wish.dp_shard == "auto" and wish.data == "fsdp":
+        shard = rest
+    elif wish.dp_replicate == "auto":
+        replicate = max(1, rest // shard)
+    return Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
+
+
+def tensor_degrees(request: Request, cp: int) -> list[int]:
+    """Every tp that no rule about tp refuses with so many ranks along cp; the largest first."""
+    hosts, ranks = request.spec.cluster.hosts, request.spec.cluster.gpus_per_host
+    wide = [ranks * many for many in divisors(hosts)[1:]] if request.hosts.blocks else []
+    return [tp for tp in reversed([*divisors(ranks), *wide]) if _admits_tensors(request, tp, cp)]
+
+
+def _admits_tensors(request: Request, tp: int, cp: int) -> bool:
+    # A degree of 1 always stays, so that a refusal has a mesh to explain.
+    case = Case(*request, Mesh(cp=cp, tp=tp), request.spec.parallel.pipeline)
+    return tp == 1 or first_broken(case, TENSOR_RULES) is None
+
+
+def pipelines(request: Request, mesh: Mesh) -> tuple[PipelineSpec, ...]:
+    """Schedules that can run on a mesh that no other rule refuses."""
+    return tuple(
+        pipeline
+        for pipeline in wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
+        if first_broken(Case(*request, mesh, pipeline), SCHEDULE_RULES) is None
+    )
+
+
+def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
+    """Micro batch sizes that divide a data-parallel rank's share of the batch and that the schedule
+    can run, the smallest first."""
+    share, left = divmod(spec.train.global_batch_size, mesh.data_parallel)
+    if left:
+        return []
+    asked = spec.train.micro_batch_size
+    sizes = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
+    return [size for size in sizes if takes(pipeline, mesh.pp, share // size)]
+
+
+def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Checkpointing, ...]:
+    """What `auto` may choose from, the one that recomputes least first."""
+    wish = spec.train.activation_checkpointing
+    if wish != "auto":
+        return (wish,)
+    some: tuple[Checkpointing, ...] = ("every_k",) if spec.train.checkpoint_every else ()
+    if not splits_backward(pp, pipeline):
+        some = ("selective", *some)
+    return ("none", *some, "full")
+
+
+def reshardings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[bool | int, ...]:
+    """What `auto` may choose from, the one that gathers least often first."""
+    fsdp = spec.parallel.fsdp
+    if fsdp.reshard_after_forward != "auto" or spec.parallel.data != "fsdp":
+        return (fsdp.reshard,)
+    # One rank has nothing to gather, and several stages per rank are gathered a stage at a time.
+    stays = mesh.pp > 1 and pipeline.stages > 1
+    return (True,) if mesh.dp_shard * mesh.cp == 1 or stays else (False, True)

@@ -1,0 +1,57 @@
+"""Changed values of a spec: what a refusal proposes, typed as `--set KEY=VALUE`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.model_spec import LoraSpec
+
+Value = int | str | bool | tuple[str, ...] | LoraSpec
+Edits = Mapping[str, Value]
+"""Path of a key, as in `parallel.tp`, to its new value."""
+
+
+def apply(spec: JobSpec, edits: Edits) -> JobSpec:
+    """`spec` with other values at paths of the form `section.key`, or deeper.
+
+    Raises:
+        Invalid: the values exclude each other or what is there.
+    """
+    changed: JobSpec = _changed_value(spec, {tuple(p.split(".")): v for p, v in edits.items()})
+    return changed
+
+
+def _changed_value(value: Any, edits: Mapping[tuple[str, ...], Value]) -> Any:
+    """All keys of one value at once, for what they are together is checked as it is made."""
+    inside: dict[str, dict[tuple[str, ...], Value]] = {}
+    for (key, *rest), new in edits.items():
+        inside.setdefault(key, {})[tuple(rest)] = new
+    return replace(
+        value,
+        **{
+            key: deeper[()] if () in deeper else _changed_value(getattr(value, key), deeper)
+            for key, deeper in inside.items()
+        },
+    )
+
+
+def value_at(spec: JobSpec, path: str) -> Any:
+    value: Any = spec
+    for key in path.split("."):
+        value = getattr(value, key)
+    return value
+
+
+def show_edits(edits: Edits) -> str:
+    """As they are typed."""
+    return " ".join(f"--set {quote(f'{path}={_shown(value)}')}" for path, value in edits.items())
+
+
+def _shown(value: Value) -> str:
+    if isinstance(value, LoraSpec):
+        return "{quantize: nf4}" if value.quantize == "nf4" else "{}"
+    if isinstance(value, tuple):
+        return f"[{','.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

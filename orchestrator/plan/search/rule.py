@@ -1,0 +1,115 @@
+"""The types of the table in `rules.py`: what a rule is, what it is asked about, what it answers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Self
+
+from orchestrator.contract.mesh import AXES, Mesh
+from orchestrator.contract.spec.job_spec import JobSpec
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.plan.model.shape import ModelShape
+from orchestrator.plan.search.edits import value_at
+
+Blocks = Sequence[int]
+"""Hosts of each NVLink block, the largest first, as in `Fabric.blocks`."""
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """What the rules read of the hosts."""
+
+    devices: int
+    """Per host that the job asks for."""
+    blocks: Blocks
+    inventory: Inventory | None = None
+    """None inside a search: the rules of scope `job` were asked before it started."""
+
+    @classmethod
+    def of(cls, spec: JobSpec, inventory: Inventory) -> Self:
+        devices = spec.cluster.gpus_per_host
+        return cls(devices, inventory.blocks(devices), inventory)
+
+    @cached_property
+    def usable(self) -> int:
+        """Free hosts with enough devices; only where there is an inventory."""
+        assert self.inventory is not None
+        return len(self.inventory.with_devices(self.devices))
+
+
+class Request(NamedTuple):
+    """A job that needs a mesh. All meshes that a search compares share one request."""
+
+    spec: JobSpec
+    shape: ModelShape
+    hosts: Hosts
+
+
+class Case(NamedTuple):
+    """One mesh, with one pipeline, for one request: what a rule is asked about."""
+
+    spec: JobSpec
+    shape: ModelShape
+    hosts: Hosts
+    mesh: Mesh
+    pipeline: PipelineSpec
+
+
+class Broken(NamedTuple):
+    """Why a rule refuses."""
+
+    limit: str
+    """Depends on the spec, the model and the hosts, not on the mesh: the search counts the meshes
+    that break the same limit together."""
+    found: str = ""
+    """What this mesh makes of it, appended to the limit when one mesh is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    name: str
+    scope: Literal["job", "mesh", "schedule"]
+    """`job`: the same answer for every mesh. `mesh`: depends on the degrees. `schedule`: depends on
+    the pipeline schedule too, so a mesh is refused only if every schedule that `auto` may choose
+    breaks it."""
+    reads: tuple[str, ...]
+    """Paths in the spec. A refusal shows the value of the first."""
+    axis: str = ""
+    """The degrees by which `ndctl plan` lists the meshes that break it; empty for scope `job`."""
+    check: Callable[[Case], Broken | None]
+    """None where the rule holds."""
+    fix: str
+    """Shown where no changed spec was found that has a plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One rule that a mesh breaks, for a person."""
+
+    rule: str
+    value: str
+    limit: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.limit} [{self.rule}]"
+
+
+def refusal_of(rule: Rule, broken: Broken, case: Case) -> Refusal:
+    path = rule.reads[0]
+    value = _value(case, path)
+    shown = path if value is None else f"{path}={value}"
+    return Refusal(rule=rule.name, value=shown, limit=broken.limit + broken.found, fix=rule.fix)
+
+
+def _value(case: Case, path: str) -> str | None:
+    """The refused value: the mesh's degree where the spec says `auto`; None for a section."""
+    asked = value_at(case.spec, path)
+    section, _, key = path.rpartition(".")
+    if section == "parallel" and key in AXES:
+        degree = getattr(case.mesh, key)
+        return f"{degree} (auto)" if asked == "auto" else str(degree)
+    if isinstance(asked, bool):
+        return str(asked).lower()
+    return str(asked) if isinstance(asked, int | str) else None

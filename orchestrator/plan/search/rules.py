@@ -1,0 +1,304 @@
+"""Which meshes a job can run on: one table of rules.
+
+The search prunes meshes with this table, and the refusal of a spec lists the rules that it breaks,
+so both always agree. What the trainer refuses as its ranks start is refused here first, before a
+job is queued. Memory is not a rule: the search measures it, mesh by mesh. Tokenizers, weights and
+GPUs can only be checked by the trainer.
+
+To add a rule, write its check in `rule_checks.py` and add it to `RULES`. The search counts a mesh
+under the first rule that it breaks, so the order decides what `ndctl plan` lists.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal
+
+from orchestrator.contract.codec import Invalid
+from orchestrator.contract.mesh import Mesh
+from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.plan.search import rule_checks as checks
+from orchestrator.plan.search.rule import Broken, Case, Refusal, Request, Rule, refusal_of
+
+HOST_FIX = "free or add hosts, or ask for fewer"
+TP_FIX = "set parallel.tp=auto, or a degree that divides"
+CP_FIX = "set parallel.cp=auto, or cp=1"
+FULL_FIX = "set data.sequence_length to at most that, or take another model"
+SCHEDULE_FIX = "set parallel.pipeline.schedule=auto"
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        name="hosts-in-inventory",
+        scope="job",
+        reads=("cluster.hosts",),
+        check=checks.too_few_hosts,
+        fix=HOST_FIX,
+    ),
+    Rule(
+        name="devices-per-host",
+        scope="job",
+        reads=("cluster.gpus_per_host", "cluster.hosts"),
+        check=checks.too_few_devices,
+        fix=HOST_FIX,
+    ),
+    Rule(
+        name="hosts-usable",
+        scope="job",
+        reads=("cluster.hosts", "cluster.gpus_per_host"),
+        check=checks.unusable_hosts,
+        fix=HOST_FIX,
+    ),
+    Rule(
+        name="byte-vocabulary",
+        scope="job",
+        reads=("data.tokenizer",),
+        check=checks.small_vocabulary,
+        fix=f"use a model with a vocab_size of {checks.BYTE_TOKENS} or more"
+        f" (--set model.config.vocab_size={checks.BYTE_TOKENS} where the config is inline)",
+    ),
+    Rule(
+        name="sequence-positions",
+        scope="job",
+        reads=("data.sequence_length",),
+        check=checks.long_sequence,
+        fix=FULL_FIX,
+    ),
+    Rule(
+        name="sequence-window",
+        scope="job",
+        reads=("data.sequence_length",),
+        check=checks.sliding_window,
+        fix=FULL_FIX,
+    ),
+    Rule(
+        name="full-attention",
+        scope="job",
+        reads=("model",),
+        check=checks.other_layer_types,
+        fix="use a model whose layers are all full_attention",
+    ),
+    Rule(
+        name="lora-modules",
+        scope="job",
+        reads=("model.lora.target_modules",),
+        check=checks.unknown_modules,
+        fix="name linear layers of the model in model.lora.target_modules",
+    ),
+    Rule(
+        name="tp-near",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp", "cluster.gpus_per_host", "cluster.hosts"),
+        check=checks.distant_group,
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="tp-fused",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.fused_projections,
+        fix="set parallel.tp=1",
+    ),
+    Rule(
+        name="tp-compile",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp", "train.compile"),
+        check=checks.compiled_tensors,
+        fix="set train.compile=false or parallel.tp=1",
+    ),
+    Rule(
+        name="tp-heads",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.divides("heads", lambda shape: shape.num_heads),
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="tp-kv-heads",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.divides("kv heads", lambda shape: shape.num_kv_heads),
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="tp-vocabulary",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.divides("vocabulary entries", lambda shape: shape.vocab_size),
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="tp-intermediate",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.divides("intermediate columns", lambda shape: shape.intermediate_size),
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="tp-sequence",
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp", "parallel.cp", "data.sequence_length"),
+        check=checks.uneven_tokens,
+        fix=TP_FIX,
+    ),
+    Rule(
+        name="cp-sequence",
+        scope="mesh",
+        axis="cp",
+        reads=("parallel.cp", "parallel.context", "data.sequence_length"),
+        check=checks.uneven_sequence,
+        fix="change data.sequence_length or parallel.cp",
+    ),
+    Rule(
+        name="cp-heads",
+        scope="mesh",
+        axis="cp",
+        reads=("parallel.cp", "parallel.tp", "parallel.context"),
+        check=checks.uneven_heads,
+        fix="set parallel.context=ring or all_gather, or change parallel.cp",
+    ),
+    Rule(
+        name="cp-dropout",
+        scope="mesh",
+        axis="cp",
+        reads=("parallel.cp",),
+        check=checks.attention_dropout,
+        fix="set parallel.cp=1, or attention dropout to 0 in the model's config",
+    ),
+    Rule(
+        name="reshard-group",
+        scope="mesh",
+        axis="dp_shard",
+        reads=("parallel.fsdp.reshard_after_forward", "parallel.dp_shard", "parallel.cp"),
+        check=checks.uneven_reshard,
+        fix="set parallel.fsdp.reshard_after_forward=auto",
+    ),
+    Rule(
+        name="pp-layers",
+        scope="schedule",
+        axis="pp",
+        reads=("parallel.pp", "parallel.pipeline.schedule", "parallel.pipeline.stages_per_rank"),
+        check=checks.few_layers,
+        fix="set parallel.pp=auto, or fewer stages per rank",
+    ),
+    Rule(
+        name="zbv-selective",
+        scope="schedule",
+        axis="pp",
+        reads=(
+            "train.activation_checkpointing",
+            "parallel.pipeline.schedule",
+            "parallel.pp",
+        ),
+        check=checks.split_selective,
+        fix=SCHEDULE_FIX,
+    ),
+    Rule(
+        name="zbv-compile",
+        scope="schedule",
+        axis="pp",
+        reads=("train.compile", "parallel.pipeline.schedule", "parallel.pp"),
+        check=checks.split_compiled,
+        fix=SCHEDULE_FIX,
+    ),
+    Rule(
+        name="world-size",
+        scope="mesh",
+        axis="degrees",
+        reads=("parallel", "cluster.hosts", "cluster.gpus_per_host"),
+        check=checks.other_world,
+        fix="set one degree of parallel to auto",
+    ),
+    Rule(
+        name="batch-ranks",
+        scope="mesh",
+        axis="dp_replicate x dp_shard",
+        reads=(
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "parallel.dp_replicate",
+            "parallel.dp_shard",
+        ),
+        check=checks.uneven_batch,
+        fix="change train.global_batch_size to a multiple",
+    ),
+    Rule(
+        name="pp-micro-batches",
+        scope="schedule",
+        axis="pp",
+        reads=(
+            "parallel.pp",
+            "parallel.pipeline.schedule",
+            "parallel.pipeline.stages_per_rank",
+            "train.global_batch_size",
+            "train.micro_batch_size",
+            "parallel.dp_replicate",
+            "parallel.dp_shard",
+        ),
+        check=checks.unusable_micro_batches,
+        fix=SCHEDULE_FIX,
+    ),
+)
+MESH_RULES = tuple(rule for rule in RULES if rule.scope != "job")
+SCHEDULE_RULES = tuple(rule for rule in RULES if rule.scope == "schedule")
+TENSOR_RULES = tuple(rule for rule in RULES if "parallel.tp" in rule.reads)
+
+Schedule = Literal["1f1b", "gpipe", "interleaved_1f1b", "zbv"]
+SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
+"""The simplest first."""
+
+
+def refusals(request: Request, mesh: Mesh) -> tuple[Refusal, ...]:
+    """Every rule that `mesh` breaks; empty where the job can run on it, memory aside."""
+    wished = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
+    case = Case(*request, mesh, wished[0])
+    asked = RULES
+    if any(first_broken(case._replace(pipeline=one), SCHEDULE_RULES) is None for one in wished):
+        asked = tuple(rule for rule in RULES if rule.scope != "schedule")
+    found = ((rule, rule.check(case)) for rule in asked)
+    return tuple(refusal_of(rule, broken, case) for rule, broken in found if broken)
+
+
+def first_refusal(request: Request, mesh: Mesh) -> tuple[Rule, Broken] | None:
+    """The first rule that rules `mesh` out; None where it can run, memory aside.
+
+    The rules of scope `job` are not asked: a search asks this thousands of times.
+    """
+    first, *others = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
+    found = first_broken(Case(*request, mesh, first), MESH_RULES)
+    if found is None or found[0].scope == "mesh":
+        return found
+    # 1F1B cannot run fewer micro batches than ranks, for example, and GPipe can.
+    for pipeline in others:
+        if first_broken(Case(*request, mesh, pipeline), MESH_RULES) is None:
+            return None
+    return found
+
+
+def first_broken(case: Case, rules: tuple[Rule, ...]) -> tuple[Rule, Broken] | None:
+    for rule in rules:
+        broken = rule.check(case)
+        if broken is not None:
+            return rule, broken
+    return None
+
+
+@lru_cache(maxsize=1024)
+def wished_pipelines(wish: PipelineSpec, pp: int) -> tuple[PipelineSpec, ...]:
+    """What `auto` may choose from before any rule; never empty."""
+    if pp == 1:
+        plain = wish.schedule == "auto" and wish.stages == 1
+        return (replace(wish, schedule="1f1b") if plain else wish,)
+    found = []
+    for schedule in SCHEDULES if wish.schedule == "auto" else (wish.schedule,):
+        try:
+            found.append(replace(wish, schedule=schedule))
+        except Invalid:
+            continue  # It has another number of stages than the spec fixes.
+    return tuple(found)

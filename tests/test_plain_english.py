@@ -1,0 +1,119 @@
+"""Keeps the worst idioms out of documents, and out of strings, docstrings and comments.
+
+The list is short: a pattern belongs here only if plain technical English never needs it.
+CONTRIBUTING.md has the glossary with what to write instead.
+"""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+IDIOMS = re.compile(
+    "|".join(
+        [
+            r"\banew\b",  # again
+            r"\bmend(?:s|ed|ing)?\b",  # fix
+            r"\b(?:comes|came|come) to (?:nothing|something|the same|train\b|less|more)",
+            r"\bwhat (?:it|they|he|the \w+) (?:came|comes) to\b",  # the result
+            r"\b(?:go|goes|went|going|gone) on from\b",  # resume from
+            r", of (?:which|whom)\b",  # an inversion: "two hosts, of which one is lost"
+            r"\bwhoever\b",  # a program is "it"
+            r"\bnobody is (?:blamed|to blame)\b|\bblames? nobody\b",  # no culprit
+            r"\bof (?:it|them|these|those) (?:there )?(?:is|are) none\b",  # there is no ...
+            r"\bof old\b|\bthereupon\b|\bwhereupon\b|\bwherewith\b",
+            r"\b(?:holds?|held) (?:it|them|a job|the job|others) up\b",  # blocks
+            r"\bsent away\b|\bno good\b",  # replaced, excluded
+            r"\bsure about \d",  # accuracy ±15 %
+            r"\bdeal(?:s|t)? (?:it |them )?out\b",  # distributes
+        ]
+    ),
+    re.IGNORECASE,
+)
+DOCUMENTS = sorted(
+    path
+    for pattern in ("*.md", "docs/*.md", "benchmarks/results/*.md", "manifests/**/README.md")
+    for path in ROOT.glob(pattern)
+) + sorted(
+    [*ROOT.glob("slurm/**/README.md"), *ROOT.glob("examples/*.*"), ROOT / "corpus/README.md"]
+)
+CODE: tuple[str, ...] = ()
+"""Folders whose Python files are checked too. The aim is `("orchestrator", "trainer", "benchmarks",
+"tests")`; until then list the folders that are done, as `"orchestrator/plan"`."""
+SHOWN = 20
+
+
+def lines_of_code(path: Path) -> Iterator[tuple[int, str]]:
+    """Strings (docstrings among them) and comments, each with the number of its first line."""
+    with tokenize.open(path) as file:
+        source = file.read()
+    parts = (tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", -1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in parts:
+            yield token.start[0], token.string
+
+
+def found_in(path: Path) -> list[str]:
+    """Place and idiom. A sentence may go over a line break; the glossary may name what it bans."""
+    place = path.relative_to(ROOT)
+    if path.suffix == ".py":
+        pieces = list(lines_of_code(path))
+    else:
+        text = path.read_text()
+        if path.name == "CONTRIBUTING.md":
+            text = text.partition("## Plain English")[0]
+        pieces = [(1, text)]
+    found = []
+    for first, text in pieces:
+        flat = re.sub(r"\s", " ", text)  # same length, so positions still count lines
+        for match in IDIOMS.finditer(flat):
+            line = first + text.count("\n", 0, match.start())
+            found.append(f"{place}:{line}: {match[0]!r}")
+    return found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_are_free_of_idioms(path: Path) -> None:
+    found = found_in(path)
+    assert not found, "\n".join(found[:SHOWN])
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_code_is_free_of_idioms(folder: str) -> None:
+    own = Path(__file__)
+    paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != own]
+    found = [one for path in paths for one in found_in(path)]
+    assert not found, f"{len(found)} idioms\n" + "\n".join(found[:SHOWN])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "what the journal came to could not be written",
+        "the pod is made anew",
+        "once it is mended",
+        "goes on from\nthe beginning",
+        "nobody is blamed",
+        "two hosts, of which one is lost",
+    ],
+)
+def test_the_list_finds_the_idioms_of_the_glossary(bad: str) -> None:
+    assert IDIOMS.search(re.sub(r"\s", " ", bad))
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        "starts again on the same hosts",
+        "resumes from step 20",
+        "no culprit is known",
+        "The default is none.",
+        "two keys, one of which has a default",
+    ],
+)
+def test_the_list_does_not_hinder_plain_sentences(good: str) -> None:
+    assert not IDIOMS.search(good)
