@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
+from orchestrator.agent.connection import Line
 from orchestrator.app import cancel_job, schedulers
 from orchestrator.app.submission import submit_job
 from orchestrator.contract.files import exit_codes
@@ -381,7 +381,7 @@ def leader(run_dir: RunDir, secret: str, launch: int = 1) -> Iterator[list[str]]
     """The leader's own door, with this secret; who was said to cancel."""
     heard: list[str] = []
 
-    async def listen(register: Register, ws: web.WebSocketResponse) -> None:
+    async def listen(register: Register, ws: Line) -> None:
         raise AssertionError("no agent comes")
 
     async def serve() -> None:

@@ -24,6 +24,7 @@ from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.failover.leader_lost import Claim, see_to_the_leader
 from orchestrator.failover.stale_launch import superseded
+from orchestrator.failover.storage import FailoverFiles
 from orchestrator.failover.takeover import follow, leave_to_the_leader
 from orchestrator.health.host_check import Wanted, examine_host, sight
 from orchestrator.health.host_probes import prober
@@ -182,7 +183,9 @@ async def _follow(
     loop = asyncio.get_running_loop()
     if config.patience_s:
         loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
-        seeing = asyncio.create_task(see_to_the_leader(agent, args.turn, named))
+        seeing = asyncio.create_task(
+            see_to_the_leader(agent, args.turn, named, FailoverFiles(config.place.run_dir, clock))
+        )
         try:
             return await agent.run()
         finally:

@@ -37,7 +37,7 @@ from orchestrator.job.reports.job_news import TellsCluster
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import LOCK_PATIENCE_S, Journal
-from orchestrator.journal.supervisor import Supervisor
+from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader
 from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
@@ -144,7 +144,7 @@ class _LostRace(Exception):
     """Another agent took over first, and this one did nothing yet."""
 
 
-def _has_lost(journal: Journal, begun: int) -> None:
+def _has_lost(journal: OpenJournal, begun: int) -> None:
     """Raises _LostRace if this leader wrote no journal line yet."""
     if journal.seq == begun:
         raise _LostRace
