@@ -95,7 +95,7 @@ def _rights(api: ApiReader, spec: KubernetesSpec, namespace: str) -> Iterator[Fi
         )
 
 
-def _cluster_rights(api: Asks, *, described: bool) -> Finding:
+def _cluster_rights(api: ApiReader, *, described: bool) -> Finding:
     """`described`: the spec describes the nodes, so they need not be listed."""
     what = "cluster rights"
     wide = permissions.missing(api, (Right("list", NODES), Right("list", PODS)), None)
@@ -119,7 +119,7 @@ def _for(missing: Sequence[Right]) -> str:
     return ": `submit --resume` and --new are refused" if "again" in needs else ""
 
 
-def _controller(api: Asks, spec: KubernetesSpec, namespace: str) -> Finding:
+def _controller(api: ApiReader, spec: KubernetesSpec, namespace: str) -> Finding:
     """Whether a controller runs. Jobs run without one, but lack some functions."""
     what = "controller"
     try:
