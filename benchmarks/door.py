@@ -20,6 +20,7 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.timing import machine
+from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import nonce_in, proof_headers
 from orchestrator.contract.codec import encode_tagged
 from orchestrator.contract.messages.agent_protocol import AGENT_PATH, Claim, Pulse, Register
@@ -116,7 +117,8 @@ async def measure(agents: int, tls: bool) -> None:
         reception = runner = None
         if tls:
 
-            async def listen(_: Register, ws: web.WebSocketResponse) -> None:
+            async def listen(_: Register, ws: Line) -> None:
+                assert isinstance(ws, web.WebSocketResponse)
                 await serve(ws, admitted)
 
             reception = LeaderServer(secret_from(secret.read_text()), 1, listen, print)

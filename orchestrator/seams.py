@@ -1,9 +1,9 @@
 """Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.run_dir import RunDir
@@ -11,6 +11,21 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.messages.actions import Ending
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker(Protocol):
+    """Runs calls that block, so that the event loop of a leader or an agent goes on meanwhile.
+
+    Leader, agent and failover hand it each call that reads storage or asks a scheduler.
+    `asyncio.to_thread` is the real one; the simulation lets the call take virtual time.
+    """
+
+    def __call__(
+        self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
 
 
 class Clock(Protocol):

@@ -14,24 +14,21 @@ import signal
 from collections import deque
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, assert_never
 
 import aiohttp
 
-from orchestrator.agent.allreduce_check import check_fabric
 from orchestrator.agent.attempts import Attempts
-from orchestrator.agent.handshake import nonce_in, proof_headers
+from orchestrator.agent.connection import Connector, Line, NotAdmitted, WebSockets, WrongLeader
+from orchestrator.agent.host_processes import HostProcesses, Processes
 from orchestrator.agent.processes.fork_server_client import Standby
 from orchestrator.agent.processes.torchrun import HostPlace, with_defaults
-from orchestrator.agent.rank_socket import free_port, listen
+from orchestrator.agent.storage import AgentFiles, AgentStorage
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files import exit_codes
-from orchestrator.contract.files.leader_file import Term, leader_of
+from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
-    AGENT_PATH,
-    ORDER_BYTES,
     PULSE_S,
     Checked,
     CheckFabric,
@@ -51,8 +48,7 @@ from orchestrator.contract.messages.events import AgentRegistered, HostLeaving
 from orchestrator.health.clocks_and_names import NAME_S, looked_up
 from orchestrator.health.host_probes import Probe, no_probe
 from orchestrator.job_secret import JobSecret
-from orchestrator.journal.journal import has_writer
-from orchestrator.seams import Clock
+from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +97,16 @@ class AgentConfig:
     """Looks at the host when something broke on it."""
 
 
+@dataclass(frozen=True, slots=True)
+class AgentSeams:
+    """What an agent uses of the world outside it."""
+
+    connector: Connector
+    storage: AgentStorage
+    processes: Processes
+    worker: Worker = asyncio.to_thread
+
+
 class Agent:
     def __init__(
         self,
@@ -108,17 +114,23 @@ class Agent:
         environ: Mapping[str, str],
         clock: Clock,
         standby: Standby | None = None,
+        seams: AgentSeams | None = None,
     ) -> None:
+        """`seams`: the real ones where it is left out."""
         self.config = config
         self.environ = with_defaults(environ)
         self.clock = clock
         self.standby = standby or Standby(config.place, self.environ)
+        self.probe = config.probe
+        seams = seams or self._real_seams()
+        self.connector, self.storage = seams.connector, seams.storage
+        self.processes, self.worker = seams.processes, seams.worker
         self.incarnation = secrets.token_hex(8)
         self.outbox: deque[Report] = deque()
         self.wake = asyncio.Event()
         self.attempts = Attempts(
-            self.standby,
-            config.probe,
+            config.place.host,
+            self.processes,
             clock,
             report=self._report,
             hurry=self.wake.set,
@@ -144,16 +156,19 @@ class Agent:
         self.checks: dict[int, Checked | None] = {}
         """What came of each check of the fabric; None while it is under way."""
 
+    def _real_seams(self) -> AgentSeams:
+        place = self.config.place
+        processes = HostProcesses(place, self.environ, self.clock, self.standby, lambda: self.probe)
+        return AgentSeams(WebSockets(self.config.secret), AgentFiles(place.run_dir), processes)
+
     async def run(self) -> int:
         """Serve the leader until it lets go, or is gone; the exit code."""
-        transport = await listen(self.config.place.socket, self.attempts.hear)
         try:
-            await self.standby.prepare()
+            await self.processes.open(self.attempts.hear)
             await self._serve()
         finally:
             await self.attempts.end(LEAVE_GRACE_S)
-            await self.standby.close()
-            transport.close()
+            await self.processes.close()
             for task in self.tasks:
                 task.cancel()
         assert self.exit_code is not None
@@ -181,9 +196,9 @@ class Agent:
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
         patience = max(self.config.find_leader_s, self.config.agent_timeout)
-        async with aiohttp.ClientSession() as session:
+        async with self.connector:
             while self.exit_code is None:
-                leader = leader_of(self.config.place.run_dir, self.config.term)
+                leader = self.storage.leader_of(self.config.term)
                 if leader.get("over"):
                     log.info("the leader has gone: the job is over")
                     self.exit_code = exit_codes.OK
@@ -192,7 +207,7 @@ class Agent:
                 for place in self._places(leader):
                     heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
-                        await self._try_to_converse(session, f"https://{place}{AGENT_PATH}")
+                        await self._try_to_converse(place)
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
                     if self.exit_code is not None or self.last_heard > heard:
@@ -236,7 +251,7 @@ class Agent:
         if not self.config.outlives_leader or not self.unserved or self.silent_for() < ENDED_S:
             return False
         try:
-            return not await asyncio.to_thread(has_writer, self.config.place.run_dir.journal)
+            return not await self.worker(self.storage.leader_holds_journal)
         except OSError:  # a file system without locks says nothing
             return False
 
@@ -244,25 +259,28 @@ class Agent:
         """Seconds since the leader was last heard."""
         return self.clock.monotonic() - self.last_heard
 
-    async def _try_to_converse(self, session: aiohttp.ClientSession, url: str) -> None:
+    async def _try_to_converse(self, place: str) -> None:
         self.unserved = False
-        try:
-            await self._converse(session, url)
-        except aiohttp.ClientConnectorError as exc:
-            self.unserved = isinstance(exc.os_error, ConnectionRefusedError)
-            raise
-
-    async def _converse(self, session: aiohttp.ClientSession, url: str) -> None:
+        claim = Claim(
+            purpose="agent",
+            launch=self.config.term.launch,
+            host=self.config.place.host,
+            incarnation=self.incarnation,
+        )
         try:
             async with asyncio.timeout(self.config.agent_timeout):
-                ws = await self._enter(session, url)
-        except aiohttp.ServerFingerprintMismatch:
-            log.warning("%s is not this job's leader: its certificate is another", url)
-            return
-        except aiohttp.WSServerHandshakeError as exc:
-            if exc.status == HTTPStatus.UNAUTHORIZED:
-                self._refused(exc)
-            return
+                ws = await self.connector.connect(place, claim)
+        except WrongLeader:
+            log.warning("%s is not this job's leader: its certificate is another", place)
+        except NotAdmitted as exc:
+            self._refused(exc)
+        except ConnectionRefusedError:
+            self.unserved = True
+            raise
+        else:
+            await self._converse(ws)
+
+    async def _converse(self, ws: Line) -> None:
         self.refusals = 0
         both: list[asyncio.Task[None]] = []
         try:
@@ -283,27 +301,9 @@ class Agent:
                 async with asyncio.timeout(CLOSE_S):  # a leader that is gone does not answer
                     await ws.close()
 
-    async def _enter(
-        self, session: aiohttp.ClientSession, url: str
-    ) -> aiohttp.ClientWebSocketResponse:
-        """The leader, which has shown the job's certificate before anything is said to it."""
-        secret = self.config.secret
-        pin = aiohttp.Fingerprint(secret.fingerprint)
-        async with session.get(url, ssl=pin) as answer:
-            nonce = nonce_in(answer.headers) or ""
-            await answer.read()  # the proof has to go over the same connection
-        claim = Claim(
-            purpose="agent",
-            launch=self.config.term.launch,
-            host=self.config.place.host,
-            incarnation=self.incarnation,
-        )
-        headers = proof_headers(secret, nonce, claim)
-        return await session.ws_connect(url, headers=headers, ssl=pin, max_msg_size=ORDER_BYTES)
-
-    def _refused(self, exc: aiohttp.WSServerHandshakeError) -> None:
+    def _refused(self, exc: NotAdmitted) -> None:
         """Once may be by chance: a connection that broke between question and proof."""
-        log.error("the leader refused this agent (%s): %s", exc.status, exc.message)
+        log.error("the leader refused this agent: %s", exc)
         self.refusals += 1
         if self.refusals >= REFUSALS and not self.config.patience_s:
             self.exit_code = exit_codes.NOT_ADMITTED
@@ -321,7 +321,7 @@ class Agent:
         )
         return Register(agent=registered, launch=self.config.term.launch, sent_at=self.clock.now())
 
-    async def _speak(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+    async def _speak(self, ws: Line) -> None:
         """Send reports as they come, and a digest with every pulse."""
         while self.exit_code is None:
             while self.outbox:
@@ -346,10 +346,10 @@ class Agent:
             if attempt is not None and late > LATE_S:
                 attempt.excuse(late)
 
-    async def _send(self, ws: aiohttp.ClientWebSocketResponse, report: Report) -> None:
+    async def _send(self, ws: Line, report: Report) -> None:
         await ws.send_str(wire.encode(report).decode())
 
-    async def _obey(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+    async def _obey(self, ws: Line) -> None:
         while self.exit_code is None:
             message = await self._next_order(ws)
             if message is None:
@@ -363,7 +363,7 @@ class Agent:
             order: Order = wire.decode(Order, message.data.encode())
             self._perform(order)
 
-    async def _next_order(self, ws: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage | None:
+    async def _next_order(self, ws: Line) -> aiohttp.WSMessage | None:
         """None when the leader was silent for longer than `agent_timeout`.
 
         The time in which this agent stood still itself does not count. `scontrol suspend` stops all
@@ -392,7 +392,7 @@ class Agent:
             case Pulse(still_s=still_s):
                 self.still_s = math.inf if still_s is None else still_s
             case OfferPort():
-                port = free_port(self.config.place.address)
+                port = self.processes.free_port()
                 self._report(Port(attempt=order.attempt, port=port))
             case CheckFabric():
                 self._spawn(self._check(order))
@@ -431,9 +431,7 @@ class Agent:
             self._report_check(self.checks[order.check])
             return
         self.checks[order.check] = None
-        self.checks[order.check] = await check_fabric(
-            order, self.config.place, self.standby, self.environ, self.clock
-        )
+        self.checks[order.check] = await self.processes.check_fabric(order)
         self._report_check(self.checks[order.check])
 
     def _report_check(self, checked: Checked | None) -> None:

@@ -172,6 +172,16 @@ class Attempt:
         ended = record.ended
         return ended is not None and ended.exit_code == 0 and record.step >= self.start.steps
 
+    def has_trained(self, rank: int) -> bool:
+        record = self.ranks.get(rank)
+        return record is not None and record.loss is not None
+
+    def failures(self) -> list[RankExited]:
+        """Of ranks that have ended without being done, those that were stopped last."""
+        records = [one for one in self.ranks.values() if not self.is_done(one)]
+        failed = [self.exited(one.ended) for one in records if one.ended is not None]
+        return sorted(failed, key=lambda exited: not exited.stopped)
+
     def _beat(self, record: RankRecord, beat: Beat, now: float) -> None:
         record.pace.beat(record.step, record.phase, beat, now)
         record.step, record.phase = beat.step, beat.phase

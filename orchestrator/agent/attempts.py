@@ -3,22 +3,11 @@ their ranks and the host say of themselves."""
 
 import asyncio
 import logging
-import os
-import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.agent.attempt import Attempt, with_reading
-from orchestrator.agent.evidence.evidence_collector import (
-    gather,
-    gather_last,
-    keep,
-    look_back,
-    read_stopped,
-    with_last_lines,
-)
-from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.host_processes import HostAttempt, Processes
 from orchestrator.contract.messages.agent_protocol import (
     Digest,
     Evidence,
@@ -38,9 +27,6 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.messages.rank_messages import Beat, Datagram, sender_of
-from orchestrator.diagnosis.logs.readings import read_words
-from orchestrator.health.host_probes import Probe
-from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Clock
 
 log = logging.getLogger(__name__)
@@ -56,22 +42,19 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Attempts:
     def __init__(
         self,
-        standby: Standby,
-        probe: Probe,
+        host: str,
+        processes: Processes,
         clock: Clock,
         report: Callable[[Report], None],
         hurry: Callable[[], None],
         spawn: Spawn,
     ) -> None:
-        self.standby, self.clock = standby, clock
-        self.place, self.environ = standby.place, standby.environ
-        self.probe = probe
-        """Looks at the host when something broke on it."""
+        self.host, self.processes, self.clock = host, processes, clock
         self.report, self.spawn = report, spawn
         self.hurry = hurry
         """Have the next digest sent now."""
-        self.attempt: Attempt | None = None
-        self.last: Attempt | None = None
+        self.attempt: HostAttempt | None = None
+        self.last: HostAttempt | None = None
         """The one before, of which no process is left."""
         self.running: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
@@ -96,10 +79,7 @@ class Attempts:
         """What the leader may not have heard, to be said again after a reconnection."""
         if (attempt := self.attempt) is None:
             return [] if self.ended is None else [self._as_of_now(self.ended)]
-        records = [one for one in attempt.ranks.values() if not attempt.is_done(one)]
-        failed = [attempt.exited(one.ended) for one in records if one.ended is not None]
-        failed.sort(key=lambda exited: not exited.stopped)
-        return list(await asyncio.gather(*(_read(attempt, exited) for exited in failed)))
+        return list(await asyncio.gather(*(attempt.read(one) for one in attempt.failures())))
 
     # What the leader orders
 
@@ -109,7 +89,7 @@ class Attempts:
             await self.end(0.0)
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
             return  # said twice
-        self.attempt, self.alone_since = Attempt(order, self.place, self.clock), None
+        self.attempt, self.alone_since = self.processes.attempt(order), None
         self.looking, self.told = None, []
         self.running = self.spawn(self._run(self.attempt))
 
@@ -120,7 +100,7 @@ class Attempts:
             self.report(self._as_of_now(self.ended))
         else:
             # Never begun: remember, so that a Start that comes late is not obeyed.
-            stopped = HostStopped(attempt=order.attempt, host=self.place.host, finished=False)
+            stopped = HostStopped(attempt=order.attempt, host=self.host, finished=False)
             self._remember(stopped)
             self.report(stopped)
 
@@ -140,43 +120,43 @@ class Attempts:
             return
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
-            found = await gather(attempt, order.timeout_s, self.probe)
+            found = await attempt.find_evidence(order.timeout_s)
             # First whether they still stand still: evidence of all hosts has the ranks stopped.
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
             self.report(found.evidence)
-            await keep(attempt, found)
+            await attempt.keep(found)
             return
         self._nothing(order, "no attempt runs here")
 
     async def _gather_last(self, order: Gather) -> None:
         last = self.last
         if last is not None and last.start.attempt == order.attempt:
-            self.report(await gather_last(last, order.timeout_s))
+            self.report(await last.last_evidence(order.timeout_s))
         else:
             self._nothing(order, "this agent did not see the attempt")
 
     def _nothing(self, order: Gather, why: str) -> None:
-        host, missing = self.place.host, {"ranks": why}
+        host, missing = self.host, {"ranks": why}
         event = EvidenceGathered(attempt=order.attempt, host=host, ranks=(), missing=missing)
         self.report(Evidence(event=event))
 
     # What becomes of them
 
-    async def _run(self, attempt: Attempt) -> None:
+    async def _run(self, attempt: HostAttempt) -> None:
         try:
-            await attempt.launch(self.standby, self.environ)
+            await attempt.begin()
             unseen, stopped = await attempt.wait()
         except OSError as exc:
             unseen = []
             stopped = HostStopped(
                 attempt=attempt.start.attempt,
-                host=self.place.host,
+                host=self.host,
                 finished=False,
                 why=f"torchrun could not be run: {exc}",
             )
-            stopped = await with_reading(stopped, attempt.start.classes)
+            stopped = await attempt.read_launcher(stopped)
         for exited in unseen:
-            self._failed(exited, attempt)
+            self.failed(exited, attempt)
         await asyncio.gather(*self.told)
         if self.looking is not None:
             await self.looking
@@ -200,13 +180,12 @@ class Attempts:
         attempt = self.attempt
         if attempt is None or datagram.attempt != attempt.start.attempt:
             return
-        known = attempt.ranks.get(sender_of(datagram))
-        before = known.loss if known else None
+        trained = attempt.has_trained(sender_of(datagram))
         exited = attempt.hear(datagram)
         if exited is not None:
-            self._failed(exited, attempt)
+            self.failed(exited, attempt)
         match datagram:
-            case Beat() if before is None and datagram.loss is not None:
+            case Beat() if not trained and datagram.loss is not None:
                 self.hurry()  # the first step of the attempt: the leader waits for it
             case CheckpointFailed():
                 self.spawn(self._classify_failed_save(datagram, attempt))
@@ -218,42 +197,35 @@ class Attempts:
             case _:
                 pass
 
-    def _failed(self, exited: RankExited, attempt: Attempt) -> None:
+    def failed(self, exited: RankExited, attempt: HostAttempt) -> None:
         """The first that ended by itself has this host looked at: it may be the host's fault."""
         self.told.append(self.spawn(self._tell_of_end(exited, attempt)))
         if not exited.stopped and self.looking is None:
             self.looking = self.spawn(self._look_back(attempt))
 
-    async def _tell_of_end(self, exited: RankExited, attempt: Attempt) -> None:
-        self.report(await _read(attempt, exited))
+    async def _tell_of_end(self, exited: RankExited, attempt: HostAttempt) -> None:
+        self.report(await attempt.read(exited))
 
-    async def _classify_failed_save(self, failed: CheckpointFailed, attempt: Attempt) -> None:
-        reading = await within(None, read_words, failed.why, attempt.start.classes)
+    async def _classify_failed_save(self, failed: CheckpointFailed, attempt: HostAttempt) -> None:
+        reading = await attempt.read_words(failed.why)
         self.report(replace(failed, reading=reading))
 
-    async def _look_back(self, attempt: Attempt) -> None:
+    async def _look_back(self, attempt: HostAttempt) -> None:
         """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
         and most hosts know nothing of it."""
-        found = await look_back(attempt, LOOK_BACK_S, self.probe)
+        found = await attempt.look_back(LOOK_BACK_S)
         event = found.evidence.event
         await asyncio.gather(*self.told)  # first that it ended: before, the leader asks nobody
         if event.kernel or any(finding.verdict == "stops" for finding in event.findings):
             self.report(found.evidence)
-        await keep(attempt, found)
+        await attempt.keep(found)
 
-    def _drill_host(self, fired: DrillHappened, attempt: Attempt) -> None:
+    def _drill_host(self, fired: DrillHappened, attempt: HostAttempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
         if drill is not None and drill.target == "host":
             log.warning("drill %s: this agent and its ranks die now", drill)
             loop = asyncio.get_running_loop()
-            loop.call_later(HOST_DRILL_S, os.kill, os.getpid(), signal.SIGKILL)
-
-
-async def _read(attempt: Attempt, exited: RankExited) -> RankExited:
-    """What a rank wrote that was stopped explains nothing; the traces have it."""
-    if exited.stopped:
-        return await read_stopped(attempt, exited)
-    return await with_last_lines(attempt, exited)
+            loop.call_later(HOST_DRILL_S, self.processes.die)
 
 
 def how_it_went(stopped: HostStopped) -> str:

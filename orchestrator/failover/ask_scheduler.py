@@ -1,12 +1,13 @@
 """Asking a scheduler to take a job back, until it has, or until that is of no use."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.job.state import Run
-from orchestrator.seams import AllocationBackend, Clock
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -20,15 +21,16 @@ as long as this host is left to us."""
 class Asking:
     backend_named: Callable[[str], AllocationBackend]
     clock: Clock
+    worker: Worker = asyncio.to_thread
     refused_at: float | None = None
 
-    def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
+    async def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
         """Ask once, for a next run without these hosts; whether there is no more to be done."""
         assert run.job is not None
         launch, granted = run.job.launch, self.backend_named(run.job.backend).granted
         assert granted is not None, "only agents of a granted allocation ask"
         try:
-            granted.requeue(launch, without)
+            await self.worker(granted.requeue, launch, without)
         except Ended as exc:
             log.info("the job is not queued again: %s", exc)
         except BackendError as exc:

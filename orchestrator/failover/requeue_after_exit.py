@@ -4,6 +4,7 @@ As a rule somebody has: the leader, or agents that lost it, ask the scheduler be
 all of them were killed the allocation would end with them, and the job would not go on.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -59,7 +60,7 @@ def see_to_the_job(
     # against any of them.
     without = run.scheduler.left_out if was_given_back(run, term) else ()
     asking = Asking(backend_named, clock)
-    while not asking.settles(run, without, why):
+    while not asyncio.run(asking.settles(run, without, why)):
         clock.sleep(RETRY_S)
     return code
 

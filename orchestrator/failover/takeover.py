@@ -13,6 +13,7 @@ from orchestrator.agent.agent import WARNINGS, Agent
 from orchestrator.contract.files import exit_codes
 from orchestrator.failover.ask_scheduler import RETRY_S
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
+from orchestrator.failover.storage import FailoverFiles, FailoverStorage
 from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
@@ -22,12 +23,17 @@ Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
 
 
 async def follow(
-    agent: Agent, backend_named: Callable[[str], AllocationBackend], clock: Clock, lead: Lead
+    agent: Agent,
+    backend_named: Callable[[str], AllocationBackend],
+    clock: Clock,
+    lead: Lead,
+    storage: FailoverStorage | None = None,
 ) -> int:
     """Run an agent that outlives its leaders; the exit code."""
+    storage = storage or FailoverFiles(agent.config.place.run_dir, clock)
     following = asyncio.create_task(agent.run())
     while not await _is_over(agent, following):
-        outcome = await asyncio.to_thread(_settle, agent, backend_named, clock)
+        outcome = await _settle(agent, backend_named, clock, storage)
         if isinstance(outcome, Claim):
             code = await lead(agent, following, outcome)
             if code is not None:
@@ -62,16 +68,19 @@ async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
     return following.done() or agent.exit_code is not None
 
 
-def _settle(
-    agent: Agent, backend_named: Callable[[str], AllocationBackend], clock: Clock
+async def _settle(
+    agent: Agent,
+    backend_named: Callable[[str], AllocationBackend],
+    clock: Clock,
+    storage: FailoverStorage,
 ) -> Outcome:
-    place = agent.config.place
     leaderless = Leaderless(
-        place.run_dir,
+        storage,
         agent.config.term,
-        place.host,
+        agent.config.place.host,
         backend_named,
         clock,
         is_alone=lambda: agent.exit_code is None and agent.alone.is_set(),
+        worker=agent.worker,
     )
-    return leaderless.settle()
+    return await leaderless.settle()

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event, RankExited, Tick
@@ -27,6 +28,19 @@ class Lines(Protocol):
     def after(self, place: Place) -> Iterable[Entry]: ...
 
     def extend(self, decided: Decided) -> tuple[Entry, ...]: ...
+
+
+class OpenJournal(Lines, Protocol):
+    """A journal that this process alone may write, until it leaves the context."""
+
+    seq: int
+    """Number of the last line."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from aiohttp import WSMessage, WSMsgType, web
+from aiohttp import WSMessage, WSMsgType
 
+from orchestrator.agent.connection import Line
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.agent_protocol import (
     PULSE_S,
@@ -29,7 +30,7 @@ class AgentSession:
 
     host: str
     incarnation: str
-    ws: web.WebSocketResponse | None
+    ws: Line | None
     heard: float
     """When it last said anything; monotonic."""
     orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
@@ -58,7 +59,7 @@ class AgentSessions:
         self.still_s: float | None = None
         """Said with each pulse: agents tell at once of ranks that stand still for so long."""
 
-    def admit(self, register: Register, ws: web.WebSocketResponse) -> tuple[AgentSession, bool]:
+    def admit(self, register: Register, ws: Line) -> tuple[AgentSession, bool]:
         """The connection of an agent, and whether the agent is a new one."""
         agent = register.agent
         known = self.by_host.get(agent.host)
@@ -90,7 +91,7 @@ class AgentSessions:
         connection.said.append(order)
         connection.orders.put_nowait(order)
 
-    async def speak(self, connection: AgentSession, ws: web.WebSocketResponse) -> None:
+    async def speak(self, connection: AgentSession, ws: Line) -> None:
         """Send orders as they come, and a pulse when there are none, until `ws` breaks."""
         orders = connection.orders  # a later `ws` of the same agent has a queue of its own
         with contextlib.suppress(ConnectionError):
@@ -100,7 +101,7 @@ class AgentSessions:
                     order = await asyncio.wait_for(orders.get(), PULSE_S)
                 await ws.send_str(wire.encode(order).decode())
 
-    def knows(self, connection: AgentSession, ws: web.WebSocketResponse) -> bool:
+    def knows(self, connection: AgentSession, ws: Line) -> bool:
         """Whether `ws` is still the line to that agent, and the agent not given up."""
         return self.by_host.get(connection.host) is connection and connection.ws is ws
 

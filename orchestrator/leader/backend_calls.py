@@ -45,7 +45,7 @@ from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job.state import Run
 from orchestrator.leader.agent_sessions import AgentSessions
 from orchestrator.posix.fd_limit import files_needed, judge_files
-from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler
+from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler, Worker
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,9 @@ class BackendCalls:
         in_touch: asyncio.Event,
         now: Callable[[], float],
         names_resolve: bool = True,
+        worker: Worker = asyncio.to_thread,
     ) -> None:
+        self.worker = worker
         self.job = job
         self.run = run
         self.sessions = sessions
@@ -147,7 +149,7 @@ class BackendCalls:
     async def _taken(self, silent_s: Mapping[str, float]) -> Mapping[str, str]:
         """Did the scheduler take them without a warning? Not known is as good as no."""
         assert self.backend.successors is not None
-        asking = asyncio.to_thread(self.backend.successors.taken, self.job.launch, silent_s)
+        asking = self.worker(self.backend.successors.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)
         except (BackendError, TimeoutError) as exc:
@@ -168,7 +170,7 @@ class BackendCalls:
             return cut_off_s  # all agents run on this machine: nothing can be cut off
         while (waited_s := self.clock.monotonic() - begun) < CUT_OFF_S:
             try:
-                own = await asyncio.to_thread(granted.own_run, self.job.launch, hosts)
+                own = await self.worker(granted.own_run, self.job.launch, hosts)
             except Unanswered as exc:
                 log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
                 cut_off_s = waited_s + CUT_OFF_POLL_S
@@ -225,8 +227,12 @@ class BackendCalls:
 
     async def ask_why(self, signal_name: str) -> None:
         cause: Cause
+        if self.backend.granted is None:
+            # Without a scheduler only a person sends signals, to end the job.
+            self.happened(LeaveAsked(at=self.now(), cause="cancelled", words=signal_name))
+            return
         try:
-            cause = await asyncio.to_thread(self.granted.why_ending, self.job.launch)
+            cause = await self.worker(self.granted.why_ending, self.job.launch)
         except BackendError as exc:
             log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
             cause = "unknown"
@@ -241,13 +247,13 @@ class BackendCalls:
         this run, and may kill the leader before the ranks have written their checkpoint. What the
         next run does without is said when they have."""
         try:
-            await asyncio.to_thread(self.granted.requeue, self.job.launch, ())
+            await self.worker(self.granted.requeue, self.job.launch, ())
         except BackendError as exc:
             log.error("the job is not queued again yet: %s", exc)
 
     async def _in_the_schedulers_words(self) -> str | None:
         with contextlib.suppress(BackendError):
-            return await asyncio.to_thread(self.granted.standing, self.job.launch)
+            return await self.worker(self.granted.standing, self.job.launch)
         return None
 
     async def hear_notices(self) -> None:
@@ -257,7 +263,7 @@ class BackendCalls:
             await self._next_question()
             hosts = asked_about(self.run())
             try:
-                found = await asyncio.to_thread(self.granted.notices, self.job.launch, hosts)
+                found = await self.worker(self.granted.notices, self.job.launch, hosts)
             except BackendError as exc:
                 log.warning("the scheduler does not answer: %s", exc)
                 continue
@@ -272,7 +278,7 @@ class BackendCalls:
         if not hosts or fixed_hosts is None:
             return
         try:
-            found = await asyncio.to_thread(fixed_hosts.unbegun, self.job.launch, hosts)
+            found = await self.worker(fixed_hosts.unbegun, self.job.launch, hosts)
         except BackendError as exc:
             log.warning("whether agents can begin on %s is not known: %s", ", ".join(hosts), exc)
             return
@@ -295,7 +301,7 @@ class BackendCalls:
             return
         try:
             silent_s = self.sessions.silent_for(action.host)
-            await asyncio.to_thread(
+            await self.worker(
                 partial(
                     self.backend.replace,
                     self.job.launch,
@@ -351,7 +357,7 @@ class BackendCalls:
                     device_bytes=action.device_bytes, adopt=action.adopt, words=action.reason
                 )
                 return await self._refit(run, short)
-            found = await asyncio.to_thread(self.replanner, run.full.plan, hosts, switches)
+            found = await self.worker(self.replanner, run.full.plan, hosts, switches)
         except (NdctlError, OSError) as exc:
             log.error("no plan for %s hosts: %s", action.hosts, exc)
             why = str(exc).split("\n")[0]
@@ -363,9 +369,7 @@ class BackendCalls:
             self.happened(Replanned(at=self.now(), plan=found.plan, plan_number=found.number))
 
     async def _refit(self, run: Run, short: Shortage) -> None:
-        found = await asyncio.to_thread(
-            self.refitter, run.plan, usable(run), switches_of(run), short
-        )
+        found = await self.worker(self.refitter, run.plan, usable(run), switches_of(run), short)
         at, size = self.now(), short.device_bytes
         if found.found is None:
             hosts = len(run.plan.hosts)
@@ -387,11 +391,15 @@ class BackendCalls:
     async def requeue(self, action: Requeue) -> bool:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
         where it never will, which is told."""
+        if self.backend.granted is None:
+            why = "this machine has no queue to return to"
+            self.happened(RequeueRefused(at=self.now(), why=why, cancelled=False))
+            return False
         requeued = partial(self.granted.requeue, again=action.again, whole=action.whole)
         refused_at: float | None = None
         while True:
             try:
-                await asyncio.to_thread(requeued, self.job.launch, action.exclude)
+                await self.worker(requeued, self.job.launch, action.exclude)
                 return True
             except Ended as exc:
                 log.error("the job is not queued again: %s", exc)
@@ -414,7 +422,7 @@ class BackendCalls:
         if self.backend.unattended is None:
             return
         try:
-            await asyncio.to_thread(self.backend.unattended.release, self.job.launch)
+            await self.worker(self.backend.unattended.release, self.job.launch)
         except BackendError as exc:
             log.error("whether the hosts are given back is not known: %s", exc)
 
@@ -423,6 +431,6 @@ class BackendCalls:
         cause: Cause = "unknown"
         if over:
             with contextlib.suppress(BackendError):
-                cause = await asyncio.to_thread(self.granted.why_ending, self.job.launch)
+                cause = await self.worker(self.granted.why_ending, self.job.launch)
         cancelled = cause == "cancelled"
         self.happened(RequeueRefused(at=self.now(), why=why.message, cancelled=cancelled))

@@ -16,6 +16,7 @@ from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event
 from orchestrator.journal.journal import MOST_LINES
 from orchestrator.journal.supervisor import Supervisor
+from orchestrator.seams import Worker
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,12 @@ JOURNAL_RETRY_S = 1.0
 
 class EventQueue:
     def __init__(
-        self, supervisor: Supervisor, perform: Callable[[Action], Awaitable[None]]
+        self,
+        supervisor: Supervisor,
+        perform: Callable[[Action], Awaitable[None]],
+        worker: Worker = asyncio.to_thread,
     ) -> None:
-        self.supervisor, self.perform = supervisor, perform
+        self.supervisor, self.perform, self.worker = supervisor, perform, worker
         self.waiting: deque[Event] = deque()
         self.came = asyncio.Event()
         self.in_touch = asyncio.Event()
@@ -65,7 +69,7 @@ class EventQueue:
         """
         while True:
             try:
-                return await asyncio.to_thread(self.supervisor.take, events)
+                return await self.worker(self.supervisor.take, events)
             except GivenUp:
                 raise
             except OSError as exc:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contract.files.atomic_write import write_whole
-from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import GatherEvidence
 from orchestrator.contract.messages.agent_protocol import Evidence, Gather
 from orchestrator.contract.messages.events import Event, HangJudged, JobSubmitted
@@ -24,7 +22,8 @@ from orchestrator.errors import BackendError
 from orchestrator.job.failures.collective_mismatch import ended_over_it
 from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
 from orchestrator.job.state import Run
-from orchestrator.seams import AllocationBackend, Clock
+from orchestrator.leader.storage import LeaderStorage
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +37,17 @@ class HangAnalysis:
         self,
         job: JobSubmitted,
         run: Callable[[], Run],
-        run_dir: RunDir,
+        storage: LeaderStorage,
         backend: AllocationBackend,
         clock: Clock,
+        worker: Worker = asyncio.to_thread,
     ) -> None:
         self.job = job
         self.run = run
-        self.run_dir = run_dir
         self.backend = backend
         self.clock = clock
+        self.storage = storage
+        self.worker = worker
         self.attempt = 0
         self.heard: dict[str, Evidence] = {}
         """Of each host, for `attempt`."""
@@ -67,7 +68,7 @@ class HangAnalysis:
         parts = list(self.heard.values()) if self.attempt == attempt else []
         hosts = self.run().attempt.placement
         said = asyncio.create_task(self._scheduler(attempt, hosts))
-        judged = await asyncio.to_thread(self._analyse, attempt, parts)
+        judged = await self.worker(self._analyse, attempt, parts)
         happened(replace(judged, at=now(), signs=(*judged.signs, *await said)))
         self.heard = {}
 
@@ -81,7 +82,7 @@ class HangAnalysis:
         granted = self.backend.granted
         if self.run().allocation is None or granted is None:
             return ()
-        asking = asyncio.to_thread(granted.notices, self.job.launch, hosts)
+        asking = self.worker(granted.notices, self.job.launch, hosts)
         try:
             found = await asyncio.wait_for(asking, SCHEDULER_S)
             said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}
@@ -91,8 +92,8 @@ class HangAnalysis:
             said, words = {}, (f"missing: the scheduler's word: {why}",)
         body = {"at": self.clock.now(), "hosts": said, "missing": [] if said else list(words)}
         try:
-            path = self.run_dir.traces(attempt) / "scheduler.json"
-            await asyncio.to_thread(write_whole, path, json.dumps(body, indent=1).encode())
+            data = json.dumps(body, indent=1).encode()
+            await self.worker(self.storage.write_trace, attempt, "scheduler.json", data)
         except OSError as exc:
             log.warning("the scheduler's word could not be kept: %s", exc)
         return words

@@ -8,17 +8,18 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
-from aiohttp import web
+from aiohttp import WSMsgType
 
-from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, write_fence
+from orchestrator.agent.connection import Line
+from orchestrator.contract.files.fence import Fence, GivenUp
 from orchestrator.contract.files.last_metric import Reached
-from orchestrator.contract.files.leader_file import Term, announce, announce_end
+from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.actions import (
@@ -57,7 +58,7 @@ from orchestrator.contract.messages.events import (
     Tick,
     stamped,
 )
-from orchestrator.failover.run_dir_watch import RunDirGone, RunDirWatch
+from orchestrator.failover.run_dir_watch import RunDirGone
 from orchestrator.job.hosts.host_pool import has_successors, hosts_given
 from orchestrator.job.leader_change import expected_back, takes_over
 from orchestrator.job.state import pace_of
@@ -72,9 +73,10 @@ from orchestrator.leader.log_retention import LogRetention
 from orchestrator.leader.monitor import Monitor
 from orchestrator.leader.snapshot_writer import SnapshotWriter
 from orchestrator.leader.spec_acceptance import SpecAcceptance
-from orchestrator.leader.strike_writer import new_strikes, record
-from orchestrator.posix.retry_io import once_it_serves
-from orchestrator.seams import AllocationBackend, Clock
+from orchestrator.leader.storage import LeaderFiles, LeaderStorage
+from orchestrator.leader.strike_writer import new_strikes
+from orchestrator.posix.retry_io import once_it_serves_in
+from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,8 @@ LAST_WORDS_S = 2.0
 """For the journal of a run directory that was moved to say so."""
 FENCE_S = 1.0
 """Between two looks at the fence of a leader that has nothing to write."""
+CLOSED = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
+"""Messages that say that the other side has closed the line."""
 STALL_S = 1.0
 """A look that comes later than this says more of the leader's machine than of the agents."""
 JOURNALLED_STACKS = 64
@@ -125,6 +129,31 @@ class Granted:
     """Where strikes against the cluster's hosts are kept; None: nowhere."""
 
 
+class Server(Protocol):
+    """Where agents reach a leader. `LeaderServer` is the real one."""
+
+    async def open(self, bind: str, port: int, folder: Path) -> int:
+        """Called once; listens at `port` if it is free, and returns where. Raises OSError."""
+
+    async def close(self) -> None:
+        """Called last."""
+
+
+Listen = Callable[[Register, Line], Awaitable[None]]
+"""Hear one agent until its line breaks. The server calls it for each line whose agent has proved
+that it is of the job, with its first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSeams:
+    """What a leader uses of the world outside it, besides the backend."""
+
+    server: Callable[[Listen, Callable[[str], object]], Server]
+    """Takes what hears an agent, and what cancels the job in somebody's name."""
+    storage: LeaderStorage
+    worker: Worker = asyncio.to_thread
+
+
 class Leader:
     def __init__(  # noqa: PLR0913 - the world outside, piece by piece
         self,
@@ -136,7 +165,9 @@ class Leader:
         granted: Granted,
         planners: Planners,
         name: str,
+        seams: "LeaderSeams | None" = None,
     ) -> None:
+        """`seams`: the real ones where it is left out."""
         job = supervisor.run.job
         assert job is not None
         self.job: JobSubmitted = job
@@ -145,23 +176,34 @@ class Leader:
         self.backend = backend
         self.clock = clock
         self.steady = SteadyClock(clock)
-        self.events = EventQueue(supervisor, self._act)
         launch = job.launch
+        seams = seams or LeaderSeams(
+            server=partial(LeaderServer, secret, launch.launch), storage=LeaderFiles(run_dir, clock)
+        )
+        self.storage, self.worker = seams.storage, seams.worker
+        self.events = EventQueue(supervisor, self._act, self.worker)
         self.sessions = AgentSessions(launch.launch, launch.agent_timeout, clock)
-        self.server = LeaderServer(secret, launch.launch, self._listen, self.cancel)
+        self.server = seams.server(self._listen, self.cancel)
         self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
         """An attempt whose first host is still to offer a port."""
         self.ending: EndJob | Requeue | None = None
-        self.hang_analysis = HangAnalysis(job, lambda: supervisor.run, run_dir, backend, clock)
+        self.hang_analysis = HangAnalysis(
+            job, lambda: supervisor.run, self.storage, backend, clock, self.worker
+        )
         self.granted = granted
         self.name = name
         """What the fence knows this leader by."""
-        self.watch = RunDirWatch(run_dir, clock)
-        guard = partial(check_leader, run_dir.fence, name)
-        self.snapshots = SnapshotWriter(supervisor, run_dir, guard)
-        self.spec_acceptance = SpecAcceptance(lambda: supervisor.run, run_dir, launch.launch, guard)
-        self.log_retention = LogRetention(lambda: supervisor.run, run_dir, job.keep_attempts)
+        guard = partial(self.storage.check_leader, name)
+        self.snapshots = SnapshotWriter(
+            supervisor, run_dir, guard, storage=self.storage, worker=self.worker
+        )
+        self.spec_acceptance = SpecAcceptance(
+            lambda: supervisor.run, run_dir, launch.launch, guard, self.worker
+        )
+        self.log_retention = LogRetention(
+            lambda: supervisor.run, run_dir, job.keep_attempts, self.worker
+        )
         self.background: set[asyncio.Task[None]] = set()
         self.outlived = ""
         """Why it is not to lead any more, though no other leader has begun yet."""
@@ -179,6 +221,7 @@ class Leader:
             in_touch=self.events.in_touch,
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
+            worker=self.worker,
         )
 
     # What the world brings in
@@ -216,11 +259,10 @@ class Leader:
             port = await self.server.open(bind, port, folder)
             allocation = self.granted.allocation
             name = host if allocation and allocation.names_resolve else ""
-            announced = partial(announce, self.run_dir, self.granted.term, address, port, name)
+            announced = partial(self.storage.announce, self.granted.term, address, port, name)
             # Its own agent may leave meanwhile, which cancels this: the port is closed too.
-            await asyncio.to_thread(
-                once_it_serves, announced, "agents cannot be told where the leader is", self.clock
-            )
+            what = "agents cannot be told where the leader is"
+            await once_it_serves_in(self.worker, announced, what, asyncio.sleep)
             log.info("leading %s at %s:%s", self.job.launch.job, address, port)
             self.announced.set()
             deciding = asyncio.create_task(self._consume())
@@ -249,7 +291,7 @@ class Leader:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
             self._in_background(self.backend_calls.ask_why(signal_name))
 
-    async def _listen(self, register: Register, ws: web.WebSocketResponse) -> None:
+    async def _listen(self, register: Register, ws: Line) -> None:
         """Take in what an agent says until its connection breaks, or it is given up."""
         agent = register.agent
         silent_s = self.sessions.silent_for(agent.host)
@@ -262,7 +304,7 @@ class Leader:
             self.sessions.order(agent.host, self._goodbye(self.ending))
         speaking = asyncio.create_task(self.sessions.speak(connection, ws))
         try:
-            async for message in ws:
+            while (message := await ws.receive()).type not in CLOSED:
                 if not self.sessions.knows(connection, ws):
                     log.warning("%s was given up: it has to register again", agent.host)
                     break
@@ -327,7 +369,7 @@ class Leader:
         if self.outlived:
             raise GivenUp(self.outlived)
         try:
-            await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
+            await self.worker(self.storage.check_leader, self.name)
         except GivenUp:
             raise
         except OSError as exc:
@@ -340,7 +382,7 @@ class Leader:
         """Raises RunDirGone; the journal says so before, wherever it is by now. That it cannot be
         written ends the job all the same."""
         try:
-            await asyncio.to_thread(self.watch.look)
+            await self.worker(self.storage.watch.look)
         except RunDirGone as exc:
             log.critical("%s", exc)
             self._happened(RunDirLost(at=self.steady.now(), why=str(exc)))
@@ -384,7 +426,7 @@ class Leader:
             await self.events.decide()
             if self.granted.strikes is not None:
                 for strike in new_strikes(before, self.supervisor.run):
-                    await asyncio.to_thread(record, self.granted.strikes, strike)
+                    await self.worker(self.storage.record_strike, self.granted.strikes, strike)
             if self.snapshots.is_due():
                 self._in_background(self.snapshots.remember(self.supervisor.folded))
             if self.log_retention.is_due():
@@ -408,8 +450,8 @@ class Leader:
         while True:
             try:
                 # After an outage of the disk another leader may have it, never to be taken back.
-                await asyncio.to_thread(check_leader, self.run_dir.fence, self.name)
-                return await asyncio.to_thread(write_fence, self.run_dir.fence, fence)
+                await self.worker(self.storage.check_leader, self.name)
+                return await self.worker(self.storage.write_fence, fence)
             except GivenUp:
                 raise
             except OSError as exc:
@@ -504,9 +546,9 @@ class Leader:
             return
         # At a requeue the next start has agents of its own; and where the run directory was lost,
         # another job may stand in its place by now.
-        if isinstance(ending, EndJob) and self.watch.lost is None:
+        if isinstance(ending, EndJob) and self.storage.watch.lost is None:
             with contextlib.suppress(OSError):
-                announce_end(self.run_dir, self.granted.term)
+                self.storage.announce_end(self.granted.term)
         for host in list(self.sessions.by_host):
             self.sessions.order(host, self._goodbye(ending))
         deadline = self.clock.monotonic() + FAREWELL_S

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aiohttp import WSCloseCode, web
 
+from orchestrator.agent.connection import Line
 from orchestrator.agent.handshake import challenge, proved
 from orchestrator.contract.messages.agent_protocol import (
     AGENT_PATH,
@@ -30,7 +31,7 @@ BODY_BYTES = 64 << 10
 PURPOSES: dict[str, Purpose] = {AGENT_PATH: "agent", CANCEL_PATH: "cancel"}
 CLAIM = web.RequestKey("claim", Claim)
 
-Listen = Callable[[Register, web.WebSocketResponse], Awaitable[None]]
+Listen = Callable[[Register, Line], Awaitable[None]]
 """Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
 
 

@@ -13,6 +13,7 @@ from threading import Event
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import Running
 from orchestrator.job.state import Run
+from orchestrator.seams import Worker
 
 log = logging.getLogger(__name__)
 
@@ -20,8 +21,15 @@ log = logging.getLogger(__name__)
 class LogRetention:
     """The leader's, while ranks train: nobody waits for it."""
 
-    def __init__(self, run: Callable[[], Run], run_dir: RunDir, keep: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[], Run],
+        run_dir: RunDir,
+        keep: int,
+        worker: Worker = asyncio.to_thread,
+    ) -> None:
         """`keep`: so many newest attempts."""
+        self.worker = worker
         self.run, self.run_dir, self.keep = run, run_dir, keep
         self.tidied = keep
         """The newest attempt for which it was done, or that needs none."""
@@ -34,9 +42,7 @@ class LogRetention:
         self.tidied = self.run().attempt.number
         over = Event()
         try:
-            await asyncio.to_thread(
-                remove_before, self.run_dir, self.tidied - self.keep + 1, over.is_set
-            )
+            await self.worker(remove_before, self.run_dir, self.tidied - self.keep + 1, over.is_set)
         finally:
             over.set()  # a leader that ends does not wait for the rest of it
 

@@ -9,6 +9,8 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import Holding, Running, Waiting
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded, Supervisor
+from orchestrator.leader.storage import LeaderStorage
+from orchestrator.seams import Worker
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +27,10 @@ class SnapshotWriter:
         run_dir: RunDir,
         guard: Callable[[], None],
         every: int = EVERY_LINES,
+        storage: LeaderStorage | None = None,
+        worker: Worker = asyncio.to_thread,
     ) -> None:
+        self.storage, self.worker = storage, worker
         self.supervisor, self.run_dir, self.guard, self.every = supervisor, run_dir, guard, every
         self.known = supervisor.known.lines
         """Lines that the newest snapshot knows."""
@@ -37,12 +42,18 @@ class SnapshotWriter:
         enough = lines >= self.known + self.every and not self.writes
         return enough and isinstance(self.supervisor.run.stage, CALM)
 
+    def _write(self, folded: Folded) -> None:
+        if self.storage is None:
+            snapshot.write(self.run_dir, folded, self.guard)
+        else:
+            self.storage.write_snapshot(folded, self.guard)
+
     async def remember(self, folded: Folded) -> None:
         """One that cannot be written nobody misses until there is a new leader, which then has more
         to fold."""
         self.known, self.writes = folded.place.lines, True
         try:
-            await asyncio.to_thread(snapshot.write, self.run_dir, folded, self.guard)
+            await self.worker(self._write, folded)
         except GivenUp:
             return  # the next line or look at the fence ends this leader
         except (OSError, snapshot.Unfit) as exc:

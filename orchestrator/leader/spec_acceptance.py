@@ -10,6 +10,7 @@ from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import Running
 from orchestrator.job.state import Run
+from orchestrator.seams import Worker
 
 log = logging.getLogger(__name__)
 
@@ -18,8 +19,14 @@ class SpecAcceptance:
     """The leader's, once in its life: at the first step that it hears of."""
 
     def __init__(
-        self, run: Callable[[], Run], run_dir: RunDir, launch: int, guard: Callable[[], None]
+        self,
+        run: Callable[[], Run],
+        run_dir: RunDir,
+        launch: int,
+        guard: Callable[[], None],
+        worker: Worker = asyncio.to_thread,
     ) -> None:
+        self.worker = worker
         self.run, self.run_dir, self.launch, self.guard = run, run_dir, launch, guard
         self.accepted = False
 
@@ -30,7 +37,7 @@ class SpecAcceptance:
     async def accept(self) -> None:
         self.accepted = True
         try:
-            await asyncio.to_thread(self._accept)
+            await self.worker(self._accept)
         except FileNotFoundError:
             return  # the launch was begun by an ndctl that wrote spec.yaml alone
         except OSError as exc:

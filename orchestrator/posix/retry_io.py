@@ -1,11 +1,11 @@
 """Storage that is full, or away for a while, ends no agent."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from orchestrator.contract.files.fence import GivenUp
-from orchestrator.seams import Clock
+from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)
 
@@ -30,3 +30,17 @@ def once_it_serves(work: Callable[[], T], what: str, clock: Clock) -> T:
         except OSError as exc:
             log.error("%s, trying again: %s", what, exc)
             clock.sleep(RETRY_S)
+
+
+async def once_it_serves_in(
+    worker: Worker, work: Callable[[], T], what: str, pause: Callable[[float], Awaitable[None]]
+) -> T:
+    """The same on an event loop: the worker does `work`, `pause` waits between two tries."""
+    while True:
+        try:
+            return await worker(work)
+        except LASTING:
+            raise
+        except OSError as exc:
+            log.error("%s, trying again: %s", what, exc)
+            await pause(RETRY_S)

@@ -2,12 +2,14 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from orchestrator.job.step import step
 from orchestrator.journal.supervisor import Decide
+from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.laws.law import Violated
+from orchestrator.simulation.real.process import AgentProcess
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import faults
 from orchestrator.simulation.world.world import World
@@ -45,10 +47,18 @@ class Outcome:
 
 class Simulation:
     def __init__(
-        self, chosen: Scenario, decide: Decide = step, *, fenced: bool = True, kept: bool = False
+        self,
+        chosen: Scenario,
+        decide: Decide = step,
+        *,
+        fenced: bool = True,
+        kept: bool = False,
+        real: bool = False,
     ) -> None:
+        """`real`: the agents run the real code; so far where no scheduler chooses the hosts."""
         self.scenario = chosen
-        self.world = World(chosen, decide, fenced=fenced, kept=kept)
+        starts = AgentProcess if real else Agent
+        self.world = World(chosen, decide, fenced=fenced, kept=kept, starts=starts)
         self.launch = 0
         self.resubmitted = False
         self.whole_at = 0.0
@@ -62,10 +72,14 @@ class Simulation:
             world.timeline.after(fault.at, partial(self._strike, fault))
         self.whole_at = max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
         self._person()
-        while world.timeline.turn():
-            if self._finished():
-                break
-        world.witness.at_the_end()
+        try:
+            while world.timeline.turn():
+                if self._finished():
+                    break
+            world.witness.at_the_end()
+        finally:
+            for loop in world.loops:
+                loop.bury()
 
     def _strike(self, fault: Fault) -> None:
         if not self.world.ended:
@@ -73,6 +87,9 @@ class Simulation:
 
     def _finished(self) -> bool:
         world = self.world
+        for loop in world.loops:
+            if loop.defects:
+                raise loop.defects[0]
         if world.timeline.happened > MOST_EVENTS:
             raise Violated("the job goes round in circles")
         if not world.ended:
@@ -108,8 +125,12 @@ def simulate(
     *,
     fenced: bool = True,
     kept: bool = False,
+    real: bool = False,
 ) -> Outcome:
-    simulation = Simulation(scenario(seed, kinds), decide, fenced=fenced, kept=kept)
+    chosen = scenario(seed, kinds)
+    if real:
+        chosen = replace(chosen, scheduled=False, successor_s=None, preflight=False)
+    simulation = Simulation(chosen, decide, fenced=fenced, kept=kept, real=real)
     world, broken = simulation.world, ""
     try:
         simulation.run()

@@ -19,9 +19,10 @@ from typing import Any, Literal, TypeVar
 import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
 
-from orchestrator.agent import attempts
+from orchestrator.agent import host_processes
 from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, LISTEN_S, Agent, AgentConfig
 from orchestrator.agent.attempts import Attempts
+from orchestrator.agent.connection import WebSockets
 from orchestrator.agent.evidence import evidence_collector
 from orchestrator.agent.handshake import challenge, proved
 from orchestrator.agent.rank_socket import free_port
@@ -266,8 +267,8 @@ def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_i
 
     (finding,) = play(tmp_path, script, named="node1").agent.findings
     assert (finding.what, finding.verdict) == ("name", "warns")
-    assert finding.found == "host-0 does not know node1: node1: Name or service not known"
-    assert finding.fix == "let node1 resolve on host-0 too (DNS, /etc/hosts)"
+    assert finding.found == "host-0 cannot resolve node1: node1: Name or service not known"
+    assert finding.fix == "make node1 resolvable on host-0 (DNS, /etc/hosts)"
 
 
 @pytest.mark.parametrize("told", ["nothing", "wrongly"])
@@ -313,7 +314,7 @@ def test_a_leader_of_another_job_hears_nothing_but_a_first_question(tmp_path: Pa
     other = secret_from(draw())
 
     async def script(here: World) -> int:
-        here.agent.config = replace(here.agent.config, secret=other)
+        here.agent.connector = WebSockets(other)
         here.clock.put_forward(TIMEOUT_S + FIND_LEADER_S)
         return await here.ends()
 
@@ -611,7 +612,7 @@ def test_the_host_of_a_rank_that_ended_speaks_of_broken_hardware_before_the_end_
         )
 
     async def script(here: World) -> list[Report]:
-        here.agent.attempts.probe = probe
+        here.agent.probe = probe
         await here.leader.hear(Register)
         start = a_start(here.agent.config.place, "raise SystemExit(4)", attempt=2)
         own = FailureRule(name="pcie", scope="host", action="replace", patterns=("AER: Uncorr",))
@@ -637,13 +638,13 @@ def test_traces_that_hang_keep_neither_what_the_host_says_nor_the_end_from_being
 ) -> None:
     goes_on = threading.Event()
     monkeypatch.setattr(evidence_collector, "_write", lambda attempt, found: goes_on.wait(WAIT_S))
-    monkeypatch.setattr(attempts, "keep", partial(evidence_collector.keep, limit_s=0.1))
+    monkeypatch.setattr(host_processes, "keep", partial(evidence_collector.keep, limit_s=0.1))
 
     def probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
         return HostProbe(kernel=(f"[{time.monotonic():.6f}] {XID}",))
 
     async def script(here: World) -> list[Report]:
-        here.agent.attempts.probe = probe
+        here.agent.probe = probe
         await here.leader.hear(Register)
         await here.leader.say(a_start(here.agent.config.place, "raise SystemExit(4)"))
         await here.leader.hear(HostStopped)

@@ -1,6 +1,7 @@
 """Agents whose leader is gone: which takes over, which follow, which leave; and a scheduler that
 answers late, refuses, or has ended the job."""
 
+import asyncio
 import errno
 import fcntl
 import json
@@ -35,6 +36,7 @@ from orchestrator.failover.after_leader import UNLED, VERDICT_S
 from orchestrator.failover.ask_scheduler import REFUSED_S, RETRY_S
 from orchestrator.failover.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
+from orchestrator.failover.storage import FailoverFiles
 from orchestrator.failover.turns import TURN_S
 from orchestrator.job.stage import Queued
 from orchestrator.journal import snapshot
@@ -121,7 +123,15 @@ def settled(
     is_alone: Callable[[], bool] = lambda: True,
 ) -> Outcome:
     """What becomes of the agent of host-1."""
-    return Leaderless(run_dir, term, "host-1", lambda name: backend, clock, is_alone).settle()
+
+    async def pause(seconds: float) -> None:
+        clock.sleep(seconds)
+
+    storage = FailoverFiles(run_dir, clock)
+    leaderless = Leaderless(
+        storage, term, "host-1", lambda name: backend, clock, is_alone, pause=pause
+    )
+    return asyncio.run(leaderless.settle())
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_for_hours(run_dir: RunDir) -> None:

@@ -102,8 +102,11 @@ def followed(
     def backend_named(name: str) -> AllocationBackend:
         raise AssertionError("nobody asks a scheduler")
 
+    async def settles(*_: object) -> Outcome:
+        return outcomes.pop(0)
+
     monkeypatch.setattr("orchestrator.failover.takeover.RETRY_S", 0.01)
-    monkeypatch.setattr("orchestrator.failover.takeover._settle", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr("orchestrator.failover.takeover._settle", settles)
 
     async def run() -> int:
         agent: object = Follower(config)

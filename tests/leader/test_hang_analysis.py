@@ -21,6 +21,7 @@ from orchestrator.job.progress import Attempt
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.leader.hang_analysis import HangAnalysis, scene_of
+from orchestrator.leader.storage import LeaderFiles
 from orchestrator.seams import HostNotice
 from tests.agent.world import FakeBackend, TurnedClock, a_job
 from tests.e2e.job import ROOT
@@ -126,7 +127,7 @@ def test_what_a_scheduler_says_of_the_hosts_is_among_the_signs_and_kept(
         scheduler=SchedulerState(allocation=granted),
         attempt=Attempt(placement=names),
     )
-    judge = HangAnalysis(job, lambda: run, run_dir, backend, clock)
+    judge = HangAnalysis(job, lambda: run, LeaderFiles(run_dir, clock), backend, clock)
     for rank, host in enumerate(names):
         judge.hear(evidence(host, rank))
     told: list[Event] = []

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
+from orchestrator.agent.connection import Line
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files.leader_file import announce
 from orchestrator.contract.messages.actions import EndJob
@@ -79,7 +79,7 @@ def test_an_agent_that_finds_the_leader_at_once_comes_after_its_beginning(
         announce(*where)
         assert registered.wait(WAIT_S)
 
-    monkeypatch.setattr("orchestrator.leader.leader.announce", slowly)
+    monkeypatch.setattr("orchestrator.leader.storage.announce", slowly)
 
     async def script(job: Led) -> None:
         await job.agent("host-0")
@@ -253,7 +253,7 @@ def test_an_attempt_goes_on_whose_ranks_move_while_it_is_looked_into(tmp_path: P
 
 
 def test_the_leader_takes_the_port_that_it_is_told_unless_another_has_it(tmp_path: Path) -> None:
-    async def nothing(register: Register, ws: web.WebSocketResponse) -> None:
+    async def nothing(register: Register, ws: Line) -> None:
         raise AssertionError("no agent comes")
 
     async def script() -> list[int]:

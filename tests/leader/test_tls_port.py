@@ -23,6 +23,7 @@ from orchestrator.contract.messages.events import AgentRegistered, CancelRequest
 from orchestrator.job_secret import client_context, draw, prove, secret_from
 from orchestrator.journal.journal import read
 from orchestrator.leader import tls_port as doors
+from orchestrator.leader.leader_server import LeaderServer
 from orchestrator.leader.tls_port import STRANGER_BYTES, Door
 from tests.agent.world import LAUNCH, SECRET, WAIT_S, until
 from tests.leader import leader_world
@@ -33,6 +34,7 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def door_of(job: Led) -> Door:
+    assert isinstance(job.leader.server, LeaderServer)
     assert job.leader.server.door is not None
     return job.leader.server.door
 

@@ -45,6 +45,7 @@ class Whereabouts:
     leader: str
     """Incarnation of the agent that leads."""
     over: bool = False
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True)

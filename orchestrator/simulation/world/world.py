@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
+from typing import Any
 
 from orchestrator import host_strikes
 from orchestrator.contract.files.fence import Fence, GivenUp
@@ -34,6 +35,7 @@ from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
 from orchestrator.simulation.laws.invariants import Witness
 from orchestrator.simulation.leaders import Leader
+from orchestrator.simulation.real.loop import VirtualLoop
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.world.hosts import Host
 from orchestrator.simulation.world.jobs import submitted
@@ -64,9 +66,18 @@ CALM_AFTER_S = 60.0
 
 
 class World:
-    def __init__(
-        self, scenario: Scenario, decide: Decide, *, fenced: bool = True, kept: bool = False
+    def __init__(  # noqa: PLR0915 - all that there is, piece by piece
+        self,
+        scenario: Scenario,
+        decide: Decide,
+        *,
+        fenced: bool = True,
+        kept: bool = False,
+        starts: Any = Agent,
     ) -> None:
+        """`starts`: makes the process of an agent, a played one or one that runs the real code."""
+        self.starts = starts
+        self.loops: list[VirtualLoop] = []
         self.scenario, self.decide, self.fenced = scenario, decide, fenced
         self.timeline = Timeline()
         self.random = Random(scenario.seed + 1)
@@ -242,7 +253,7 @@ class World:
         if not agent.alive:
             return
         storage = self.storage
-        if not storage.serves(agent.host.name) or not self._locks(agent):
+        if not storage.serves(agent.host.name) or not self.locks(agent):
             if self.timeline.now > deadline:
                 is_held()
             else:
@@ -307,7 +318,7 @@ class World:
             leader.doom(*self.crash_next)
             self.crash_next = None
 
-    def _locks(self, agent: Agent) -> bool:
+    def locks(self, agent: Agent) -> bool:
         if not self.lock_is_free:
             return False
         self.storage.holder, self.storage.holder_host = agent.incarnation, agent.host.name
@@ -423,7 +434,7 @@ class World:
         host = self.hosts[name]
         host.end_agents()  # on its own host the leader ends itself, before it can start another
         if host.up and not host.dead_on_arrival and name != leader.host.name:
-            host.agents.append(Agent(self, host, self.job.launch, 0, lead=False))
+            host.agents.append(self.starts(self, host, self.job.launch, 0, lead=False))
 
     def parts(self) -> None:
         """Ranks are about to be told to leave, for no failure."""
@@ -507,7 +518,7 @@ class World:
         for name in self.job.hosts:
             host = self.hosts[name]
             if host.up and not host.dead_on_arrival:
-                agent = Agent(self, host, launch, 0, lead=name == self.job.leader)
+                agent = self.starts(self, host, launch, 0, lead=name == self.job.leader)
                 host.agents.append(agent)
 
     @property

@@ -177,7 +177,7 @@ def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
         assert found.found is not None
         after = found.found.plan
         assert after.memory.peak_bytes <= short.device_bytes < former.memory.peak_bytes
-        assert after.hosts == former.hosts
+        assert after.hosts.by_name == former.hosts
         assert samples(after) == samples(former) == 64
         config = trained_by(run_dir, found.found.number)
         assert config.micro_batch_size == after.micro_batch_size
@@ -246,5 +246,5 @@ def test_where_nothing_fits_nothing_is_planned(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     found = refit(run_dir, former, former.hosts, {}, shortage(1 << 30, adopt=True), {})
-    assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")
+    assert (found.found, found.why) == (None, "no plan with the same training needs less memory")
     assert not run_dir.plan(1).exists()

@@ -1,0 +1,191 @@
+"""The processes of one host, as its agent uses them: a seam. Outside the simulation they are
+torchrun, its ranks, and what the kernel and the logs say about them.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from orchestrator.agent.allreduce_check import check_fabric
+from orchestrator.agent.attempt import Attempt, with_reading
+from orchestrator.agent.evidence.evidence_collector import (
+    Found,
+    gather,
+    gather_last,
+    keep,
+    look_back,
+    read_stopped,
+    with_last_lines,
+)
+from orchestrator.agent.processes.fork_server_client import Standby
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.agent.rank_socket import free_port, listen
+from orchestrator.contract.messages.agent_protocol import (
+    Checked,
+    CheckFabric,
+    Evidence,
+    RankDigest,
+    Start,
+)
+from orchestrator.contract.messages.events import HostStopped, RankExited
+from orchestrator.contract.messages.rank_messages import Datagram
+from orchestrator.contract.spec.failures import Reading
+from orchestrator.diagnosis.logs.readings import read_words
+from orchestrator.health.host_probes import Probe
+from orchestrator.posix.run_with_timeout import within
+from orchestrator.seams import Clock
+
+
+class HostAttempt(Protocol):
+    """The ranks of one attempt on one host."""
+
+    start: Start
+    stopping: bool
+    """The agent has begun to stop them."""
+
+    async def begin(self) -> None:
+        """Start the ranks. Raises OSError when torchrun cannot be started."""
+
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
+        """Called after `begin`; returns when no process is left: failures that were not reported
+        yet, and the end."""
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to every rank; SIGKILL to what is left after the grace."""
+
+    def hear(self, datagram: Datagram) -> RankExited | None:
+        """Called with each message of a rank; returns the report to make when a rank failed."""
+
+    def has_trained(self, rank: int) -> bool:
+        """Whether the rank has reported a loss."""
+
+    def failures(self) -> list[RankExited]:
+        """The ranks that have failed so far; the agent tells them again when it reconnects."""
+
+    def digest(self) -> tuple[RankDigest, ...]:
+        """Called at each pulse; of steps it has those since the last call."""
+
+    def still_in(self, limit_s: float) -> float:
+        """Seconds until all ranks have stood still for `limit_s`."""
+
+    def excuse(self, seconds: float) -> None:
+        """The agent itself did not run for so long."""
+
+    async def read(self, exited: RankExited) -> RankExited:
+        """With the rank's last lines and their meaning; called before the leader is told."""
+
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
+        """With the meaning of what torchrun said."""
+
+    async def read_words(self, words: str) -> Reading | None:
+        """The meaning of the words of an exception."""
+
+    async def find_evidence(self, timeout_s: float) -> Found:
+        """Stacks, flight recorder dumps and probes; called when ranks hang."""
+
+    async def last_evidence(self, timeout_s: float) -> Evidence:
+        """What the ranks had called last; called when no process is left."""
+
+    async def look_back(self, timeout_s: float) -> Found:
+        """What the host says of itself; called when a rank has ended."""
+
+    async def keep(self, found: Found) -> None:
+        """Write `found` into the traces; called after the leader was told."""
+
+
+class Processes(Protocol):
+    """Starts the attempts of one host. An agent has one, and calls it on its event loop."""
+
+    async def open(self, hear: Callable[[Datagram], None]) -> None:
+        """Called once, first; `hear` is called with each message of a rank from then on."""
+
+    async def close(self) -> None:
+        """Called last, when no attempt runs."""
+
+    def attempt(self, start: Start) -> HostAttempt:
+        """Called for each order to start."""
+
+    async def check_fabric(self, order: CheckFabric) -> Checked:
+        """Take part in a small all-reduce of all hosts. Always returns."""
+
+    def free_port(self) -> int:
+        """A port for torchrun's rendezvous. Raises OSError."""
+
+    def die(self) -> None:
+        """End this agent, and its ranks with it; called when a drill orders that."""
+
+
+class TorchrunAttempt(Attempt):
+    """The real HostAttempt: an Attempt with its fork server and what collects its evidence."""
+
+    standby: Standby
+    environ: Mapping[str, str]
+    probe: Callable[[], Probe]
+
+    async def begin(self) -> None:
+        await self.launch(self.standby, self.environ)
+
+    async def read(self, exited: RankExited) -> RankExited:
+        """What a stopped rank wrote explains nothing; the traces have it."""
+        if exited.stopped:
+            return await read_stopped(self, exited)
+        return await with_last_lines(self, exited)
+
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
+        return await with_reading(stopped, self.start.classes)
+
+    async def read_words(self, words: str) -> Reading | None:
+        return await within(None, read_words, words, self.start.classes)
+
+    async def find_evidence(self, timeout_s: float) -> Found:
+        return await gather(self, timeout_s, self.probe())
+
+    async def last_evidence(self, timeout_s: float) -> Evidence:
+        return await gather_last(self, timeout_s)
+
+    async def look_back(self, timeout_s: float) -> Found:
+        return await look_back(self, timeout_s, self.probe())
+
+    async def keep(self, found: Found) -> None:
+        await keep(self, found)
+
+
+class HostProcesses:
+    """The real Processes."""
+
+    def __init__(
+        self,
+        place: HostPlace,
+        environ: Mapping[str, str],
+        clock: Clock,
+        standby: Standby,
+        probe: Callable[[], Probe],
+    ) -> None:
+        self.place, self.environ, self.clock = place, environ, clock
+        self.standby, self.probe = standby, probe
+        self.socket: asyncio.DatagramTransport | None = None
+
+    async def open(self, hear: Callable[[Datagram], None]) -> None:
+        self.socket = await listen(self.place.socket, hear)
+        await self.standby.prepare()
+
+    async def close(self) -> None:
+        await self.standby.close()
+        if self.socket is not None:
+            self.socket.close()
+
+    def attempt(self, start: Start) -> HostAttempt:
+        attempt = TorchrunAttempt(start, self.place, self.clock)
+        attempt.standby, attempt.environ, attempt.probe = self.standby, self.environ, self.probe
+        return attempt
+
+    async def check_fabric(self, order: CheckFabric) -> Checked:
+        return await check_fabric(order, self.place, self.standby, self.environ, self.clock)
+
+    def free_port(self) -> int:
+        return free_port(self.place.address)
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)

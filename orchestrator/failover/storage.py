@@ -1,0 +1,86 @@
+"""What an agent without a leader uses of the run directory: a seam, with real files outside the
+simulation.
+
+All methods may block: failover calls them in its worker.
+"""
+
+from functools import partial
+from typing import Protocol
+
+from orchestrator.contract.files.fence import Fence, check_leader, read_fence, take_over
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.failover.journal_watch import Following, Seen, size_of
+from orchestrator.failover.turns import Turn
+from orchestrator.journal.journal import Journal
+from orchestrator.journal.supervisor import OpenJournal
+from orchestrator.seams import Clock
+
+
+class AnyTurn(Protocol):
+    """One agent's place in the order in which agents act. `Turn` is the real one."""
+
+    def has_come(self) -> bool:
+        """Asked again and again until it is true."""
+
+    def settle(self) -> None:
+        """Tell later agents that nothing is left to do."""
+
+    def is_settled(self) -> bool:
+        """Whether an earlier agent has told so."""
+
+    def close(self) -> None:
+        """Let the next agent act."""
+
+
+class Follows(Protocol):
+    """Reads the journal. `Following` is the real one."""
+
+    def look(self) -> Seen:
+        """The journal as it is now. Raises OSError and JobError."""
+
+
+class FailoverStorage(Protocol):
+    def read_fence(self) -> Fence | None:
+        """Raises OSError."""
+
+    def take_over(self, name: str) -> None:
+        """Name another leader in the fence: the former one may write no more. Raises OSError."""
+
+    def open_turn(self, mark: str) -> AnyTurn:
+        """Called once, when an agent hears no leader. Raises OSError."""
+
+    def journal_size(self) -> int:
+        """Bytes. Raises OSError."""
+
+    def follow(self, host: str) -> Follows:
+        """The journal as the agent of `host` reads it."""
+
+    def open_journal(self, name: str, patience_s: float) -> OpenJournal:
+        """The journal for the leader that the fence names `name`. Called after `take_over`.
+
+        Raises InUse when another process still holds it after `patience_s`.
+        """
+
+
+class FailoverFiles:
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
+        self.run_dir, self.clock = run_dir, clock
+
+    def read_fence(self) -> Fence | None:
+        return read_fence(self.run_dir.fence)
+
+    def take_over(self, name: str) -> None:
+        take_over(self.run_dir.fence, name)
+
+    def open_turn(self, mark: str) -> AnyTurn:
+        return Turn(self.run_dir.requeue_lock.open("a+"), self.clock, mark)
+
+    def journal_size(self) -> int:
+        return size_of(self.run_dir.journal)
+
+    def follow(self, host: str) -> Follows:
+        return Following(self.run_dir, host)
+
+    def open_journal(self, name: str, patience_s: float) -> OpenJournal:
+        guard = partial(check_leader, self.run_dir.fence, name)
+        return Journal(self.run_dir.journal, self.clock, patience_s, guard)

@@ -1,0 +1,82 @@
+"""What a leader uses of the run directory: a seam, with real files outside the simulation.
+
+All methods may block: the leader calls them in its worker.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.contract.files.atomic_write import write_whole
+from orchestrator.contract.files.fence import Fence, check_leader, write_fence
+from orchestrator.contract.files.leader_file import Term, announce, announce_end
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.failover.run_dir_watch import Loss, RunDirWatch
+from orchestrator.host_strikes import Strike
+from orchestrator.journal import snapshot
+from orchestrator.journal.supervisor import Folded
+from orchestrator.leader.strike_writer import record
+from orchestrator.seams import Clock
+
+
+class Watch(Protocol):
+    """Sees whether the run directory is still there. `RunDirWatch` is the real one."""
+
+    lost: Loss | None
+
+    def look(self) -> None:
+        """Called about once a second. Raises RunDirGone, and OSError where nothing is known."""
+
+
+class LeaderStorage(Protocol):
+    watch: Watch
+
+    def check_leader(self, name: str) -> None:
+        """Called about once a second and before each line of the journal. Raises GivenUp when
+        another leader has taken over from `name`, and another OSError when that is not known."""
+
+    def write_fence(self, fence: Fence) -> None:
+        """Called before an attempt starts; on disk when it returns. Raises OSError."""
+
+    def announce(self, term: Term, address: str, port: int, name: str) -> None:
+        """Called once, when the server listens. Raises OSError."""
+
+    def announce_end(self, term: Term) -> None:
+        """Called once the job has ended. Raises OSError."""
+
+    def write_snapshot(self, folded: Folded, guard: Callable[[], None]) -> None:
+        """Called now and then, while nothing is urgent. Raises OSError, Unfit, and what the guard
+        raises."""
+
+    def write_trace(self, attempt: int, name: str, data: bytes) -> None:
+        """Called when a hang is analysed. Raises OSError."""
+
+    def record_strike(self, path: Path, strike: Strike) -> None:
+        """Called when an incident speaks against a host. Raises nothing."""
+
+
+class LeaderFiles:
+    def __init__(self, run_dir: RunDir, clock: Clock) -> None:
+        self.run_dir = run_dir
+        self.watch: Watch = RunDirWatch(run_dir, clock)
+
+    def check_leader(self, name: str) -> None:
+        check_leader(self.run_dir.fence, name)
+
+    def write_fence(self, fence: Fence) -> None:
+        write_fence(self.run_dir.fence, fence)
+
+    def announce(self, term: Term, address: str, port: int, name: str) -> None:
+        announce(self.run_dir, term, address, port, name)
+
+    def announce_end(self, term: Term) -> None:
+        announce_end(self.run_dir, term)
+
+    def write_snapshot(self, folded: Folded, guard: Callable[[], None]) -> None:
+        snapshot.write(self.run_dir, folded, guard)
+
+    def write_trace(self, attempt: int, name: str, data: bytes) -> None:
+        write_whole(self.run_dir.traces(attempt) / name, data)
+
+    def record_strike(self, path: Path, strike: Strike) -> None:
+        record(path, strike)

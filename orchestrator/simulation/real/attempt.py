@@ -1,0 +1,145 @@
+"""The ranks of a simulated host, as the real agent starts and stops them."""
+
+import asyncio
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.agent.evidence.evidence_collector import Found
+from orchestrator.agent.host_processes import HostAttempt
+from orchestrator.contract.messages.agent_protocol import (
+    Checked,
+    CheckFabric,
+    Evidence,
+    RankDigest,
+    Start,
+)
+from orchestrator.contract.messages.events import EvidenceGathered, HostStopped, RankExited
+from orchestrator.contract.messages.rank_messages import Datagram
+from orchestrator.contract.spec.failures import Reading
+from orchestrator.health.host_probes import HostProbe
+from orchestrator.simulation.world.ranks import HostRanks
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.real.process import AgentProcess
+
+GATHER_S = 1.0
+LOOK_BACK_S = 0.1
+CHECK_TAKES_S = 2.0
+
+
+class SimulatedAttempt:
+    """A `HostAttempt` around the ranks of the simulated host."""
+
+    def __init__(self, process: "AgentProcess", start: Start) -> None:
+        self.process, self.start = process, start
+        self.stopping = False
+        self.ranks: HostRanks | None = None
+        self.over: asyncio.Future[HostStopped] = process.loop.create_future()
+
+    async def begin(self) -> None:
+        number = re.sub(r"\D", "", self.start.config.rpartition("/")[2])
+        order = replace(self.start, config=number)
+        if self.stopping:
+            stopped = HostStopped(
+                attempt=order.attempt, host=self.process.host.name, finished=False
+            )
+            self.over.set_result(stopped)
+            return
+        self.ranks = self.process.world.starts_ranks(cast(Any, self.process), order)
+
+    async def wait(self) -> tuple[list[RankExited], HostStopped]:
+        return [], await self.over
+
+    async def stop(self, grace_s: float) -> None:
+        self.stopping = True
+        if self.ranks is None:
+            return
+        if grace_s:
+            self.ranks.stop(grace_s)
+        else:
+            self.ranks.kill()
+
+    def hear(self, datagram: Datagram) -> RankExited | None:
+        return None
+
+    def has_trained(self, rank: int) -> bool:
+        return self.ranks is not None and self.ranks.training.trained
+
+    def failures(self) -> list[RankExited]:
+        return [] if self.ranks is None else list(self.ranks.reports)
+
+    def digest(self) -> tuple[RankDigest, ...]:
+        return () if self.ranks is None else self.ranks.digest()
+
+    def still_in(self, limit_s: float) -> float:
+        return math.inf
+
+    def excuse(self, seconds: float) -> None:
+        pass
+
+    async def read(self, exited: RankExited) -> RankExited:
+        return exited
+
+    async def read_launcher(self, stopped: HostStopped) -> HostStopped:
+        return stopped
+
+    async def read_words(self, words: str) -> Reading | None:
+        return None
+
+    async def find_evidence(self, timeout_s: float) -> Found:
+        found = self._nothing() if self.ranks is None else self.ranks.evidence()
+        await asyncio.sleep(GATHER_S)
+        return Found(evidence=found, ended={}, probe=HostProbe())
+
+    async def last_evidence(self, timeout_s: float) -> Evidence:
+        await asyncio.sleep(GATHER_S)
+        return self._nothing()
+
+    async def look_back(self, timeout_s: float) -> Found:
+        await asyncio.sleep(LOOK_BACK_S)
+        return Found(evidence=self._nothing(), ended={}, probe=HostProbe())
+
+    async def keep(self, found: Found) -> None:
+        pass
+
+    def _nothing(self) -> Evidence:
+        host, attempt = self.process.host.name, self.start.attempt
+        return Evidence(event=EvidenceGathered(attempt=attempt, host=host, ranks=()))
+
+
+class SimulatedProcesses:
+    """The `Processes` of a simulated host."""
+
+    def __init__(self, process: "AgentProcess") -> None:
+        self.process = process
+
+    async def open(self, hear: Callable[[Datagram], None]) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def attempt(self, start: Start) -> HostAttempt:
+        self.process.attempt = SimulatedAttempt(self.process, start)
+        return self.process.attempt
+
+    async def check_fabric(self, order: CheckFabric) -> Checked:
+        world, host = self.process.world, self.process.host
+        await asyncio.sleep(CHECK_TAKES_S)
+        deaf = tuple(name for name in order.hosts if not world.takes_part(host, name))
+        return Checked(
+            check=order.check,
+            host=host.name,
+            state="waited" if deaf else "ok",
+            seconds=None if deaf else 0.001,
+            waited_for=deaf,
+        )
+
+    def free_port(self) -> int:
+        return 29_500
+
+    def die(self) -> None:
+        self.process.die()
