@@ -138,7 +138,7 @@ class Watch:
             usual_s = statistics.median(self.saves) if len(self.saves) >= FEW_SAVES else math.inf
             if took_s > max(SLOW_SAVE * usual_s, SLOW_SAVE_FLOOR_S):
                 slow = CheckpointSlow(
-                    attempt=self.attempt, step=before.attempt.step, took_s=took_s, usual_s=usual_s
+                    attempt=self.attempt, step=before.step, took_s=took_s, usual_s=usual_s
                 )
                 self.slow_saves.append(slow)
             self.saves.append(took_s)

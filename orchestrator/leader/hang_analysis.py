@@ -80,7 +80,7 @@ class HangAnalysis:
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
         """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
         granted = self.backend.granted
-        if self.run().allocation is None or granted is None:
+        if self.run().scheduler.allocation is None or granted is None:
             return ()
         asking = self.worker(granted.notices, self.job.launch, hosts)
         try:

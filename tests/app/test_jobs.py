@@ -21,6 +21,7 @@ from orchestrator.contract.messages.events import CancelRequested, JobSubmitted,
 from orchestrator.contract.spec.job_spec import INIT_TIMEOUT_S
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Unanswered
+from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.job.step import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
@@ -278,7 +279,7 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
     assert [launch.launch for launch in cluster.cleared] == [1]
     cluster.held = None
     run = fold(events(tmp_path))
-    assert (run.state, run.stage.name) == ("CANCELLED", "ENDED")
+    assert (run.state, run.stage.title) == ("CANCELLED", "ended")
     assert "e2e: CANCELLED, cancelled by" in cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
     with pytest.raises(JobError, match="already ended: CANCELLED"):
         cancel_job.cancel(run_dir, {}, TurnedClock())
@@ -547,7 +548,7 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     from dataclasses import replace
 
     queued = replace(run, job=replace(run.job, backend="slurm"))
-    over = replace(queued, ending="FAILED")
+    over = replace(queued, stage=Ended(since=0.0, reason="", ending="FAILED"))
 
     def said(*jobs: tuple[Run, bool], quiet: bool = False) -> list[tuple[str | None, bool]]:
         found = schedulers.sightings([(*job, quiet) for job in jobs], {}, TurnedClock())

@@ -60,7 +60,7 @@ def restore(before: Before, end: Place, clock: Clock) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-    for path, data in before.hosts.replaced.items():
+    for path, data in before.replaced.items():
         write_whole(path, data)
 
 

@@ -177,7 +177,7 @@ def test_a_plan_that_did_not_fit_is_replaced_by_the_quickest_that_takes_less(
         assert found.found is not None
         after = found.found.plan
         assert after.memory.peak_bytes <= short.device_bytes < former.memory.peak_bytes
-        assert after.hosts.by_name == former.hosts
+        assert after.hosts == former.hosts
         assert samples(after) == samples(former) == 64
         config = trained_by(run_dir, found.found.number)
         assert config.micro_batch_size == after.micro_batch_size

@@ -166,7 +166,7 @@ def test_a_job_that_never_begins_is_started_three_times(shell: Shell) -> None:
     job = shell.submit(*TWO)
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
-    assert "3 steps in a row made no progress" in known(shell.run_dir).reason
+    assert "3 steps in a row made no progress" in known(shell.run_dir).stage.reason
     assert not is_held_alone(shell.run_dir.starter_lock)
 
 
@@ -206,7 +206,7 @@ def test_where_the_allocation_is_over_no_step_is_started(shell: Shell) -> None:
     shell.job.state = "TIMEOUT"
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 1
-    reason = known(shell.run_dir).reason
+    reason = known(shell.run_dir).stage.reason
     assert reason.startswith(
         "the job cannot continue in this allocation: its allocation, Slurm job 7, is over"
     )
