@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.timing import machine
 from orchestrator.posix.fd_limit import allow_files
-from trainer.rank.heartbeat_store import Signs, pause, prepare, watch
+from trainer.rank.heartbeat_store import HeartbeatClient, pause, prepare, watch
 
 PROCESSES = 4
 DEAD = 3
@@ -42,7 +42,7 @@ def serve(say: Connection, count: int) -> None:
 def take_part(talk: Connection, port: int, ranks: Sequence[int]) -> None:
     """Beat; once told, ask, and say what was answered and after how long."""
     stores = {rank: TCPStore("127.0.0.1", port, None, False, LIMIT_S) for rank in ranks}
-    hosts = [Signs(rank, partial(stores.__getitem__, rank)) for rank in ranks]
+    hosts = [HeartbeatClient(rank, partial(stores.__getitem__, rank)) for rank in ranks]
     beating = [threading.Thread(target=host.beat) for host in hosts]
     for thread in beating:
         thread.start()
@@ -52,7 +52,7 @@ def take_part(talk: Connection, port: int, ranks: Sequence[int]) -> None:
     talk.recv()
     begun, answers = time.monotonic(), []
 
-    def ask(host: Signs) -> None:
+    def ask(host: HeartbeatClient) -> None:
         answers.append((host.ask(), time.monotonic() - begun))
 
     asking = [threading.Thread(target=ask, args=(host,)) for host in hosts]

@@ -1,4 +1,4 @@
-"""The outputs in docs/plan.md and docs/forecast.md: the output of each command.
+"""The outputs in docs/plan.md, docs/forecast.md and docs/diagnose.md: the output of each command.
 
     python -m tests.planning_docs
 
@@ -15,8 +15,7 @@ from orchestrator.cli import cli
 from orchestrator.errors import NdctlError
 
 ROOT = Path(__file__).parents[1]
-PLAN = ROOT / "docs" / "plan.md"
-FORECAST = ROOT / "docs" / "forecast.md"
+DOCUMENTS = [ROOT / "docs" / f"{name}.md" for name in ("plan", "forecast", "diagnose")]
 BLOCK = re.compile(r"```console\n\$ ndctl (.+)\n(?:[^`]*\n)??```")
 
 
@@ -25,7 +24,7 @@ def commands(text: str) -> list[str]:
 
 
 def printed(command: str) -> str:
-    """By `ndctl` with these words, from the root of the repository."""
+    """The output of `ndctl COMMAND` in the root of the repository."""
     done = CliRunner().invoke(cli, command.split())
     if isinstance(done.exception, NdctlError):
         return f"error: {done.exception}"
@@ -41,7 +40,7 @@ def with_outputs(text: str) -> str:
 
 
 if __name__ == "__main__":
-    for document in (PLAN, FORECAST):
+    for document in DOCUMENTS:
         document.write_text(with_outputs(document.read_text()))
         written = len(commands(document.read_text()))
         sys.stdout.write(f"{document.name}: {written} outputs written\n")

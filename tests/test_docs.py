@@ -18,8 +18,6 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 STATUS = (ROOT / "docs" / "status.md").read_text()
 RECOVER = (ROOT / "docs" / "recover.md").read_text()
-PLAN = planning_docs.PLAN.read_text()
-FORECAST = planning_docs.FORECAST.read_text()
 DOCUMENTS = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "corpus/README.md"),
     *("slurm/README.md", "slurm/testbed/README.md"),
@@ -107,22 +105,21 @@ def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> No
     assert plain(script, Path.cwd()) == golden.read_text()
 
 
-@pytest.mark.parametrize("command", planning_docs.commands(PLAN))
-def test_the_outputs_in_plan_are_those_of_its_commands(
-    command: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("document", "command"),
+    [
+        (path.name, command)
+        for path in planning_docs.DOCUMENTS
+        for command in planning_docs.commands(path.read_text())
+    ],
+)
+def test_the_outputs_in_documents_are_those_of_their_commands(
+    document: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m tests.planning_docs` writes them again."""
     monkeypatch.chdir(ROOT)
-    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in PLAN
-
-
-@pytest.mark.parametrize("command", planning_docs.commands(FORECAST))
-def test_the_outputs_in_forecast_are_those_of_its_commands(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`python -m tests.planning_docs` writes them again."""
-    monkeypatch.chdir(ROOT)
-    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in FORECAST
+    text = (ROOT / "docs" / document).read_text()
+    assert f"$ ndctl {command}\n{planning_docs.printed(command)}\n```" in text
 
 
 def test_every_promise_names_tests_that_exist() -> None:

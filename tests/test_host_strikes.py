@@ -392,15 +392,15 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
         ("tb", "node1", True),
     ]
     assert body[1]["strikes"][0]["cause"] == "it said nothing"
-    words = "no strikes any more in tb; a job that replaced it may use it from its next leader on"
-    assert ndctl("hosts", *root, "clear", "node1") == (0, f"node1 has {words}\n")
+    words = "in tb; a job that replaced it can use it again when its next leader starts"
+    assert ndctl("hosts", *root, "clear", "node1") == (0, f"cleared node1 {words}\n")
     assert "tb/" not in ndctl("hosts", *root)[1]
 
 
 def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path) -> None:
     code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
     assert code == 1
-    assert "nothing is held against node1" in said
+    assert "node1 has no strikes" in said
 
 
 def test_a_host_that_a_job_replaced_for_no_strike_is_cleared_on_a_cluster_that_is_named(
@@ -427,10 +427,10 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
     pin = ("pin", "node9", "--never", "--reason", "burnt connector")
     code, said = ndctl("hosts", *root, *pin)
     assert code == 1
-    assert "node9 of which cluster?" in said
+    assert "cluster of node9 unknown" in said
     code, said = ndctl("hosts", *root, *pin, "--cluster", "tb")
     assert code == 0
-    assert said.startswith("node9 of tb is never used from the next start on, until `ndctl hosts")
+    assert said.startswith("pinned node9 of tb: never used from the next start, until `ndctl hosts")
     code, said = ndctl("hosts", *root)
     assert said.startswith("tb/node9  0 strikes, pinned: never used until")
     assert "burnt connector" in said
@@ -441,14 +441,14 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
         "burnt connector",
     )
     code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
-    assert said.startswith("node9 of tb is always used")
-    assert ndctl("hosts", *root, "unpin", "node9") == (0, "node9 is not pinned any more in tb\n")
+    assert said.startswith("pinned node9 of tb: always used")
+    assert ndctl("hosts", *root, "unpin", "node9") == (0, "unpinned node9 in tb\n")
     code, said = ndctl("hosts", *root, "unpin", "node9")
     assert code == 1
     assert "node9 is not pinned" in said
     code, said = ndctl("hosts", *root, *pin, "--cluster", LOCAL)
     assert code == 1
-    assert "only names" in said
+    assert "not real hosts" in said
 
 
 def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From a wish to nothing left: `ndctl cancel`."""
+"""`ndctl cancel`: ask the leader of a job to stop, or end what is left of the job."""
 
 import json
 import os
@@ -30,27 +30,28 @@ CANCEL_TIMEOUT_S = 10.0
 JSON = {"Content-Type": "application/json"}
 ENDING_POLL_S = 0.1
 LEAVE_S = 15.0
-"""For the agents of a job that has ended to leave by themselves."""
+"""Time for the agents of an ended job to exit."""
 ASK_AGAIN_S = 5.0
 COME_BACK_S = 300.0
-"""For a leader elsewhere that went away with the order to come back and carry it out."""
-NOT_BEGUN = "before it began: its leader had not started yet"
+"""Time for a leader in a cluster to be replaced after it died with the order to cancel."""
+NOT_BEGUN = "before its leader started"
 LAST_WORDS_S = 20.0
-"""For the end of a job of which nothing is left to come here."""
+"""Time for the last journal lines to arrive when the scheduler no longer has the job."""
 
 
 def cancel(
     run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None = None
 ) -> str:
-    """Ask the leader to stop; without one, end what is left. What was done, in words.
+    """Ask the leader to stop; without a leader, end what is left. Returns what was done, as text.
 
-    `found`: how the job was found, where its run directory may be elsewhere.
+    Args:
+        found: how the job was found. Its run directory may be on another machine.
     """
     run = known(run_dir)
     name = run_dir.path.name
     if run.job is None:
-        raise JobError(f"job {name} was never submitted to its end", fix="submit it again")
-    elsewhere = found is not None and found.copy is not None
+        raise JobError(f"the submission of job {name} did not finish", fix="submit it again")
+    elsewhere = found is not None and found.copy is not None  # in a Kubernetes cluster
     if run.ending is not None:
         if elsewhere:
             raise _has_ended(name, run)
@@ -59,17 +60,21 @@ def cancel(
         return _cancel_there(found.here(run), found.copy, environ, clock)
     led = has_writer(run_dir.journal)
     if led and _ask_to_cancel(run_dir, run.job.launch.launch, environ):
-        return f"{name} is being cancelled: its ranks write a checkpoint and leave"
+        return f"cancelling {name}: its ranks write a checkpoint and exit"
     refuse_while_submitting(run_dir)
     if not led:
-        with suppress(InUse):  # else a leader has begun at this very moment
+        # InUse: a leader started after `has_writer` was asked. It did not get the order, so the
+        # job is ended below, as if the leader could not be reached.
+        with suppress(InUse):
             return _cancel_without_leader(run, run_dir, environ, clock)
     clear(run, environ, clock)
     if known(run_dir).ending is not None:
-        return f"{name} was ended by its scheduler: its leader could not be asked from here"
+        return (
+            f"{name} was ended by its scheduler, because its leader could not be reached from here"
+        )
     if _record_cancel(run_dir, clock):
         return f"{name} was cancelled {NOT_BEGUN}"
-    return f"{name} was cancelled: its leader could not be asked, so its processes were ended"
+    return f"{name} was cancelled: its leader could not be reached, so its processes were ended"
 
 
 def _has_ended(name: str, run: Run) -> JobError:
@@ -77,7 +82,7 @@ def _has_ended(name: str, run: Run) -> JobError:
 
 
 def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock) -> str:
-    """Of a job that has ended: its scheduler may still have it, where it was not reached before."""
+    """End what the scheduler still has of an ended job, which an earlier cancel may have missed."""
     name = run_dir.path.name
     try:
         left = standing(run, environ, clock)
@@ -86,16 +91,17 @@ def _end_what_is_left(run: Run, run_dir: RunDir, environ: Mapping[str, str], clo
         clear(run, environ, clock)
     except BackendError as exc:
         raise _not_reached(run, run_dir, exc, environ, clock) from exc
-    return f"{name} had already ended: {run.state}; what its scheduler still had is ended: {left}"
+    return f"{name} had already ended: {run.state}; ended what its scheduler still had: {left}"
 
 
 def _cancel_without_leader(
     run: Run, run_dir: RunDir, environ: Mapping[str, str], clock: Clock
 ) -> str:
-    """Write the end down first: a job that is in a queue then leaves at once should it start.
+    """Record the end first, so that a queued job exits at once if it starts.
 
-    Raises InUse where a leader has the journal, and BackendError where the end is written down and
-    the scheduler was not reached.
+    Raises:
+        InUse: a leader has the journal.
+        BackendError: the end is recorded, but the scheduler was not reached.
     """
     waiting = _record_cancel(run_dir, clock)
     try:
@@ -104,48 +110,52 @@ def _cancel_without_leader(
     except BackendError as exc:
         raise _not_reached(known(run_dir), run_dir, exc, environ, clock) from exc
     called = name_of(run, environ, clock)
-    said = f"{run_dir.path.name} was cancelled {NOT_BEGUN if waiting else 'while it had no leader'}"
+    said = f"{run_dir.path.name} was cancelled {NOT_BEGUN if waiting else 'without a leader'}"
     if called is None:
-        return said if waiting else f"{said}; what was left of it has been ended"
-    return f"{said}; {called} {'had ended already' if left is None else 'has been ended'}"
+        return said if waiting else f"{said}; what was left of it was ended"
+    return f"{said}; {called} {'had already ended' if left is None else 'was ended'}"
 
 
 def _not_reached(
     run: Run, run_dir: RunDir, exc: BackendError, environ: Mapping[str, str], clock: Clock
 ) -> BackendError:
-    """The job's end is written down, and its scheduler may have something of it all the same."""
-    called = name_of(run, environ, clock) or "something of it"
+    """The error that the end is recorded while the scheduler may still have the job."""
+    called = name_of(run, environ, clock) or "a part of it"
     again = commands_of(run_dir, environ).of("cancel")
     return type(exc)(
-        f"{run_dir.path.name} is {run.state}, which is written down; its scheduler was not reached"
-        f" and may still have {called}: {exc.message}",
-        fix=f"when it answers again, `{again}` ends what is left; should the job start before that,"
-        " it leaves at once",
+        f"{run_dir.path.name} is recorded as {run.state}, but its scheduler was not reached and may"
+        f" still have {called}: {exc.message}",
+        fix=f"when the scheduler is reachable, run `{again}` to end what is left; if the job starts"
+        " before that, it exits at once",
     )
 
 
 def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock) -> str:
-    """In one of its own hosts; where none runs, what the scheduler has of it is ended."""
+    """Cancel in one of the job's pods; if no pod runs, end what the scheduler has of the job."""
     name = copy.run_dir.path.name
     done = copy.cancel()
     if done is not None and done.code == 0:
-        return done.out or f"{name} is being cancelled"
+        return done.out or f"cancelling {name}"
     with suppress(BackendError):
-        copy.refresh()  # it may have ended since it was looked at
+        copy.refresh()  # the job may have ended since the last refresh
     if (ended := known(copy.run_dir)).ending is not None:
         raise JobError(f"job {name} has already ended: {ended.state}", fix="nothing to cancel")
     clear(run, environ, clock)
     copy.let_go()
     _record_cancel(copy.run_dir, clock)
-    return f"{name} ran on no host that could be asked: what there was of it has been ended"
+    return f"{name} had no running pod to ask; what was left of it was ended"
 
 
 def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> bool:
-    """Whether the leader took the order."""
+    """Whether the leader accepted the order.
+
+    Raises:
+        BackendError: the leader refused the order.
+    """
     try:
         leader = read_json(run_dir.leader.read_text())
         if leader["launch"] != launch:
-            return False  # of an earlier launch; another program may have its port by now
+            return False  # file of an earlier launch; another program may use that port now
         secret = secret_from(environ.get(env.TOKEN) or run_dir.token.read_text())
         code, why = _post(leader["address"], leader["port"], secret, launch)
     except (OSError, ValueError, KeyError, TypeError, HTTPException):
@@ -159,8 +169,12 @@ def _ask_to_cancel(run_dir: RunDir, launch: int, environ: Mapping[str, str]) -> 
 
 
 def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int, str]:
-    """Ask the job's leader, and no other program that has its port by now: the first request tells
-    nothing, and its answer is what the second one proves something with."""
+    """Send the order to the job's leader.
+
+    Another program may use the leader's port now. So the certificate is checked first, and the
+    first request carries no secret: its answer is a nonce, with which the second request proves
+    that this side knows the secret.
+    """
     connection = HTTPSConnection(address, port, timeout=CANCEL_TIMEOUT_S, context=client_context())
     with closing(connection):
         connection.connect()
@@ -183,20 +197,21 @@ def _post(address: str, port: int, secret: JobSecret, launch: int) -> tuple[int,
 def wait_until_ended(
     run_dir: RunDir, environ: Mapping[str, str], clock: Clock, found: Found | None = None
 ) -> str:
-    """Wait for the end of a job that was cancelled; its state and why, in words.
+    """Wait for the end of a cancelled job, also at its scheduler. Returns its state and reason.
 
-    A scheduler has nothing of it any more then.
+    Raises:
+        JobError: the leader died before the job ended.
     """
     alive, leads = True, _leads(run_dir, environ, clock, found)
-    # From the snapshot each time: a copy's line that was guessed gives way to the leader's own.
+    # Read again each time: a copy may hold a guessed end, which the line of the leader replaces.
     while (run := known(run_dir)).ending is None:
         if not alive:
             raise JobError(
-                f"the leader of {run_dir.path.name} went away before the job had ended",
-                fix=f"type `{commands_for(found or Found(run_dir), environ).of('cancel')}` again",
+                f"the leader of {run_dir.path.name} died before the job ended",
+                fix=f"run `{commands_for(found or Found(run_dir), environ).of('cancel')}` again",
             )
         clock.sleep(ENDING_POLL_S)
-        alive = leads()  # asked before the journal is read, which a leader ends
+        alive = leads()  # before the journal is read: the leader writes the end and then exits
     run = found.here(run) if found is not None else run
     leaving = clock.monotonic()
     try:
@@ -218,8 +233,8 @@ def _leads(
 
 
 def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable[[], bool]:
-    """Asks whether a leader in another place may still bring a job to its end: one that went away
-    may come back, for as long as the scheduler has something of the job."""
+    """A function that says whether a leader in a cluster may still end the job. A leader that died
+    may be replaced, as long as the scheduler has the job."""
     led_at = asked_at = clock.monotonic()
     held = True
 
@@ -239,8 +254,8 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
 
 
 def _record_cancel(run_dir: RunDir, clock: Clock) -> bool:
-    """The journal of a job without a leader gets its end from here. Whether its launch had yet to
-    begin: a job that was submitted a second ago has no leader, and nothing is wrong with it."""
+    """Record the end in the journal of a job without a leader. Returns whether its leader had yet
+    to start, as for a job that was submitted a second ago."""
     from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
     from orchestrator.journal.supervisor import Supervisor
 

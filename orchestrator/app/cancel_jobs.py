@@ -1,11 +1,11 @@
-"""`ndctl cancel` of several jobs: all are asked before any is waited for."""
+"""`ndctl cancel` of several jobs. All leaders are asked before the first wait."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.app.cancel_job import cancel, wait_until_ended
-from orchestrator.app.remote import ABREAST, Found, kept_fresh
+from orchestrator.app.remote import MAX_PARALLEL, Found, kept_fresh
 from orchestrator.errors import NdctlError
 from orchestrator.journal.snapshot import known
 from orchestrator.seams import Clock
@@ -13,19 +13,17 @@ from orchestrator.seams import Clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """What came of it."""
-
     words: str
-    """Which were cancelled, and which not."""
+    """Which jobs were cancelled and which had ended before."""
     error: NdctlError | None
-    """Of those that could not be."""
+    """For the jobs that could not be cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     found: Found
     ended: str = ""
-    """How it had ended before."""
+    """State of a job that had ended before."""
     told: str = ""
     error: NdctlError | None = None
 
@@ -42,9 +40,8 @@ def cancel_all(
     *,
     wait: bool,
 ) -> Cancelled:
-    """Cancel each that has not ended, and say what is done. One that cannot be is no reason to
-    leave the others running."""
-    with ThreadPoolExecutor(ABREAST) as pool:
+    """Cancel each job that has not ended. If one fails, the others are cancelled all the same."""
+    with ThreadPoolExecutor(MAX_PARALLEL) as pool:
 
         def each(work: Callable[[Found], _Outcome], found: Sequence[Found]) -> list[_Outcome]:
             outcomes = []
@@ -84,10 +81,10 @@ def _summary(outcomes: Sequence[_Outcome], *, wait: bool) -> Cancelled:
     done = sorted(one.name for one in outcomes if not one.ended and one.error is None)
     before = sorted(f"{one.name} ({one.ended})" for one in outcomes if one.ended)
     failed = [one for one in outcomes if one.error is not None]
-    verb = "cancelled" if wait else "asked to end"
+    verb = "cancelled" if wait else "cancelling"
     words = [f"{verb}: {_named(done)}"]
     if before:
-        words.append(f"had ended before: {_named(before)}")
+        words.append(f"already ended: {_named(before)}")
     if not failed:
         return Cancelled(words="\n".join(words), error=None)
     errors = {one.name: one.error for one in failed if one.error is not None}
@@ -99,4 +96,4 @@ def _summary(outcomes: Sequence[_Outcome], *, wait: bool) -> Cancelled:
 
 def _named(names: Sequence[str]) -> str:
     count = "1 job" if len(names) == 1 else f"{len(names)} jobs"
-    return f"{count}: {', '.join(names)}" if names else "no job"
+    return f"{count}: {', '.join(names)}" if names else "no jobs"

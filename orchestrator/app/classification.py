@@ -1,7 +1,7 @@
-"""What one end of a log means, by the supervisor's own judgement: `ndctl classify`.
+"""`ndctl classify`: the failure class of one rank, from the end of its log.
 
-A rank that ended with these words is diagnosed as the supervisor would, in an attempt in which
-nothing else happened, so there is no second way to a class.
+The supervisor's own diagnosis runs on an attempt in which only this rank failed, so that there is
+one way to classify a failure.
 """
 
 import signal as signals
@@ -23,22 +23,22 @@ from orchestrator.job.policy import usual_remedy
 
 HOST = "host"
 KERNEL_BYTES = 4 << 20
-"""Of a kernel's log, more than its buffer holds."""
+"""Read from the end of a kernel log; more than the buffer of a kernel holds."""
 FAILED = 1
-"""The exit code of a rank of which no other is known."""
+"""Exit code of a rank if none is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """None where nothing is known."""
+    """All fields are None if no class matches."""
 
     class_: str | None
     scope: Scope | None
     action: Remedy | None
     excludes_host: bool
-    """Whether the default policy takes the host out of the job the first time."""
+    """Whether the default policy excludes the host at the first such failure."""
     line: str | None
-    """The line that decided; None where a signal or an exit code did."""
+    """The line that matched; None if a signal or an exit code decided."""
     pattern: str | None
     advice: str | None
 
@@ -65,9 +65,9 @@ def classify_log(
     """The class of a rank whose log ends with `text`.
 
     Args:
-        kernel: lines of the kernel's log of its host.
-        signal: its name or number; without it and without a code the rank left with code 1.
-        own: the user's classes.
+        kernel: lines of the kernel log of the host.
+        signal: name or number. Without a signal and an exit code, the exit code is 1.
+        own: failure classes of a spec.
     """
     number = signal_number(signal) if signal else None
     code = exit_code if exit_code is not None or number is not None else FAILED
@@ -87,7 +87,7 @@ def classify_log(
         log_tail=(),
         reading=reading,
     )
-    # As an agent tells of a kernel's log.
+    # In the form in which an agent reports kernel lines.
     lines = tuple(with_class(with_places(kernel.splitlines()), own))
     said = read_kernel(lines, own)
     told = EvidenceGathered(
@@ -96,7 +96,8 @@ def classify_log(
     verdict = diagnose(Findings(opened_at=0.0, exits=(exited,), evidence=(told,)), own)
     found, blamed = verdict.failure, verdict.culprit.host is not None
     if not (text or exit_code is not None or signal) and found not in said:
-        found = next(iter(said), None)  # of a kernel alone, also what explains no end of a rank
+        # With only a kernel log, show its class even if it would not end a rank.
+        found = next(iter(said), None)
     if found is None:
         return UNKNOWN
     return Classification(
@@ -111,7 +112,7 @@ def classify_log(
 
 
 def read_end(file: BinaryIO, most: int = MOST_BYTES) -> str:
-    """The end of a log of any size; of a pipe, which has to be read to its end, as well."""
+    """The last `most` bytes. Reads to the end, so that pipes work too."""
     end = b""
     while piece := file.read(most):
         end = (end + piece)[-most:]
@@ -119,7 +120,7 @@ def read_end(file: BinaryIO, most: int = MOST_BYTES) -> str:
 
 
 def signal_number(said: str) -> int:
-    """Of SIGKILL, KILL or 9. Raises ValueError."""
+    """The number of SIGKILL, KILL or 9. Raises ValueError."""
     name = said.upper()
     if name.isdecimal():
         known = int(name) in set(signals.Signals)
@@ -129,7 +130,7 @@ def signal_number(said: str) -> int:
         found = signals.Signals.__members__.get(full)
         number = int(found) if found else 0
     if not number:
-        raise ValueError(f"there is no signal {said}: give a name as SIGKILL, or a number")
+        raise ValueError(f"unknown signal {said}: give a name such as SIGKILL, or a number")
     return number
 
 
@@ -144,11 +145,11 @@ def as_text(found: Classification) -> str:
 
 def _lines(found: Classification) -> Iterator[str]:
     if found.class_ is None:
-        yield "class    unknown: no line, signal or exit code has a class"
+        yield "class    unknown: no line, signal or exit code matches a class"
         return
     yield f"class    {found.class_}"
     yield f"scope    {found.scope}"
-    without = "; the host is taken out of the job" if found.excludes_host else ""
+    without = "; the host is excluded from the job" if found.excludes_host else ""
     yield f"action   {found.action}{without}"
     if found.line:
         yield f"line     {one_line(found.line)}"

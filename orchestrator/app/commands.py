@@ -1,5 +1,7 @@
-"""What finds a job again from where ndctl was asked: its name alone does not where its run root is
-another than that of a command that names none."""
+"""The commands that ndctl prints about a job, with the options that they need to find it.
+
+A job name alone is not enough if the run root of the job is not the default run root.
+"""
 
 import json
 from collections.abc import Mapping
@@ -22,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedFrom:
-    """`submitted.json`: what was typed, for who resumes the job. The run directory's own spec is a
-    copy, and a mistake is to be fixed in the user's file."""
+    """`submitted.json`: how the job was submitted. It is used to print the command that resumes
+    the job with the user's file, not with the copy in the run directory."""
 
     spec: str
     """Absolute path of the user's file, on the machine that submitted it."""
     overrides: tuple[str, ...] = ()
     folder: str = ""
-    """Where it was typed, if the spec's paths depend on it."""
+    """Working directory of the submission, if paths in the spec depend on it."""
     here: bool = False
-    """In an allocation that was there already."""
+    """The job ran in an existing allocation (`--here`)."""
 
 
 def remember(run_dir: RunDir, written: "Written") -> None:
@@ -42,10 +44,10 @@ def remember(run_dir: RunDir, written: "Written") -> None:
 def submitted_from(written: "Written", *, here: bool = False) -> dict[str, Any]:
     """A SubmittedFrom, encoded."""
     folder = str(Path.cwd()) if _depends_on_folder(written) else ""
-    came = SubmittedFrom(
+    origin = SubmittedFrom(
         spec=str(written.path), overrides=written.overrides, folder=folder, here=here
     )
-    encoded: dict[str, Any] = encode(came)
+    encoded: dict[str, Any] = encode(origin)
     return encoded
 
 
@@ -61,7 +63,7 @@ def _depends_on_folder(written: "Written") -> bool:
 
 
 def commands_for(found: Found, environ: Mapping[str, str]) -> Commands:
-    """Those about a job whose run directory, or the copy of it, was found."""
+    """Commands for a job that was found, also in a cluster."""
     if found.copy is None:
         return commands_of(found.run_dir, environ)
     from orchestrator.backends.kubernetes.mirror.mirror_paths import options_of, run_root_above
@@ -72,36 +74,36 @@ def commands_for(found: Found, environ: Mapping[str, str]) -> Commands:
 
 
 def commands_of(run_dir: RunDir, environ: Mapping[str, str]) -> Commands:
-    """Those about a job of the run root above `run_dir`."""
+    """Commands for a job whose run root is the parent of `run_dir`."""
     return _commands(run_dir, run_dir.path.absolute().parent, environ)
 
 
 def _commands(
     run_dir: RunDir, run_root: Path, environ: Mapping[str, str], place: tuple[str, ...] = ()
 ) -> Commands:
-    came = _came(run_dir)
+    origin = _origin(run_dir)
     said = ("--run-root", str(run_root))
-    # As verbs see it that know no spec, which could name another.
+    # Commands without a spec cannot read a run root from it.
     here = run_root_of(None, environ).absolute() == run_root
     anywhere = Path(environ.get(env.RUN_ROOT) or ".") == run_root
     return Commands(
         job=run_dir.path.absolute().name,
-        spec=came.spec,
-        overrides=came.overrides,
-        here=came.here,
-        folder=came.folder,
+        spec=origin.spec,
+        overrides=origin.overrides,
+        here=origin.here,
+        folder=origin.folder,
         root=() if here else said,
         submit_root=() if anywhere else said,
         place=place,
     )
 
 
-def _came(run_dir: RunDir) -> SubmittedFrom:
-    """The run directory's copy stands in for a file that is gone, or of another machine."""
+def _origin(run_dir: RunDir) -> SubmittedFrom:
+    """Uses the copy in the run directory if the user's file is gone or on another machine."""
     try:
-        came: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
+        origin: SubmittedFrom = decode(SubmittedFrom, read_json(run_dir.submitted.read_text()))
     except (OSError, ValueError, Invalid):
         return SubmittedFrom(spec=str(run_dir.spec))
-    if Path(came.spec).is_file():
-        return came
-    return SubmittedFrom(spec=str(run_dir.spec), here=came.here)
+    if Path(origin.spec).is_file():
+        return origin
+    return SubmittedFrom(spec=str(run_dir.spec), here=origin.here)

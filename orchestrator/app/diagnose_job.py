@@ -1,4 +1,4 @@
-"""Who holds a job up: `ndctl diagnose`, on what a job of ours or anybody's left behind."""
+"""`ndctl diagnose`: find the rank that blocks a job, from dumps and stacks."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -39,10 +39,10 @@ from orchestrator.journal.journal import having
 
 
 def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
-    """Of a folder of dumps and stacks.
+    """Diagnose a folder of dumps and stacks.
 
     Raises:
-        JobError: there is nothing in it that could be evidence, or none of it can be read.
+        JobError: the folder has no dump or stack, or none of them can be read.
     """
     scene, last = read_folder(folder), read_last(folder)
     unreadable = {**scene.unreadable, **last.unreadable, **scene.passed_over, **last.passed_over}
@@ -52,75 +52,77 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
         more = len(unreadable) - len(first)
         reasons = "\n".join(f"  {name}: {why}" for name, why in first)
         raise JobError(
-            f"{folder.absolute()} holds no dump and no stack that can be read:\n{reasons}"
+            f"no dump or stack in {folder.absolute()} can be read:\n{reasons}"
             + (f"\n  and {more} more" if more > 0 else ""),
-            fix="dumps are what torch's flight recorder writes, as pickle or JSON",
+            fix="give dumps of the PyTorch flight recorder, as pickle or JSON",
         )
     if nothing:
         raise JobError(
-            f"{folder.absolute()} holds no dump and no stack",
-            fix="name the folder that holds them, or one of them for each host, each with its rank"
-            " in its name: flight-3, rank-3.stacks",
+            f"{folder.absolute()} has no dump or stack",
+            fix="give the folder of the dumps, or a folder with one subfolder per host; file names"
+            " end with the rank: flight-3, rank-3.stacks",
         )
     return judge(scene, last, ended_by_class(folder, CLASS))
 
 
 def judge(scene: Scene, last: Scene, ended: Collection[int]) -> tuple[Scene, Diagnosis]:
-    """Of ranks that stood still and of what others, or the same, had called when they ended; those
-    in `ended` were ended over sizes. Which of both scenes tells who it was, and the verdict.
+    """Choose between the evidence of a hang and the evidence of ranks that ended, and diagnose it.
 
-    As the leader has it: that which stood still first, for what ranks that are stopped then raise
-    is a consequence.
+    The leader does the same. The hang comes first, because errors of ranks that are stopped after
+    a hang are its consequence.
+
+    Args:
+        scene: dumps and stacks of ranks that hung.
+        last: dumps that ranks wrote as they ended.
+        ended: ranks that ended because of mismatched collective sizes.
     """
     stood = bool(scene.dumps) or any(facts.stack for facts in scene.facts.values())
     still = analyse(scene)
     if (stood and still.ranks) or not (last.dumps or (ended and not stood)):
         return scene, still
     mute = {rank: RankFacts(rank=rank) for rank in ended if rank not in last.facts}
-    last = with_facts(last, mute)  # they are ranks of the job, and wrote nothing
+    last = with_facts(last, mute)  # ranks that wrote no dump
     after = differing(last, ended)
     return (last, after) if after.ranks or not stood else (scene, still)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What `ndctl diagnose` says of a job."""
-
     scene: Scene
     diagnosis: Diagnosis
     attempt: int
     decided: str = ""
-    """What ndctl did about it."""
+    """What ndctl did about the hang."""
     in_order: str = ""
-    """That the job runs or ended as it should, whatever happened to this attempt."""
+    """Says that the job is healthy or succeeded, even if this attempt failed; else empty."""
 
 
 def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
-    """Of the job's attempt, or its newest that hung or left dumps.
+    """Diagnose an attempt of a job; without `attempt` the newest one that hung or left dumps.
 
     Raises:
         JobError: the job has no such attempt.
     """
     story, snapshot = story_of(run_dir), read_snapshot(run_dir, now)
     healthy = in_order(snapshot) if snapshot and attempt is None else ""
-    if healthy and not story.hung and not _ended_over_something(run_dir, story):
+    if healthy and not story.hung and not _has_last_dumps(run_dir, story):
         verdict = Diagnosis(
             kind="healthy", scope=None, ranks=(), hosts=(), confidence=1.0, cause=healthy
         )
         return Found(scene=Scene(), diagnosis=verdict, attempt=story.newest, in_order=healthy)
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
-            f"{run_dir.path.name} has no attempt {attempt}; {story.newest} were started",
-            fix="`ndctl describe JOB` names the attempt of each incident",
+            f"{run_dir.path.name} has no attempt {attempt}; it has {story.newest} attempts",
+            fix="`ndctl describe JOB` shows the attempt of each incident",
         )
-    chosen = _newest_evident(run_dir, story) if attempt is None else attempt
+    chosen = _newest_with_evidence(run_dir, story) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     there = folder.is_dir()
     scene, last = Scene(), Scene()
     if there:
         scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     begun = story.attempts.get(chosen)
-    told, unfit = _told(run_dir, chosen)
+    told, unfit = _reported(run_dir, chosen)
     facts = {
         rank: replace(found, stack=found.stack or _stack(scene, rank))
         for rank, found in told.items()
@@ -140,21 +142,21 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
 
 
 def in_order(snapshot: Snapshot) -> str:
-    """That a job runs, or ended, as it should, in words; empty where it does not. How long a rank
-    may be silent is for its leader to say, which looks into it then."""
+    """Says that a job is healthy or succeeded; empty if neither. Only the leader decides how long a
+    rank may be silent."""
     shown = snapshot.view
     at = f"step {shown.step:,} of {shown.steps:,}"
     if shown.state == "SUCCEEDED":
-        return f"{shown.name} ended in order: {at}"
+        return f"{shown.name} succeeded: {at}"
     silent = [health for host in shown.hosts for health in host.ranks if health in UNHEALTHY]
     if shown.state != "RUNNING" or shown.quiet_s is None or silent:
         return ""
     ago = format.duration(shown.quiet_s)
-    return f"{shown.name} is healthy: {at}, last step {ago} ago; no rank is late"
+    return f"{shown.name} is healthy: {at}, last step {ago} ago; no late ranks"
 
 
 def decided(snapshot: Snapshot | None, attempt: int) -> str:
-    """What was done about what broke in an attempt; empty where nothing was yet."""
+    """What ndctl did about the last incident of an attempt; empty if nothing yet."""
     incidents = snapshot.seen.run.incidents if snapshot else ()
     broke = [one for one in incidents if one.attempt == attempt]
     return action_taken(broke[-1], "") if broke else ""
@@ -162,7 +164,7 @@ def decided(snapshot: Snapshot | None, attempt: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An attempt, as it was ordered."""
+    """Plan and hosts of an attempt."""
 
     plan: Plan
     hosts: tuple[str, ...]
@@ -171,11 +173,11 @@ class Begun:
 
 @dataclass(slots=True)
 class Story:
-    """A journal, as far as it tells which attempts there were."""
+    """The attempts in a journal."""
 
     attempts: dict[int, Begun] = field(default_factory=dict)
     hung: list[int] = field(default_factory=list)
-    """Attempts that did, seen by ndctl or by a watchdog, oldest first."""
+    """Attempts that hung, as seen by ndctl or by the NCCL watchdog, oldest first."""
 
     @property
     def newest(self) -> int:
@@ -203,14 +205,14 @@ def story_of(run_dir: RunDir) -> Story:
     return story
 
 
-def _ended_over_something(run_dir: RunDir, story: Story) -> bool:
-    """Whether ranks of an attempt wrote as they ended what they had called."""
+def _has_last_dumps(run_dir: RunDir, story: Story) -> bool:
+    """Whether ranks of any attempt wrote a dump as they ended."""
     attempts = range(1, story.newest + 1)
     return any(any(run_dir.traces(number).glob(f"{LAST_FILES}*")) for number in attempts)
 
 
-def _told(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]]:
-    """What hosts told of its ranks, and those that ended over sizes."""
+def _reported(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]]:
+    """Facts that hosts reported about ranks, and the ranks that ended because of their sizes."""
     facts: dict[int, RankFacts] = {}
     unfit: set[int] = set()
     for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
@@ -223,12 +225,12 @@ def _told(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[int]
 
 
 def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
-    """Of the traces: the journal of a large job has none."""
+    """The stack from the traces; the journal of a large job does not hold stacks."""
     facts = scene.facts.get(rank)
     return facts.stack if facts else ()
 
 
-def _newest_evident(run_dir: RunDir, story: Story) -> int:
+def _newest_with_evidence(run_dir: RunDir, story: Story) -> int:
     if story.hung:
         return story.hung[-1]
     with_files = [n for n in range(story.newest, 0, -1) if any(run_dir.traces(n).glob("*"))]
@@ -238,7 +240,7 @@ def _newest_evident(run_dir: RunDir, story: Story) -> int:
 def _on_hosts(
     facts: dict[int, RankFacts], plan: Plan, hosts: tuple[str, ...]
 ) -> dict[int, RankFacts]:
-    """Every rank with its host, whether or not anything else is known of it."""
+    """Facts of every rank with its host, also of ranks without other facts."""
     return {
         rank: replace(
             facts.get(rank, RankFacts(rank=rank)), host=hosts[rank // plan.ranks_per_host]
@@ -248,11 +250,11 @@ def _on_hosts(
 
 
 def job_text(found: Found) -> str:
-    """Of a job in order that it is, first, and nothing else where nothing else was."""
+    """Says first if the job is healthy, and nothing more if no attempt failed."""
     if found.diagnosis.kind == "healthy":
         return found.in_order
     told = diagnosis_text(found.diagnosis, found.scene, found.attempt, found.decided)
-    before = f"{found.in_order}\nof an attempt that failed:\n" if found.in_order else ""
+    before = f"{found.in_order}\nan earlier attempt failed:\n" if found.in_order else ""
     return before + told
 
 
@@ -264,7 +266,7 @@ def job_json(found: Found) -> dict[str, Any]:
 def diagnosis_json(
     scene: Scene, diagnosis: Diagnosis, attempt: int | None = None
 ) -> dict[str, Any]:
-    """For scripts: the verdict, and what it was made of; `attempt` is null for a folder's."""
+    """The verdict and the evidence. `attempt` is null for a folder."""
     return {
         "attempt": attempt,
         **asdict(diagnosis),

@@ -1,4 +1,4 @@
-"""Hosts that ndctl keeps its jobs off, by strikes or a pin: why, until when, and what undoes it."""
+"""Hosts that jobs do not use because of strikes or a pin: reason, end, and command to undo it."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class ExcludedHost:
     name: str
     why: str
-    """As in `until 2026-11-25 03:00:00 UTC: 2 strikes, last host-lost in llama: ...`."""
+    """For example `until 2026-11-25 03:00:00 UTC: 2 strikes, last host-lost in llama: ...`."""
     undo: str
     """The command that lets jobs use it."""
 
@@ -33,13 +33,13 @@ class ExcludedHost:
 def excluded_hosts(
     run_root: Path, backend: Scheduler, environ: Mapping[str, str], clock: Clock
 ) -> tuple[ExcludedHost, ...]:
-    """By the strikes and pins of the run root for the backend's cluster."""
+    """Hosts excluded by strikes and pins in the run root, for the cluster of the backend."""
     from orchestrator import host_strikes
 
     if isinstance(backend, RemoteScheduler):
-        return ()  # the run root, where they are counted, is for the pods to see: the leader asks
+        return ()  # strikes are in the run root, which only the pods see: the leader reads them
     if not _may_exist(run_root / host_strikes.FOLDER):
-        return ()  # without asking the scheduler its name
+        return ()  # no need to ask the scheduler for the name of its cluster
     cluster = backend.cluster()
     path = host_strikes.path_of(run_root, cluster)
     return tuple(
@@ -55,9 +55,9 @@ def excluded_hosts(
 def excluded_while_queued(
     run: Run, seen: Sighting, environ: Mapping[str, str], clock: Clock
 ) -> dict[str, str]:
-    """Hosts that a job in a queue does without: each with why, and what to type to use it.
+    """Hosts that a queued job excludes, each with the reason and the command to use it.
 
-    To forget its strikes alone does not change what the scheduler was asked for.
+    Clearing strikes is not enough, because the request at the scheduler names the host.
     """
     if run.job is None or not seen.excluded:
         return {}
@@ -78,20 +78,20 @@ def excluded_while_queued(
 
 
 def _why_by_the_job(run: Run, host: str) -> str:
-    """By which incident, or what else the journal knows."""
-    last = run.incidents[-1] if run.incidents else None  # one before has had its own requeue
+    """The incident or other reason in the journal."""
+    last = run.incidents[-1] if run.incidents else None  # earlier ones had their own requeue
     ours = last is not None and last.culprit.host == host
     incident = f"incident #{last.id} {last.kind}" if last is not None and ours else ""
     if words := run.exclude.get(host):
         return f"{incident}: {words}" if incident else words
     if host == run.leader and run.stage not in OUTSIDE:
-        # No leader has begun since that could have written it down.
-        return "the leader there is gone, and its agents asked for a run without it"
-    return incident or "nothing is held against it any more"
+        # No leader has started since, so the journal has no reason yet.
+        return "its leader was lost, and the agents requested a requeue without it"
+    return incident or "there is no longer a reason to exclude it"
 
 
 def _undo(record: "Record", cluster: str, run_root: Path, environ: Mapping[str, str]) -> str:
-    """For that cluster alone: a run root may serve several, whose hosts have the same names."""
+    """The command names the cluster if the run root has several, whose hosts may share names."""
     from orchestrator import host_strikes
 
     here = run_root_of(None, environ).absolute() == run_root.absolute()
@@ -107,5 +107,5 @@ def _undo(record: "Record", cluster: str, run_root: Path, environ: Mapping[str, 
 def _may_exist(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # the reader of the file says what is wrong
+    except OSError:  # reading the file reports the error
         return True

@@ -1,4 +1,4 @@
-"""What a person says about hosts: `ndctl hosts clear`, `pin` and `unpin`."""
+"""`ndctl hosts clear`, `pin` and `unpin`."""
 
 import contextlib
 import shutil
@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 
 
 def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
-    """Say that a host is in order again, to jobs that replaced it for what is no strike as well,
-    where `cluster` is named. Raises JobError when nothing is held against it."""
+    """Clear the strikes of a host.
+
+    With `cluster`, a host without strikes is cleared too: a job may have replaced it for a failure
+    that is not a strike.
+
+    Raises:
+        JobError: the host has no strikes.
+    """
     from orchestrator import host_strikes
 
     now = clock.now()
@@ -27,36 +33,36 @@ def clear_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
         found = [str(cluster)]
     if not found:
         raise JobError(
-            f"nothing is held against {host} in {(run_root / host_strikes.FOLDER).absolute()}",
-            fix="`ndctl hosts` lists the hosts with strikes; is --run-root the right one? A job may"
-            " have replaced it for what is no strike: --cluster NAME clears it for that, too",
+            f"{host} has no strikes in {(run_root / host_strikes.FOLDER).absolute()}",
+            fix="`ndctl hosts` lists the hosts with strikes; check --run-root. If a job replaced"
+            " the host for a failure that is not a strike, add --cluster NAME",
         )
     for name in found:
         cleared = host_strikes.Cleared(at=now, host=host, by=user())
         _record(run_root, name, cleared)
     where = ", ".join(found)
     return (
-        f"{host} has no strikes any more in {where}; a job that replaced it may use it from its"
-        " next leader on"
+        f"cleared {host} in {where}; a job that replaced it can use it again when its next leader"
+        " starts"
     )
 
 
 def cluster_to_pin(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
-    """`cluster`, or the only one that is known. Raises JobError where there is no telling."""
+    """`cluster`, or the only known cluster. Raises JobError if there is not exactly one."""
     from orchestrator import host_strikes
 
     if cluster == host_strikes.LOCAL:
         raise JobError(
-            f"{host} cannot be pinned: the hosts of local jobs are only names",
-            fix="--cluster NAME names a Slurm or Kubernetes cluster; `ndctl hosts` lists some",
+            f"{host} cannot be pinned: hosts of local jobs are not real hosts",
+            fix="name a Slurm or Kubernetes cluster: --cluster NAME; see `ndctl hosts`",
         )
     records = host_strikes.records(run_root, clock.now())
     known = [name for name in records if name != host_strikes.LOCAL]
     if cluster is None and len(known) != 1:
-        there = f"there are {', '.join(known)}" if known else "there is none yet"
+        there = f"known clusters: {', '.join(known)}" if known else "no cluster is known yet"
         raise JobError(
-            f"{host} of which cluster? In {(run_root / host_strikes.FOLDER).absolute()} {there}",
-            fix="--cluster NAME; of Slurm it is the ClusterName (`scontrol show config`)",
+            f"cluster of {host} unknown; {(run_root / host_strikes.FOLDER).absolute()}: {there}",
+            fix="give --cluster NAME; for Slurm it is the ClusterName (`scontrol show config`)",
         )
     return cluster or known[0]
 
@@ -69,28 +75,28 @@ def pin_host(
     reason: str,
     clock: Clock,
 ) -> str:
-    """Say that a host is never, or always, to be used."""
+    """Pin a host: never or always use it."""
     from orchestrator import host_strikes
 
     pinned = host_strikes.Pinned(at=clock.now(), host=host, use=use, by=user(), reason=reason)
     _record(run_root, cluster, pinned)
-    said = f"{host} of {cluster} is {use} used from the next start on"
+    said = f"pinned {host} of {cluster}: {use} used from the next start"
     return f"{said}, until `ndctl hosts unpin {host}`"
 
 
-def doubt(host: str, cluster: str, environ: Mapping[str, str], clock: Clock) -> str:
-    """On a machine of that Slurm cluster: what to say of a host that it does not know."""
+def unknown_node_warning(host: str, cluster: str, environ: Mapping[str, str], clock: Clock) -> str:
+    """A warning about a host that Slurm does not know; empty if this is not that Slurm cluster."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         return ""
     backend = scheduler_of("slurm", environ, clock)
     with contextlib.suppress(BackendError):
         if backend.cluster() == cluster and not backend.known([host]):
-            return f"; but Slurm has no node {host}, and until it has the pin does nothing: a typo?"
+            return f"; warning: Slurm has no node {host}, so the pin has no effect; check the name"
     return ""
 
 
 def unpin_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> str:
-    """Let its strikes decide again. Raises JobError when it is not pinned."""
+    """Remove the pin. Raises JobError if the host is not pinned."""
     from orchestrator import host_strikes
 
     now = clock.now()
@@ -98,12 +104,12 @@ def unpin_host(run_root: Path, host: str, cluster: str | None, clock: Clock) -> 
     if not found:
         raise JobError(
             f"{host} is not pinned in {(run_root / host_strikes.FOLDER).absolute()}",
-            fix="`ndctl hosts` lists the hosts that are; is --run-root the right one?",
+            fix="`ndctl hosts` lists the pinned hosts; check --run-root",
         )
     for name in found:
         unpinned = host_strikes.Unpinned(at=now, host=host, by=user())
         _record(run_root, name, unpinned)
-    return f"{host} is not pinned any more in {', '.join(found)}"
+    return f"unpinned {host} in {', '.join(found)}"
 
 
 def _record(run_root: Path, cluster: str, line: "Line") -> None:
@@ -120,7 +126,7 @@ def _where(
     records: "Mapping[str, tuple[Record, ...]]",
     has: Literal["strikes", "pin"],
 ) -> list[str]:
-    """The clusters, or `cluster` alone, that have such a thing of `host`."""
+    """The clusters that have strikes or a pin for `host`; with `cluster` only that one."""
     return [
         name
         for name, held in records.items()

@@ -1,4 +1,4 @@
-"""Jobs whose run directory is elsewhere, seen through what is known of them here."""
+"""Find jobs by name, also jobs in a cluster, of which this machine keeps a copy of the journal."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,18 +21,20 @@ from orchestrator.journal.snapshot import known
 from orchestrator.seams import Clock, Copy
 
 REFRESH_S = 2.0
+"""Seconds between two refreshes of a copy."""
 STOPPING_S = 0.5
-"""The same while ranks stop: with its job a pod may be gone a moment after its last word."""
+"""Seconds between two refreshes while ranks stop: the pod may be deleted right after the end."""
 SKEW_S = 5.0
-"""By which clocks of this machine and of the leader may differ."""
+"""Maximum difference of the clocks of this machine and the leader."""
 LAST_LINES_S = 2 * REFRESH_S
-ABREAST = 8
-"""Jobs that are asked for at the same time."""
+"""Seconds to wait for log lines that arrive after the end of the job."""
+MAX_PARALLEL = 8
+"""Jobs that are refreshed or cancelled at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A part of a cluster, as the command line names it."""
+    """Context and namespace of a cluster, from the command line."""
 
     context: str | None = None
     namespace: str | None = None
@@ -40,19 +42,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job by its name."""
+    """A job that was found by its name."""
 
     run_dir: RunDir
     copy: Copy | None = None
-    """Where the run directory is elsewhere."""
+    """Set if the run directory is in a cluster."""
 
     @property
     def stale(self) -> BackendError | None:
-        """Why the copy could not be brought up to date at the last look; None: it was."""
+        """Why the last refresh of the copy failed; None: it succeeded."""
         return self.copy.stale if self.copy is not None else None
 
     def here(self, run: Run) -> Run:
-        """The job as this machine has to ask its scheduler for it."""
+        """The job with the launch that this machine uses to ask the scheduler."""
         if self.copy is None or run.job is None:
             return run
         return replace(run, job=replace(run.job, launch=self.copy.here(run.job.launch)))
@@ -61,9 +63,10 @@ class Found:
 def find(
     run_root: Path, name: str, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> Found:
-    """In the run root, or else among the jobs that were seen from here; with a `place`, there.
+    """Find a job in the run root, else among known jobs in clusters; with `place`, in that cluster.
 
-    Raises JobError when there is no such job, or several.
+    Raises:
+        JobError: no job or several jobs have this name.
     """
     from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
@@ -81,13 +84,13 @@ def find(
     if known:
         places = ", ".join(f"{path.parent.parent.name}/{path.parent.name}" for path in known)
         raise JobError(
-            f"there are several jobs {name}: in {places}",
-            fix="say which with --context and --namespace",
+            f"several jobs are named {name}: in {places}",
+            fix="choose one with --context and --namespace",
         )
     try:
         return Found(find_job(run_root, name))
     except JobError as exc:
-        fix = f"{exc.fix}; `--backend kubernetes [-n NAMESPACE]` looks in the cluster"
+        fix = f"{exc.fix}; `--backend kubernetes [-n NAMESPACE]` searches the cluster"
         raise JobError(exc.message, fix=fix) from exc
 
 
@@ -98,7 +101,7 @@ def _of(copy: Copy) -> Found:
 def every(
     run_root: Path, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
-    """All jobs of the run root and those seen from here; with a `place`, those there."""
+    """All jobs in the run root and all known jobs in clusters; with `place`, the jobs there."""
     from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
     if place is not None:
@@ -118,22 +121,23 @@ def every(
 def matching(
     run_root: Path, pattern: str, place: Place | None, environ: Mapping[str, str], clock: Clock
 ) -> list[Found]:
-    """Jobs whose names a shell's pattern, as `sweep-*`, matches. Raises JobError without any."""
+    """Jobs whose names match a shell pattern such as `sweep-*`. Raises JobError if none do."""
     there = every(run_root, place, environ, clock)
     found = [one for one in there if fnmatchcase(one.run_dir.path.name, pattern)]
     if not found:
         names = ", ".join(sorted({one.run_dir.path.name for one in there})) or "none"
         raise JobError(
-            f"no job matches {pattern!r} in {run_root.absolute()}; there are: {names}",
-            fix="give --run-root or NDCTL_RUN_ROOT where they are elsewhere",
+            f"no job matches {pattern!r} in {run_root.absolute()}; jobs: {names}",
+            fix="check the pattern, and --run-root or NDCTL_RUN_ROOT",
         )
     return found
 
 
 def refresh(found: Found) -> None:
-    """Bring a copy up to date; where that cannot be, it stays as it was, and `stale` says why.
+    """Refresh a copy. If that fails, the copy stays as it is and `stale` has the reason.
 
-    Raises BackendError where nothing is known at all.
+    Raises:
+        BackendError: the refresh failed, and there is no copy yet.
     """
     if found.copy is None:
         return
@@ -145,8 +149,8 @@ def refresh(found: Found) -> None:
 
 
 def refresh_all(jobs: Sequence[Found]) -> None:
-    """The same of many, side by side. A cluster that cannot be reached is asked once: to wait for
-    it again for each of its jobs would take minutes."""
+    """Refresh many copies in parallel. An unreachable cluster is asked once, because waiting for a
+    timeout per job would take minutes."""
     copies = [found.copy for found in jobs if found.copy is not None]
     if not copies:
         return
@@ -154,7 +158,7 @@ def refresh_all(jobs: Sequence[Found]) -> None:
 
     firsts = {copy.cluster: copy for copy in reversed(copies)}
 
-    def bring(copy: Copy) -> None:
+    def refresh_one(copy: Copy) -> None:
         first = firsts[copy.cluster].stale
         if copy not in firsts.values() and isinstance(first, Unreachable):
             copy.stale = first
@@ -162,14 +166,14 @@ def refresh_all(jobs: Sequence[Found]) -> None:
         with suppress(BackendError):
             copy.refresh()
 
-    with ThreadPoolExecutor(ABREAST) as pool:
-        list(pool.map(bring, firsts.values()))
-        list(pool.map(bring, [copy for copy in copies if copy is not firsts[copy.cluster]]))
+    with ThreadPoolExecutor(MAX_PARALLEL) as pool:
+        list(pool.map(refresh_one, firsts.values()))
+        list(pool.map(refresh_one, [copy for copy in copies if copy is not firsts[copy.cluster]]))
 
 
 def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], object]) -> bool:
-    """Wait until the leader of a job that was handed over has begun its journal, and say what the
-    scheduler says meanwhile; False where nothing of the job is left to wait for."""
+    """Wait until the leader of a submitted job starts its journal, and print the state at the
+    scheduler meanwhile. False if the scheduler no longer has the job."""
     said = ""
     while found.copy is not None and not found.copy.has_begun:
         seen = ask(known(found.run_dir))
@@ -180,26 +184,27 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
         with suppress(BackendError):
             found.copy.refresh()
         if not (seen and seen.held) and not found.copy.has_begun:
-            say("its leader never began: `ndctl logs` and `kubectl get pods` may tell why")
+            say("its leader did not start: see `ndctl logs` and `kubectl get pods`")
             return False
         clock.sleep(REFRESH_S)
     return True
 
 
 def lines_before(found: Found, handed_at: float) -> int:
-    """Lines of the journal before the launch that has begun: they were told before.
+    """Number of journal lines before the current launch. They belong to earlier launches.
 
-    Raises JobError where that launch had ended before `handed_at`: its objects had been deleted,
-    and its run directory had not.
+    Raises:
+        JobError: the current launch ended before `handed_at`. Its Kubernetes objects had been
+            deleted but not its run directory, so the submission started nothing.
     """
     entries = read(found.run_dir.journal)
     run = fold(entry.event for entry in entries)
     if run.job is not None and run.ending is not None and run.last_at < handed_at - SKEW_S:
         raise JobError(
-            f"nothing was run: launch {run.job.launch.launch} of job {run.job.launch.job} had ended"
-            f" before, in {run.job.launch.run_dir}: {run.state}, {run.reason}",
-            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
-            f" run in {ARCHIVE}/",
+            f"nothing was started: launch {run.job.launch.launch} of job {run.job.launch.job} in"
+            f" {run.job.launch.run_dir} had already ended: {run.state}, {run.reason}",
+            fix="--resume continues from its newest checkpoint; --new starts over and moves the old"
+            f" run to {ARCHIVE}/",
         )
     return max(
         (at for at, one in enumerate(entries) if isinstance(one.event, JobSubmitted)), default=0
@@ -207,7 +212,7 @@ def lines_before(found: Found, handed_at: float) -> int:
 
 
 def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[], bool]:
-    """The same as `ended`, but that the last lines of a copy may come after it."""
+    """Like `ended`, but waits `LAST_LINES_S` longer for the last log lines of a copy."""
     if found.copy is None:
         return ended
     since: float | None = None
@@ -223,8 +228,8 @@ def settled(found: Found, ended: Callable[[], bool], clock: Clock) -> Callable[[
 
 
 def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> Sequence[str]:
-    """Bring the logs of a copy, and say which could not be had; of one rank, only from the host
-    that it is on in `attempt`."""
+    """Fetch the logs of a copy. Returns a message for each log that could not be read. For one
+    rank, only its host in `attempt` is asked."""
     if found.copy is None:
         return ()
     entries = read(found.run_dir.journal)
@@ -243,7 +248,7 @@ def fetch_logs(found: Found, rank: int | None, attempt: int | None) -> Sequence[
 
 @contextmanager
 def kept_fresh(found: Found, *, logs: bool = False) -> Iterator[None]:
-    """A copy follows its job for as long as this is entered."""
+    """Refresh a copy in the background while the context is active."""
     if found.copy is None:
         yield
         return

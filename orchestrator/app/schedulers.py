@@ -1,4 +1,4 @@
-"""The backend of a job, and what it has of it. The only place where the command line picks one."""
+"""The backend of a job. The only place where the command line chooses one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,20 +24,20 @@ def scheduler_of(name: str, environ: Mapping[str, str], clock: Clock) -> Schedul
 
 
 def clear(run: Run, environ: Mapping[str, str], clock: Clock) -> None:
-    """End what a launch left running."""
+    """End everything that is left of the launch."""
     if run.job is not None:
         scheduler_of(run.job.backend, environ, clock).clear(run.job.launch)
 
 
 def standing(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
-    """What a scheduler still has of a job, in words."""
+    """What the scheduler still has of a job, as text; None: nothing."""
     if run.job is None:
         return None
     return scheduler_of(run.job.backend, environ, clock).standing(run.job.launch)
 
 
 def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
-    """What its scheduler calls it, without asking."""
+    """The name of the job at its scheduler, from files."""
     if run.job is None:
         return None
     return scheduler_of(run.job.backend, environ, clock).name_of(run.job.launch)
@@ -46,11 +46,13 @@ def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
 def sightings(
     jobs: Sequence[tuple[Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[Sighting]:
-    """Of each job with whether its leader lives, and whether the job is quiet: which job of a
-    scheduler it is and, where no leader says more, how that stands.
+    """The state of each job at its scheduler.
 
-    A scheduler is asked once for all jobs together, and not at all of those that are over, or led
-    and neither quiet nor in want of anything from it.
+    A scheduler is asked once for all jobs. It is not asked about jobs that ended, or that have a
+    leader, are not quiet, and need no more hosts: the journal of those jobs is up to date.
+
+    Args:
+        jobs: each with whether its leader is alive, and whether it is quiet.
     """
     said: dict[int, Sighting] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}

@@ -1,4 +1,4 @@
-"""How jobs stand with their schedulers, of what is known of each here and what a scheduler says."""
+"""The state of jobs at their schedulers, combined with what is known on this machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +13,16 @@ from orchestrator.seams import Clock, Sighting
 def sight(
     jobs: Sequence[tuple[Found, Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[Sighting]:
-    """Of each job with its run, whether its leader is known to live, and whether it is quiet.
+    """The state of each job at its scheduler.
 
-    A cluster that could not be reached a moment ago is not asked again: that takes as long as the
-    first time, and brings no more.
+    A cluster that was unreachable a moment ago is not asked again, because that would only wait for
+    another timeout.
+
+    Args:
+        jobs: each with its run, whether its leader is alive, and whether it is quiet.
     """
     runs = [found.here(run) for found, run, _, _ in jobs]
-    asked = [at for at, (found, *_) in enumerate(jobs) if not _is_away(found)]
+    asked = [at for at, (found, *_) in enumerate(jobs) if not _is_unreachable(found)]
     seen = dict(
         zip(
             asked,
@@ -35,17 +38,17 @@ def sight(
     ]
 
 
-def _is_away(found: Found) -> bool:
+def _is_unreachable(found: Found) -> bool:
     return isinstance(found.stale, Unreachable)
 
 
 def combined(found: Found, seen: Sighting) -> Sighting:
-    """Where the copy is old, and its scheduler says no more than that its hosts run, how the job
-    stands is not known."""
+    """Marks the state as unknown if the copy is stale and the scheduler only knows that the hosts
+    run."""
     if found.copy is None:
         return seen
     why: BackendError | None = found.stale
-    if why is not None and (_is_away(found) or seen.running or seen.unknown):
+    if why is not None and (_is_unreachable(found) or seen.running or seen.unknown):
         seen = replace(seen, held=True, unknown=why.message, fix=why.fix)
     if seen.over is not None and not seen.leaving:
         found.copy.remember(seen.over, seen.words or "")

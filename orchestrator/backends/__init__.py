@@ -1,4 +1,5 @@
-"""How a launch becomes agents on hosts: a room for each kind of cluster.
+"""Backends, which start agents on hosts; one folder per kind of cluster.
 
-Nothing is imported here: the first process of a pod comes through (`entry/pod_start.py`).
+This file imports nothing, because the first process of a pod (`entry/pod_start.py`) must start
+fast.
 """

@@ -1,4 +1,4 @@
-"""The processes of an agent, ended from its own host: who holds which lock says what is left."""
+"""End the processes of an agent from its own host. File locks show which processes are left."""
 
 import contextlib
 import os
@@ -10,14 +10,13 @@ from orchestrator.posix.locks import is_free, is_held_alone
 from orchestrator.seams import Clock
 
 LEAVE_S = 15.0
-"""For an agent that was told to go (SIGTERM) before it is killed; and for one that was killed to be
-gone."""
+"""Seconds between SIGTERM and SIGKILL, and between SIGKILL and an error."""
 POLL_S = 0.05
 
 
 def end_holder(lock: Path, clock: Clock, leave_s: float) -> int | None:
-    """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s`. The process that was
-    last told to go; None where none had to be."""
+    """End the agent that holds `lock`: SIGTERM, and SIGKILL after `leave_s` seconds. Returns the
+    last signalled process; None: no agent held the lock."""
     begun = clock.monotonic()
     told: int | None = None
     while is_held_alone(lock):
@@ -28,17 +27,17 @@ def end_holder(lock: Path, clock: Clock, leave_s: float) -> int | None:
             told = pid
         if clock.monotonic() - begun > leave_s + LEAVE_S:
             raise BackendError(
-                f"process {number}, an agent of this job, does not end",
-                fix=f"look at it with `ps -o pid,stat,wchan,cmd -p {number}`, and at who holds its"
-                f" lock with `fuser -v {lock}`",
+                f"agent process {number} of this job does not exit",
+                fix=f"inspect it with `ps -o pid,stat,wchan,cmd -p {number}`, and the holders of"
+                f" its lock with `fuser -v {lock}`",
             )
         clock.sleep(POLL_S)
     return told
 
 
 def pid_in(lock: Path) -> int | None:
-    """The process that wrote its number into `lock` and has it open; None where there is none: the
-    number of one that has ended may be another program's by now."""
+    """The process whose id is in `lock` and that has the file open; None: it has ended. Without the
+    second condition the id may belong to another program by now."""
     number = _number_in(lock)
     return number if number is not None and _has_open(number, lock) else None
 
@@ -53,7 +52,7 @@ def _number_in(lock: Path) -> int | None:
 def _has_open(pid: int, path: Path) -> bool:
     try:
         wanted, files = path.stat(), [*Path(f"/proc/{pid}/fd").iterdir()]
-    except OSError:  # it has ended, or is another user's
+    except OSError:  # the process has ended or belongs to another user
         return False
     for file in files:
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -64,13 +63,13 @@ def _has_open(pid: int, path: Path) -> bool:
 
 
 def await_free(lock: Path, clock: Clock) -> None:
-    """Wait for the ranks of an agent that is gone, which the kernel ends with it."""
+    """Wait until the ranks of an ended agent exit. The kernel kills them when their agent dies."""
     deadline = clock.monotonic() + LEAVE_S
     while not is_free(lock):
         if clock.monotonic() > deadline:
             raise BackendError(
-                f"processes of this job's ranks still run; they hold {lock}",
-                fix=f"look at them with `fuser -v {lock}`, end them with `fuser -k {lock}`",
+                f"rank processes of this job are still running and hold {lock}",
+                fix=f"list them with `fuser -v {lock}`, kill them with `fuser -k {lock}`",
             )
         clock.sleep(POLL_S)
 
@@ -79,13 +78,13 @@ STATES = {
     "T": "stopped by a signal",
     "t": "stopped by a debugger",
     "D": "waiting in the kernel",
-    "Z": "dead, and not buried",
+    "Z": "a zombie",
 }
-"""By Linux's letter, what is not usual."""
+"""Linux process state -> text, for unusual states."""
 
 
 def state_of(pid: int | None) -> str:
-    """Of a process, in words."""
+    """The state of a process as text."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

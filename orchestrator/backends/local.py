@@ -1,4 +1,4 @@
-"""Hosts played by processes of this machine: one agent each, in a session of its own."""
+"""The local backend: each host is an agent process on this machine, in its own session."""
 
 import shlex
 import subprocess
@@ -21,17 +21,17 @@ from orchestrator.seams import Clock, Sighting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProcess:
-    """What starts one agent."""
+    """The command of one agent."""
 
     host: str
     argv: tuple[str, ...]
     environ: Mapping[str, str]
-    """Added to the environment of whoever submits."""
+    """Added to the environment of the submitting process."""
     log: Path
 
 
 def render(launch: LaunchPlan, gpus: Sequence[str]) -> tuple[AgentProcess, ...]:
-    """One agent for each host, the leader first. `gpus` are the devices that may be used."""
+    """One agent per host, the leader first. `gpus`: devices that the job may use."""
     return tuple(_agent(launch, node, host, gpus) for node, host in enumerate(launch.hosts))
 
 
@@ -51,8 +51,8 @@ def _agent(launch: LaunchPlan, node: int, host: str, gpus: Sequence[str]) -> Age
     devices = launch.devices_per_host
     mine = gpus[node * devices : (node + 1) * devices]
     visible = ",".join(mine) if len(launch.hosts) * devices <= len(gpus) else ""
-    # Loopback: a laptop's host name often resolves to nothing, or to an address that moves.
-    # And no other machine has to do with the job: gloo and NCCL listen there alone.
+    # Use the loopback interface. The host name of a laptop often has no address or a changing one,
+    # and no other machine takes part in the job, so gloo and NCCL need not listen elsewhere.
     environ = {
         "CUDA_VISIBLE_DEVICES": visible,
         "GLOO_SOCKET_IFNAME": "lo",
@@ -95,14 +95,14 @@ class LocalBackend:
             for agent in render(launch, visible_gpus(self.environ)):
                 self._start(agent)
         except BackendError:
-            # Those that did start would wait for the others in vain.
+            # The agents that started would wait for the others.
             for process in self.started.values():
                 process.kill()
                 process.wait()
             raise
 
     def standing(self, launch: LaunchPlan) -> str | None:
-        """Its agents' locks say it, which `submit` looks at: there is no queue."""
+        """Always None, because there is no queue. `submit` checks the locks of agents."""
         return None
 
     def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
@@ -127,7 +127,7 @@ class LocalBackend:
         silent_s: float = 0.0,
     ) -> None:
         former = self.started.pop(host, None)
-        if former is not None:  # it may wait for the lock without holding it
+        if former is not None:  # it may wait for the lock, so `end_holder` would not find it
             former.kill()
             former.wait()
         end_holder(RunDir(Path(launch.run_dir)).agent_lock(host), self.clock, leave_s=0.0)
@@ -135,7 +135,7 @@ class LocalBackend:
             (a for a in render(launch, visible_gpus(self.environ)) if a.host == host), None
         )
         if agent is None:
-            raise BackendError(f"{host} is no host of this launch", fix="a defect: report it")
+            raise BackendError(f"{host} is not a host of this launch", fix="report this bug")
         self._start(agent)
 
     def clear(self, launch: LaunchPlan) -> None:
@@ -158,5 +158,5 @@ class LocalBackend:
                     start_new_session=True,
                 )
         except OSError as exc:
-            raise BackendError(f"the agent of {agent.host} could not be started: {exc}") from exc
+            raise BackendError(f"failed to start the agent of {agent.host}: {exc}") from exc
         self.started[agent.host] = process

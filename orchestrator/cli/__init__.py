@@ -1,7 +1,7 @@
 """The command line: parse, call `app`, print, exit.
 
-Only click is imported here and in the modules of the verbs; what a verb needs is imported when it
-runs, so that `ndctl --help` answers at once.
+This module and the modules of the commands import only click at the top. Each command imports
+the rest when it runs, so that `ndctl --help` stays fast.
 """
 
 import sys
@@ -65,8 +65,9 @@ for _command in (
 
 
 def main() -> None:
-    """Entry point: errors that ndctl raises on purpose become one message and their exit code."""
-    # What is not printed by `say`: click's own errors, warnings of loggers, tracebacks.
+    """Entry point. Prints an NdctlError as one message and exits with its exit code."""
+    # `say` escapes control characters. This does the same for text that `say` does not print:
+    # errors of click, log lines, tracebacks.
     sys.stderr = VisibleStream(sys.stderr)
     try:
         cli(prog_name="ndctl")
@@ -74,6 +75,7 @@ def main() -> None:
         from orchestrator.errors import NdctlError
         from orchestrator.posix.denied import denied
 
+        # A file that the user may not read is a mistake to explain, not a crash of ndctl.
         if isinstance(exc, PermissionError) and exc.filename is not None:
             exc = denied(exc)
         if not isinstance(exc, NdctlError):

@@ -1,4 +1,4 @@
-"""What runs in a cluster beside jobs: `controller`."""
+"""`ndctl controller`: the controller of a Kubernetes cluster."""
 
 import os
 
@@ -6,18 +6,27 @@ import click
 
 
 @click.command(epilog="Example: ndctl controller --namespace training --once")
-@click.option("--context", metavar="C", help="Of the kubeconfig. [its current one]")
-@click.option("-n", "--namespace", metavar="NS", help="Whose jobs. [the context's, the pod's own]")
-@click.option("-A", "--all-namespaces", is_flag=True, help="Jobs of all; its Lease is in one.")
-@click.option("--taint", is_flag=True, help="Keep other pods off nodes that a job left out.")
-@click.option("--once", is_flag=True, help="End when nothing is left to be done.")
+@click.option("--context", metavar="C", help="Context of the kubeconfig. [current context]")
+@click.option(
+    "-n", "--namespace", metavar="NS", help="Namespace of the jobs. [of the context or the pod]"
+)
+@click.option(
+    "-A",
+    "--all-namespaces",
+    is_flag=True,
+    help="Jobs of all namespaces. The Lease stays in one namespace.",
+)
+@click.option(
+    "--taint", is_flag=True, help="Taint nodes that a job excluded, to keep other pods off."
+)
+@click.option("--once", is_flag=True, help="Exit when there is nothing left to do.")
 @click.option(
     "--lease-duration",
     type=click.IntRange(min=3),
     default=15,
     show_default=True,
     metavar="S",
-    help="So long after the leading controller died, another one takes over.",
+    help="Seconds after which another controller takes over from one that died.",
 )
 def controller(
     context: str | None,
@@ -27,12 +36,12 @@ def controller(
     once: bool,
     lease_duration: int,
 ) -> None:
-    """In a Kubernetes cluster: what pods ask for and may not do themselves; delete pods of dead
-    nodes; clean up.
+    """Run the controller of a Kubernetes cluster.
 
-    Jobs run without it. manifests/controller/ has it as a Deployment. Several may run: one acts.
+    It deletes pods of dead nodes, cleans up after jobs, and does what pods request but may not do
+    themselves. Jobs run without it. manifests/controller/ has a Deployment. Of several controllers
+    one is active.
     """
-
     from orchestrator.backends.kubernetes.api.client import Api
     from orchestrator.backends.kubernetes.controller.decide import Scope
     from orchestrator.backends.kubernetes.controller.loop import serve

@@ -1,4 +1,4 @@
-"""Weeks ahead: `forecast`."""
+"""`ndctl forecast`: the expected training time of a job over weeks."""
 
 import os
 
@@ -25,36 +25,58 @@ ABOVE_0 = FiniteRange(min=0, min_open=True)
 @set_option
 @json_option
 @inventory_option
-@click.option("--days", type=ABOVE_0, default=90.0, help="How far to look ahead. [90]")
+@click.option("--days", type=ABOVE_0, default=90.0, help="Days to simulate. [90]")
 @click.option(
     "--rates",
     metavar="NAME|FILE",
     default="llama3",
-    help="How often hosts break: llama3, rsc-1, rsc-2, or a .yaml of your own. [llama3]",
+    help="Failure rates of hosts: llama3, rsc-1, rsc-2, or a .yaml file. [llama3]",
 )
 @click.option(
-    "--mtbf", type=ABOVE_0, metavar="HOURS", help="Of one host, between failures. [the rates']"
+    "--mtbf",
+    type=ABOVE_0,
+    metavar="HOURS",
+    help="Mean time between failures of one host. [from --rates]",
 )
 @click.option(
-    "--storage", type=ABOVE_0, metavar="GB/S", help="That it takes of all hosts. [1 for each]"
+    "--storage",
+    type=ABOVE_0,
+    metavar="GB/S",
+    help="Write bandwidth of the storage for all hosts together. [1 per host]",
 )
 @click.option(
     "--stall",
     type=FiniteRange(min=0),
     metavar="SECONDS",
-    help="That training stands still for a save. [reckoned]",
+    help="Time that a save stops training. [computed]",
 )
 @click.option(
-    "--restart", type=ABOVE_0, metavar="SECONDS", help="To the next step. [120 and loading]"
+    "--restart",
+    type=ABOVE_0,
+    metavar="SECONDS",
+    help="Time from a failure to the next step. [120 + loading]",
 )
 @click.option(
-    "--repair", type=ABOVE_0, default=24.0, metavar="HOURS", help="That a host is gone. [24]"
+    "--repair",
+    type=ABOVE_0,
+    default=24.0,
+    metavar="HOURS",
+    help="Time until a broken host is repaired. [24]",
 )
 @click.option(
-    "--queue", type=ABOVE_0, default=600.0, metavar="SECONDS", help="For another host. [600]"
+    "--queue",
+    type=ABOVE_0,
+    default=600.0,
+    metavar="SECONDS",
+    help="Time to wait for another host. [600]",
 )
-@click.option("--histories", type=click.IntRange(min=2), default=40, help="To draw. [40]")
-@click.option("--seed", type=int, default=0, help="Of the first history. [0]")
+@click.option(
+    "--histories",
+    type=click.IntRange(min=2),
+    default=40,
+    help="Number of simulated histories. [40]",
+)
+@click.option("--seed", type=int, default=0, help="Seed of the first history. [0]")
 def forecast(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -71,7 +93,7 @@ def forecast(  # noqa: PLR0913 - click hands over one argument for each option
     histories: int,
     seed: int,
 ) -> None:
-    """Show how much of its time a job will train, where the rest goes, and what would be best."""
+    """Predict how much of its time a job trains, what takes the rest, and the best settings."""
     from pathlib import Path
 
     from orchestrator.app.planning.forecasts import Asked, forecast_spec

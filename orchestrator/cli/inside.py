@@ -1,4 +1,4 @@
-"""Inside of an allocation: `agent`."""
+"""`ndctl agent`: the agent of one node in a Slurm allocation."""
 
 import os
 import signal
@@ -16,17 +16,18 @@ from orchestrator.cli.options import root_option, say, set_option, spec_argument
 @spec_argument
 @set_option
 @root_option
-@click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
-@click.option("--new", is_flag=True, help="Start over; the old run is kept in .archive/.")
+@click.option("--resume", is_flag=True, help="Resume the run that ended or was interrupted.")
+@click.option("--new", is_flag=True, help="Start over. The old run is moved to .archive/.")
 def agent(
     spec: str, overrides: tuple[str, ...], run_root: str | None, resume: bool, new: bool
 ) -> None:
-    """On Slurm, started by srun on each node: be the agent of a job in this allocation.
+    """Run the agent of this node in a Slurm allocation. Start it with srun on each node.
 
-    For batch scripts of your own (docs/slurm.md): the first node plans, makes the run directory and
-    leads; the batch job is queued again at its time limit and without nodes that were lost.
+    For your own batch scripts (docs/slurm.md). The first node plans, creates the run directory and
+    leads. The batch job is requeued at its time limit, and without nodes that were lost.
     """
-    # Slurm's notice of the time limit must not end what does not listen for it yet.
+    # Slurm may signal the time limit before the agent has its handlers. The default action of
+    # these signals would end the process.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     from pathlib import Path
@@ -35,19 +36,19 @@ def agent(
         Wanted,
         agent_command,
         end_step,
-        let_the_first_speak,
+        wait_for_first_task,
     )
     from orchestrator.errors import NdctlError
     from orchestrator.system import SystemClock, log_to_stderr, run_command
 
     if resume and new:
-        raise click.UsageError("--resume and --new exclude each other")
+        raise click.UsageError("use either --resume or --new, not both")
     log_to_stderr()
     wanted = Wanted(spec=Path(spec), overrides=overrides, run_root=run_root, resume=resume, new=new)
     try:
         command = agent_command(wanted, os.environ, SystemClock(), run_command)
     except NdctlError as exc:
-        let_the_first_speak(os.environ, SystemClock())
+        wait_for_first_task(os.environ, SystemClock())
         say(f"error: {exc}", err=True)
         end_step(os.environ, run_command)
         sys.exit(exc.exit_code)

@@ -1,4 +1,5 @@
-"""Jobs that there are: `list`, `status`, `describe`, `diagnose`, `logs`, `events`, and so on."""
+"""Commands for existing jobs: `list`, `status`, `describe`, `diagnose`, `logs`, `events`,
+`dashboard`, `cancel`."""
 
 import contextlib
 import os
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 
 MOST_MISSING = 4
-"""Logs that could not be read, each in a line of its own."""
+"""Maximum number of warnings about logs that could not be read."""
 
 
 def asker(found: "Found") -> "Ask":
-    """Asks what a scheduler says of the job, whether or not a process leads it."""
+    """A function that asks the scheduler for the state of the job."""
     from orchestrator.app.sighting import sight
     from orchestrator.system import SystemClock
 
@@ -40,7 +41,7 @@ def asker(found: "Found") -> "Ask":
 
 
 def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
-    """What a scheduler says of the jobs is asked for where there is one."""
+    """The snapshots with the state of each job at its scheduler."""
     from dataclasses import replace
 
     if all(one.is_local for _, one in snapshots):
@@ -51,7 +52,8 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
-    # Another process may still hold the lock of a copy that could not be brought up to date.
+    # A copy that could not be refreshed says nothing about the leader, even if another process
+    # holds the lock of its journal.
     led = [one.leader_alive and found.stale is None for found, one in snapshots]
     jobs = [
         (found, one.seen.run, alive, is_quiet(one.heard_at, clock.now()))
@@ -77,8 +79,10 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
 def list_jobs(
     patterns: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
 ) -> None:
-    """Show every job of the run root, and those of clusters that were seen from here; or those
-    whose names match."""
+    """List the jobs in the run root and the known jobs in clusters.
+
+    With PATTERN, only the jobs whose names match.
+    """
     from orchestrator.app import remote
     from orchestrator.dashboard.snapshot import read_snapshot
     from orchestrator.dashboard.status import list_rows, list_text, stale_reasons
@@ -101,7 +105,7 @@ def list_jobs(
     if as_json:
         print_json(rows)
     else:
-        where = f"in {root.absolute()}" if place is None else "of ndctl in that namespace"
+        where = f"in {root.absolute()}" if place is None else "in that namespace"
         say(list_text(rows, None, clock.now()) if rows else f"no jobs {where}")
 
 
@@ -113,7 +117,7 @@ def list_jobs(
 def status(
     jobs: tuple[str, ...], run_root: str | None, place: "Place | None", as_json: bool
 ) -> None:
-    """Show where a job stands, in a few lines; or several, with --json as a list."""
+    """Show the state of one or more jobs. With --json, several jobs are printed as a list."""
     from orchestrator.dashboard.status import status_json, status_text
 
     snapshots = _snapshots(find_all(jobs, run_root, place, warns=False))
@@ -135,7 +139,8 @@ def _snapshot(job: str, run_root: str | None, place: "Place | None") -> "Snapsho
 
 
 def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
-    """Of each; of jobs that a pattern found without those that were never submitted to the end."""
+    """A snapshot of each job. A job without a complete submission is an error if it was named, and
+    is skipped if a pattern matched it."""
     from orchestrator.app.commands import commands_for
     from orchestrator.dashboard.snapshot import read_snapshot
     from orchestrator.errors import JobError
@@ -150,7 +155,7 @@ def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
         elif is_named:
             name = found.run_dir.path.name
             raise JobError(
-                f"job {name} was never submitted to its end", fix="submit it again with --new"
+                f"the submission of job {name} did not finish", fix="submit it again with --new"
             )
     return _with_scheduler(seen)
 
@@ -161,7 +166,7 @@ def _snapshots(jobs: "list[tuple[Found, bool]]") -> "list[Snapshot]":
 @place_options
 @json_option
 def describe(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Show all that is known of a job: plan, hosts, each incident with its evidence."""
+    """Show all details of a job: plan, hosts, and each incident with its evidence."""
     from orchestrator.contract.files.checkpoint_names import newest_complete
     from orchestrator.dashboard.describe import describe_text
     from orchestrator.dashboard.status import status_json
@@ -179,10 +184,13 @@ def describe(job: str, run_root: str | None, place: "Place | None", as_json: boo
 )
 @click.argument("target", metavar="JOB|TRACE_DIR")
 @root_option
-@click.option("--attempt", type=int, help="This attempt of the job. [the newest that hung]")
+@click.option("--attempt", type=int, help="Attempt of the job. [newest that hung]")
 @json_option
 def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bool) -> None:
-    """Find who holds a job up, from dumps of flight recorders and stacks, of any job."""
+    """Find the rank that blocks a job, from flight recorder dumps and stacks.
+
+    Works for the jobs of ndctl, and for a folder of dumps of any PyTorch job.
+    """
     from pathlib import Path
 
     from orchestrator.app.diagnose_job import (
@@ -212,11 +220,11 @@ def diagnose(target: str, run_root: str | None, attempt: int | None, as_json: bo
 @job_argument
 @root_option
 @place_options
-@click.option("--rank", type=int, help="This rank's log alone.")
-@click.option("--attempt", type=int, help="This attempt's logs. [the newest]")
+@click.option("--rank", type=int, help="Only the log of this rank.")
+@click.option("--attempt", type=int, help="Logs of this attempt. [newest]")
 @click.option("--tail", type=int, metavar="N", help="Only the last N lines of each log.")
-@click.option("--follow", is_flag=True, help="Go on as the logs grow, until the job ends.")
-@click.option("--agents", is_flag=True, help="What the hosts' agents said, the leader among them.")
+@click.option("--follow", is_flag=True, help="Print new lines until the job ends.")
+@click.option("--agents", is_flag=True, help="Logs of the agents and the leader, not of the ranks.")
 def logs(  # noqa: PLR0913 - click hands over one argument for each option
     job: str,
     run_root: str | None,
@@ -227,19 +235,21 @@ def logs(  # noqa: PLR0913 - click hands over one argument for each option
     follow: bool,
     agents: bool,
 ) -> None:
-    """Print the ranks' logs, merged, each line with its host and rank."""
+    """Print the merged logs of the ranks, each line with its host and rank."""
     from orchestrator.app.remote import fetch_logs, kept_fresh, settled
     from orchestrator.dashboard.follow.follow_loop import EndDetector, agent_lines, log_lines
     from orchestrator.system import SystemClock
 
     if agents and (follow or rank is not None or attempt is not None):
-        raise click.UsageError("--agents goes with --tail alone: an agent is of all attempts")
+        raise click.UsageError(
+            "--agents takes no --rank, --attempt or --follow: one agent log covers all attempts"
+        )
     found, clock = find(job, run_root, place), SystemClock()
     missing = fetch_logs(found, rank, attempt)
     for words in missing[:MOST_MISSING]:
         warn(words)
     if len(missing) > MOST_MISSING:
-        warn(f"nor those of {len(missing) - MOST_MISSING:,} more pods")
+        warn(f"logs of {len(missing) - MOST_MISSING:,} more pods could not be read")
     if agents:
         for line in agent_lines(found.run_dir, tail):
             _say_line(line)
@@ -267,13 +277,15 @@ def _say_line(line: "LogLine") -> None:
 @place_options
 @json_option
 def events(job: str, run_root: str | None, place: "Place | None", as_json: bool) -> None:
-    """Print what happened, and what was decided, in order of time; with --json the journal as it
-    stands."""
+    """Print the events and decisions of a job in order of time.
+
+    With --json, print the lines of the journal.
+    """
     from orchestrator.dashboard.event_text import event_line, sort_by_time
     from orchestrator.journal.journal import read, to_json
 
     entries = read(find(job, run_root, place).run_dir.journal)
-    if as_json:  # the order in which it was decided on, by which a journal can be replayed
+    if as_json:  # keep the order of the journal, so that it can be replayed
         for entry in entries:
             print_json(to_json(entry), indent=None)
         return
@@ -281,12 +293,12 @@ def events(job: str, run_root: str | None, place: "Place | None", as_json: bool)
         say(event_line(entry, None))
 
 
-@click.command(epilog="Example: ndctl dashboard quickstart   (q leaves it)")
+@click.command(epilog="Example: ndctl dashboard quickstart   (q quits)")
 @job_argument
 @root_option
 @place_options
 def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
-    """Watch a job: health of every rank, incidents, loss, checkpoints."""
+    """Watch a job: health of each rank, incidents, loss, checkpoints."""
     from orchestrator.app.commands import commands_for
     from orchestrator.app.remote import await_begin, kept_fresh
     from orchestrator.dashboard.console import VisibleConsole
@@ -313,11 +325,11 @@ def dashboard(job: str, run_root: str | None, place: "Place | None") -> None:
 @jobs_argument
 @root_option
 @place_options
-@click.option("--no-wait", is_flag=True, help="Return at once, not when the jobs have ended.")
+@click.option("--no-wait", is_flag=True, help="Return without waiting for the jobs to end.")
 def cancel(
     jobs: tuple[str, ...], run_root: str | None, place: "Place | None", no_wait: bool
 ) -> None:
-    """End jobs: their ranks write a checkpoint and leave."""
+    """Cancel jobs. Their ranks write a checkpoint and exit."""
     from orchestrator.app import cancel_job
     from orchestrator.app.cancel_jobs import cancel_all
     from orchestrator.app.remote import kept_fresh

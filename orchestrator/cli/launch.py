@@ -1,4 +1,4 @@
-"""Jobs begin: `submit`, `render`."""
+"""Commands that start jobs: `submit`, `render`."""
 
 import os
 import sys
@@ -41,10 +41,10 @@ def _launchable(
     *,
     looks: "Looks",
 ) -> "Planned":
-    """This machine is what it is: only of a cluster a file may say what there is."""
+    """Plan a job. An inventory file can describe a cluster, but not this machine."""
     planned = plan_for(spec, overrides, inventory, looks=looks, run_root=run_root, purpose=purpose)
     if inventory is not None and planned.spec.cluster.backend == "local":
-        raise click.UsageError("--inventory needs a backend with hosts of its own: --backend slurm")
+        raise click.UsageError("--inventory needs --backend slurm or kubernetes")
     return planned
 
 
@@ -63,8 +63,8 @@ def _drills(
 
 
 class _DryRunAlone(click.Command):
-    """`--dry-run` without a value is `--dry-run=server`, whatever follows it: click itself would
-    take the next word, which may be SPEC, for the value."""
+    """Reads `--dry-run` without a value as `--dry-run=server`. Click would take the next word,
+    which may be SPEC, as the value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -81,33 +81,35 @@ class _DryRunAlone(click.Command):
 @backend_option
 @root_option
 @inventory_option
-@click.option("--follow", is_flag=True, help="Stay, show progress, exit 0 only on success.")
+@click.option(
+    "--follow", is_flag=True, help="Wait and show progress. Exit 0 only if the job succeeds."
+)
 @click.option(
     "--dry-run",
     type=click.Choice(["client", "server"]),
     metavar="[=client|server]",
-    help="Show what would be started, and start nothing. server: the scheduler tries it. client:"
-    " nothing is asked of a Kubernetes cluster.  [server]",
+    help="Show what would be started, and start nothing. server: the scheduler checks it. client:"
+    " a Kubernetes cluster is not contacted.  [server]",
 )
 @click.option(
     "--here",
     is_flag=True,
-    help="On the nodes of this Slurm allocation (salloc), as a step of it; stays to the end.",
+    help="Run as a step in this Slurm allocation (salloc), and wait for the end.",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run that ended or was cut off.")
-@click.option("--new", is_flag=True, help="Start over; the old run is kept in .archive/.")
+@click.option("--resume", is_flag=True, help="Resume the run that ended or was interrupted.")
+@click.option("--new", is_flag=True, help="Start over. The old run is moved to .archive/.")
 @click.option(
     "--sweep",
     multiple=True,
     callback=keys_with_values,
     metavar="KEY=A,B",
-    help="Submit a job for each combination of these values, named for them.",
+    help="Submit one job for each combination of these values. Job names include the values.",
 )
 @click.option(
     "--at-once",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of a sweep on Slurm: only so many run at the same time.",
+    help="With --sweep on Slurm: run at most N jobs at the same time.",
 )
 @click.option(
     "--drill",
@@ -115,7 +117,7 @@ class _DryRunAlone(click.Command):
     multiple=True,
     callback=_drills,
     metavar="FAULT",
-    help="Make a fault happen once: kill|stop|raise|exit|busy|skip|shape|order|data:rank=R@step=S,"
+    help="Inject a fault once: kill|stop|raise|exit|busy|skip|shape|order|data:rank=R@step=S,"
     " kill:host=H@step=S.",
 )
 def submit(  # noqa: PLR0913 - click hands over one argument for each option
@@ -133,23 +135,25 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
     at_once: int | None,
     drills: "tuple[Drill, ...]",
 ) -> None:
-    """Start a job, under supervision, and return; or follow it to its end."""
+    """Submit a job and return. With --follow, wait for its end."""
     from orchestrator.app.submission import submit_job
     from orchestrator.job_paths import run_root_of
 
     if resume and new:
-        raise click.UsageError("--resume and --new exclude each other")
+        raise click.UsageError("use either --resume or --new, not both")
     if here:
         if dry_run or sweep or inventory:
-            raise click.UsageError("--here goes with neither --dry-run, --sweep nor --inventory")
+            raise click.UsageError(
+                "--here cannot be combined with --dry-run, --sweep or --inventory"
+            )
         sys.exit(_submit_here(spec, overrides, run_root, resume, new, drills))
     if at_once is not None and not sweep:
-        raise click.UsageError("--at-once goes with --sweep")
+        raise click.UsageError("--at-once needs --sweep")
     if sweep:
         if follow or drills:
-            raise click.UsageError("--sweep goes with neither --follow nor --drill")
+            raise click.UsageError("--sweep cannot be combined with --follow or --drill")
         if dry_run == "client":
-            raise click.UsageError("--sweep goes with --dry-run=server: the scheduler is asked")
+            raise click.UsageError("--sweep needs --dry-run=server: the scheduler checks each job")
         _submit_sweep(
             spec,
             (*overrides, *on_backend),
@@ -174,7 +178,7 @@ def submit(  # noqa: PLR0913 - click hands over one argument for each option
         new=new,
     )
     if dry_run is not None:
-        _try_out(submission, asks=dry_run == "server")
+        _print_dry_run(submission, asks=dry_run == "server")
     else:
         _submit_one(submission, follow=follow)
 
@@ -185,7 +189,7 @@ def _submit_one(submission: "Submission", *, follow: bool) -> None:
 
     planned = submission.planned
     submitted = submit_job.submit(submission, os.environ, SystemClock())
-    _tell(planned, submitted)
+    _print_notes(planned, submitted)
     say(
         f"submitted {planned.spec.name} to {planned.spec.cluster.backend}: {submitted.run_dir.path}"
     )
@@ -206,8 +210,8 @@ def _rank_map(planned: "Planned") -> str:
     return "\n".join(lines)
 
 
-def _try_out(submission: "Submission", *, asks: bool) -> None:
-    """Print what would be started, and what stands in its way. Raises what the scheduler says."""
+def _print_dry_run(submission: "Submission", *, asks: bool) -> None:
+    """Print what would be started. Raises the error by which the scheduler refuses it."""
     from orchestrator.app.submission import submit_job
     from orchestrator.system import SystemClock
 
@@ -217,8 +221,8 @@ def _try_out(submission: "Submission", *, asks: bool) -> None:
         raise tried.refused
 
 
-def _tell(planned: "Planned", submitted: "Submitted") -> None:
-    """What a person should know of a job that was submitted all the same."""
+def _print_notes(planned: "Planned", submitted: "Submitted") -> None:
+    """Print warnings and notes about a submitted job."""
     for one in submitted.warnings:
         warn(one)
     looked = planned.looked.notes if planned.looked is not None else ()
@@ -244,7 +248,7 @@ def _submit_here(
     clock = SystemClock()
     wanted = Wanted(spec=Path(spec), overrides=overrides, run_root=run_root, resume=resume, new=new)
     job = submit_here(wanted, drills, os.environ, clock, run_command)
-    say(f"{job.launch.job} runs on {', '.join(job.hosts)}: {job.launch.run_dir}; ^C ends it")
+    say(f"{job.launch.job} runs on {', '.join(job.hosts)}: {job.launch.run_dir}; Ctrl-C ends it")
     return run_here(job, os.environ, clock, run_command, say)
 
 
@@ -278,7 +282,7 @@ def _submit_sweep(
             warn(f"{element.name}: {one}")
         say(f"submitted {element.name} ({' '.join(element.values)}): {submitted.run_dir.path}")
     pattern = quote(sweep_jobs.pattern_of([element.name for element in elements]))
-    say(f"see them with `ndctl list {pattern}`, end them with `ndctl cancel {pattern}`")
+    say(f"list them with `ndctl list {pattern}`, cancel them with `ndctl cancel {pattern}`")
 
 
 def _element_text(element: "Element") -> str:
@@ -300,7 +304,7 @@ def _element_text(element: "Element") -> str:
 @kind_option
 @root_option
 @inventory_option
-@click.option("--with-token", is_flag=True, help="On Kubernetes: print the job's Secret, too.")
+@click.option("--with-token", is_flag=True, help="On Kubernetes: also print the Secret of the job.")
 def render(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -310,15 +314,16 @@ def render(  # noqa: PLR0913 - click hands over one argument for each option
     inventory: str | None,
     with_token: bool,
 ) -> None:
-    """Print exactly what `submit` starts: the manifests, the batch script, or each agent's
-    command."""
+    """Print what `submit` starts: the manifests, the batch script, or the command of each agent."""
     from orchestrator.app.submission import submit_job
     from orchestrator.job_paths import run_root_of
 
     settings = (*overrides, *on_backend, *of_kind)
     planned = _launchable(spec, settings, inventory, run_root, "render", looks="not")
     if with_token and planned.spec.cluster.backend != "kubernetes":
-        raise click.UsageError("--with-token needs --backend kubernetes: others keep it in a file")
+        raise click.UsageError(
+            "--with-token needs --backend kubernetes: other backends keep the secret in a file"
+        )
     root = run_root_of(run_root, os.environ, planned.spec.run_root)
     submission = submit_job.Submission(planned=planned, run_root=root)
     say(submit_job.render(submission, os.environ))
@@ -334,7 +339,7 @@ def _commands(submitted: "Submitted") -> "Commands":
 
 
 def _followed(submitted: "Submitted") -> int:
-    """The exit code of a job that is followed to its end."""
+    """Follow the job to its end and return its exit code."""
     from orchestrator.app.remote import Found, await_begin, kept_fresh, lines_before
     from orchestrator.contract.files import exit_codes
     from orchestrator.dashboard.follow.follow_loop import follow_job
@@ -351,8 +356,8 @@ def _followed(submitted: "Submitted") -> int:
             return follow_job(submitted.run_dir, known, clock, ask, commands)
     except KeyboardInterrupt:
         say(
-            f"\n{name} runs on; see it with `{commands.of('dashboard')}`,"
-            f" end it with `{commands.of('cancel')}`",
+            f"\n{name} keeps running; watch it with `{commands.of('dashboard')}`,"
+            f" cancel it with `{commands.of('cancel')}`",
             err=True,
         )
         return exit_codes.INTERRUPTED

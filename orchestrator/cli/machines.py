@@ -1,4 +1,4 @@
-"""What jobs run on: `doctor`, `hosts`."""
+"""Commands for machines: `doctor`, `hosts`."""
 
 import os
 import sys
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orchestrator.contract.spec.job_spec import JobSpec
 
 
-def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
+def _spec_of(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
     from pathlib import Path
 
     from orchestrator.load import read_spec
@@ -40,7 +40,7 @@ def _wish(spec: str | None, overrides: tuple[str, ...]) -> "JobSpec | None":
 def _input_findings(
     spec: str, overrides: tuple[str, ...], root: "Path", *, resume: bool
 ) -> "tuple[Finding, ...]":
-    """What the job reads: data, tokenizer, weights, and what it resumes from."""
+    """Checks of the data, tokenizer, weights, and of the checkpoint to resume from."""
     from pathlib import Path
 
     from orchestrator.app.planning.plans import look_at
@@ -66,7 +66,7 @@ def _slurm_findings(root: "Path", wish: "JobSpec | None") -> "tuple[Finding, ...
 def _kubernetes_findings(
     spec: str | None, overrides: tuple[str, ...], root: "Path"
 ) -> "tuple[Finding, ...]":
-    """With a spec, all that `submit` would look at as well."""
+    """With a spec, also the checks of `submit`."""
     from pathlib import Path
 
     from orchestrator.app.planning import plans
@@ -102,7 +102,7 @@ def _kubernetes_findings(
 @click.argument("spec", required=False)
 @set_option
 @root_option
-@click.option("--backend", type=BACKENDS, help="Where it is to run. [the spec's]")
+@click.option("--backend", type=BACKENDS, help="Backend to check. [from the spec]")
 @json_option
 @resume_option
 def doctor(
@@ -113,7 +113,10 @@ def doctor(
     as_json: bool,
     resume: bool,
 ) -> None:
-    """Find what on this machine or its cluster would stop a job; with SPEC, that job."""
+    """Check this machine and its cluster for problems that would stop a job.
+
+    With SPEC, check for that job.
+    """
     from orchestrator.contract.codec import encode
     from orchestrator.health.machine import describe_findings, examine
     from orchestrator.job_paths import run_root_of
@@ -121,12 +124,12 @@ def doctor(
     from orchestrator.system import SystemClock, run_command
 
     if resume and spec is None:
-        raise click.UsageError("--resume goes with SPEC: the job that is to resume")
-    wish = _wish(spec, overrides)
+        raise click.UsageError("--resume needs SPEC, the job to resume")
+    wish = _spec_of(spec, overrides)
     root = run_root_of(run_root, os.environ, wish.run_root if wish else "")
     if backend is None:
         backend = wish.cluster.backend if wish else "local"
-    # Ranks that run elsewhere take nothing of this machine.
+    # Only ranks of a local job use the memory and the ports of this machine.
     here = plan_for(spec, overrides, looks="not").plan if spec and backend == "local" else None
     hosts = wish.cluster.hosts + wish.cluster.spare_hosts if wish else 1
     files = files_needed(hosts, hosts * wish.cluster.gpus_per_host if wish else 1)
@@ -148,11 +151,15 @@ def doctor(
 @click.group(invoke_without_command=True, epilog="Example: ndctl hosts --json")
 @root_option
 @json_option
-@click.option("--all", "with_faded", is_flag=True, help="Also strikes that count less than 0.01.")
+@click.option(
+    "--all", "with_faded", is_flag=True, help="Include strikes that count less than 0.01."
+)
 @click.pass_context
 def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: bool) -> None:
-    """Show the hosts that broke jobs, per cluster, with what their strikes count by now, and which
-    are left out until when; clear them, or pin a host."""
+    """Show the hosts that have strikes, per cluster, and the hosts that are excluded.
+
+    The subcommands clear the strikes of a host or pin a host.
+    """
     from orchestrator.host_strikes import hosts_json, hosts_text, records, still_counting
     from orchestrator.job_paths import run_root_of
     from orchestrator.system import SystemClock
@@ -173,10 +180,10 @@ def hosts(ctx: click.Context, run_root: str | None, as_json: bool, with_faded: b
 
 @hosts.command("clear", epilog="Example: ndctl hosts clear node7")
 @click.argument("host")
-@click.option("--cluster", metavar="NAME", help="Of this cluster alone. [every one]")
+@click.option("--cluster", metavar="NAME", help="Only in this cluster. [all clusters]")
 @click.pass_obj
 def clear_host(root: "Path", host: str, cluster: str | None) -> None:
-    """Forget a host's strikes: it is in order again."""
+    """Clear the strikes of a host, so that jobs use it again."""
     from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 
@@ -185,12 +192,14 @@ def clear_host(root: "Path", host: str, cluster: str | None) -> None:
 
 @hosts.command("pin", epilog='Example: ndctl hosts pin node7 --never --reason "burnt connector"')
 @click.argument("host")
-@click.option("--never/--always", "never", default=None, required=True, help="How it is used.")
-@click.option("--reason", required=True, metavar="TEXT", help="For whoever finds it pinned.")
-@click.option("--cluster", metavar="NAME", help="Whose host it is. [the only one known]")
+@click.option(
+    "--never/--always", "never", default=None, required=True, help="Whether jobs use the host."
+)
+@click.option("--reason", required=True, metavar="TEXT", help="Why the host is pinned.")
+@click.option("--cluster", metavar="NAME", help="Cluster of the host. [the only known cluster]")
 @click.pass_obj
 def pin_host(root: "Path", host: str, never: bool, reason: str, cluster: str | None) -> None:
-    """Use a host never, or always, whatever its strikes, until it is unpinned."""
+    """Never or always use a host, regardless of its strikes, until it is unpinned."""
     from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 
@@ -198,15 +207,15 @@ def pin_host(root: "Path", host: str, never: bool, reason: str, cluster: str | N
     clock = SystemClock()
     of = hosts.cluster_to_pin(root, host, cluster, clock)
     said = hosts.pin_host(root, host, of, use, reason, clock)
-    say(said + hosts.doubt(host, of, os.environ, clock))
+    say(said + hosts.unknown_node_warning(host, of, os.environ, clock))
 
 
 @hosts.command("unpin", epilog="Example: ndctl hosts unpin node7")
 @click.argument("host")
-@click.option("--cluster", metavar="NAME", help="Of this cluster alone. [every one]")
+@click.option("--cluster", metavar="NAME", help="Only in this cluster. [all clusters]")
 @click.pass_obj
 def unpin_host(root: "Path", host: str, cluster: str | None) -> None:
-    """Let a host's strikes decide again."""
+    """Remove the pin of a host. Its strikes decide again."""
     from orchestrator.app import hosts
     from orchestrator.system import SystemClock
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share, and how answers are printed."""
+"""Options and arguments that several commands share, and functions that print."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FiniteRange(click.FloatRange):
-    """Of numbers: neither `nan`, which no range keeps out, nor `inf`."""
+    """Also refuses `nan`, which compares false with every bound, and `inf`."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -46,11 +46,11 @@ set_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 inventory_option = click.option(
-    "--inventory", metavar="FILE", help="The hosts to plan for. [the backend's]"
+    "--inventory", metavar="FILE", help="Plan for the hosts in FILE. [hosts of the backend]"
 )
 KEPT = "\n\t"
 resume_option = click.option(
-    "--resume", is_flag=True, help="Also what `submit --resume` would resume from."
+    "--resume", is_flag=True, help="Also check the checkpoint that `submit --resume` would use."
 )
 BACKENDS = click.Choice(["local", "slurm", "kubernetes"])
 
@@ -64,7 +64,7 @@ backend_option = click.option(
     "on_backend",
     type=BACKENDS,
     callback=_as_setting,
-    help="Where it runs: short for --set cluster.backend=…  [the spec's]",
+    help="Backend to run on; short for --set cluster.backend=…  [from the spec]",
 )
 
 
@@ -77,23 +77,29 @@ kind_option = click.option(
     "of_kind",
     type=click.Choice(["pytorchjob", "jobset", "trainjob"]),
     callback=_as_kind,
-    help="Which resource of Kubernetes: short for --set cluster.kubernetes.kind=…  [the spec's]",
+    help="Kubernetes resource; short for --set cluster.kubernetes.kind=…  [from the spec]",
 )
 root_option = click.option(
-    "--run-root", metavar="DIR", help="Where run directories are. [NDCTL_RUN_ROOT, else the spec's]"
+    "--run-root",
+    metavar="DIR",
+    help="Folder of the run directories. [NDCTL_RUN_ROOT, or from the spec]",
 )
 
 
 def place_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Where a job is that this machine may not have seen yet: the verb gets a `Place` or None."""
+    """Adds the options that locate a job in a cluster. The command gets a `Place` or None."""
     added = (
         click.option(
             "--backend",
             type=click.Choice(["kubernetes"]),
-            help="Look in the cluster, not in the run root.",
+            help="Find the job in the cluster, not in the run root.",
         ),
-        click.option("--context", metavar="NAME", help="Of the kubeconfig; implies --backend."),
-        click.option("-n", "--namespace", metavar="NS", help="There; implies --backend."),
+        click.option(
+            "--context", metavar="NAME", help="Context of the kubeconfig; implies --backend."
+        ),
+        click.option(
+            "-n", "--namespace", metavar="NS", help="Namespace of the job; implies --backend."
+        ),
     )
 
     @functools.wraps(verb)
@@ -124,10 +130,14 @@ def keys_with_values(
 def find_all(
     names: tuple[str, ...], run_root: str | None, place: "Place | None", *, warns: bool = True
 ) -> "list[tuple[Found, bool]]":
-    """The jobs that are named, in order, each once, and whether it was named by itself and not by a
-    pattern, as `sweep-*`. Not `warns`: the caller says that one is shown as it was before.
+    """The named jobs in order without duplicates, each with whether it was named by its full name
+    and not by a pattern such as `sweep-*`.
 
-    Raises JobError where there is no such job.
+    Args:
+        warns: print a warning for a job that cannot be refreshed.
+
+    Raises:
+        JobError: a name or pattern matches no job.
     """
     from orchestrator.app import remote
     from orchestrator.job_paths import is_pattern, run_root_of
@@ -150,7 +160,7 @@ def find_all(
 
 
 def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool = True) -> "Found":
-    """A job, as it is now. Not `warns`: the caller says that it is shown as it was before."""
+    """The job `name`, refreshed. `warns`: print a warning if it cannot be refreshed."""
     from orchestrator.app import remote
     from orchestrator.job_paths import run_root_of
     from orchestrator.journal.journal import lost_end
@@ -159,15 +169,18 @@ def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
     remote.refresh(found)
     if found.stale is not None and warns:
-        warn(f"{found.stale.message}; shown is what was known before")
+        warn(f"{found.stale.message}; showing the last known state")
     if lost := lost_end(found.run_dir.journal):
         warn(lost)
     return found
 
 
 def say(text: str, *, label: str = "", err: bool = False, **style: Any) -> None:
-    """The one way in which a verb prints. Names, messages and logs in `text` are of others, so it
-    passes `visible`; only `label`, in its `style`, has colours, and those on a terminal alone."""
+    """Print `text`. All commands print with this function.
+
+    Names, messages and logs in `text` come from other programs, so `visible` escapes control
+    characters. Only `label` has colours, and only on a terminal.
+    """
     prefix = click.style(visible(label), **style) if label else ""
     click.echo(f"{prefix}{visible(text, keep=KEPT)}", err=err)
 
@@ -179,7 +192,7 @@ def warn(text: str) -> None:
 def print_json(body: Any, indent: int | None = 2) -> None:
     import json
 
-    # JSON leaves DEL as it is, and is ASCII else: `visible` would write it as no JSON has it.
+    # json.dumps does not escape DEL. `visible` would, but in a form that is not valid JSON.
     say(json.dumps(body, indent=indent).replace("\x7f", "\\u007f"))
 
 
@@ -204,7 +217,7 @@ def plan_for(
     purpose: "Purpose" = "look",
     run_root: str | None = None,
 ) -> "Planned":
-    """Where a job is to run, what it reads has to be there, and what it resumes from as well."""
+    """Plan a job. `looks` says whether its inputs and its checkpoint are checked as well."""
     from pathlib import Path
 
     from orchestrator.app.planning import plans
@@ -226,25 +239,25 @@ def looks_for(*, resume: bool) -> Looks:
 
 
 def warn_of_secrets(spec: "JobSpec") -> None:
-    """Of those that a spec holds in plain text."""
+    """Warn of environment variables that look like secrets and are plain text in the spec."""
     from orchestrator.contract.spec.kubernetes_spec import plain_secrets
     from orchestrator.contract.spec.slurm_spec import plain_secrets as plain_on_slurm
 
     for key in plain_on_slurm(spec.cluster.slurm) if spec.cluster.backend == "slurm" else ():
         name = key.rpartition(".")[2]
         warn(
-            f"cluster.slurm.{key} looks like a secret, and is plain text in the spec, in the run"
-            " directory and in the batch script, which Slurm keeps as well\n"
-            "  fix: write it into a file that you alone may read, and"
-            f" `- export {name}=$(cat FILE)` into cluster.slurm.setup"
+            f"cluster.slurm.{key} looks like a secret. It is stored as plain text in the spec, the"
+            " run directory and the batch script, which Slurm also keeps\n"
+            "  fix: write it to a file that only you can read, and add"
+            f" `- export {name}=$(cat FILE)` to cluster.slurm.setup"
         )
     kubernetes, job = spec.cluster.kubernetes, spec.name
     for key in plain_secrets(kubernetes) if spec.cluster.backend == "kubernetes" else ():
         name = key.rpartition(".")[2]
         of = f"-n {kubernetes.namespace} " if kubernetes.namespace else ""
         warn(
-            f"cluster.kubernetes.{key} looks like a secret, and is plain text in the spec, in the"
-            f" run directory and in ConfigMap {job}-launch\n"
-            f"  fix: `kubectl {of}create secret generic {job}-env --from-literal={name}=…`, and"
+            f"cluster.kubernetes.{key} looks like a secret. It is stored as plain text in the spec,"
+            f" the run directory and ConfigMap {job}-launch\n"
+            f"  fix: `kubectl {of}create secret generic {job}-env --from-literal={name}=…`, and set"
             f" cluster.kubernetes.env: {{{name}: {{secret: {job}-env, key: {name}}}}}"
         )

@@ -1,4 +1,4 @@
-"""Before anything runs: `validate`, `schema`, `plan`, `inventory`."""
+"""Commands that start nothing: `validate`, `schema`, `plan`, `inventory`."""
 
 import os
 import sys
@@ -43,15 +43,18 @@ def validate(
     resume: bool,
     run_root: str | None,
 ) -> None:
-    """Check a job spec, that a plan fits it, and that data, tokenizer and weights are there; with
-    --resume also that the job can resume. All errors at once."""
+    """Check a job spec and report all errors at once.
+
+    Checks that a plan exists, and that data, tokenizer and weights exist. With --resume, also
+    checks that the job can resume.
+    """
     from orchestrator.errors import BackendError, NdctlError, SpecError
 
     looks = looks_for(resume=resume)
     try:
         planned = plan_for(spec, overrides, inventory, run_root=run_root, looks=looks)
     except BackendError as exc:
-        message = f"{spec} can be read, but not whether a plan fits it: {exc.message}"
+        message = f"{spec} is readable, but cannot be planned: {exc.message}"
         raise BackendError(message, fix=exc.fix) from exc
     except NdctlError as exc:
         if not as_json:
@@ -68,7 +71,7 @@ def validate(
         return
     say(f"{spec}: valid; {planned.plan.world_size} ranks, {planned.plan.mesh}")
     if looked.resumes:
-        say(f"it resumes {looked.resumes}")
+        say(f"resumes {looked.resumes}")
     for note in looked.notes:
         say(f"note: {note}")
 
@@ -90,7 +93,7 @@ def _problems_json(placed: "Iterable[tuple[str, Problem]]") -> list[dict[str, ob
 
 @click.command(epilog="Example: ndctl schema > job.schema.json")
 def schema() -> None:
-    """Print the JSON schema of a job spec, for editors."""
+    """Print the JSON schema of job specs, for editors."""
     from orchestrator.schema import json_schema
 
     print_json(json_schema())
@@ -107,16 +110,20 @@ def schema() -> None:
 @click.option(
     "--backend",
     type=BACKENDS,
-    help="Plan for the hosts that this has. [the spec's cluster.backend]",
+    help="Plan for the hosts of this backend. [from the spec]",
 )
 @click.option(
     "--compare",
     multiple=True,
     callback=keys_with_values,
     metavar="KEY=A,B",
-    help="Set the plans with these values side by side.",
+    help="Compare the plans for these values.",
 )
-@click.option("--zero", is_flag=True, help="Show what ZeRO-0 to 3 need on as many devices.")
+@click.option(
+    "--zero",
+    is_flag=True,
+    help="Show the memory that ZeRO stages 0 to 3 need on the same number of devices.",
+)
 def plan(  # noqa: PLR0913 - click hands over one argument for each option
     spec: str,
     overrides: tuple[str, ...],
@@ -126,7 +133,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     compare: tuple[str, ...],
     zero: bool,
 ) -> None:
-    """Show how a job is best split over ranks, what it takes, how fast it goes, and why."""
+    """Show the best way to split a job over ranks, its memory, its speed, and the reasons."""
     from pathlib import Path
 
     from orchestrator.app.planning import plans
@@ -135,7 +142,7 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
     from orchestrator.plan.show.zero import describe_zero, zero_json
 
     if compare and zero:
-        raise click.UsageError("--compare and --zero exclude each other")
+        raise click.UsageError("use either --compare or --zero, not both")
     if backend is not None:
         overrides = (*overrides, f"cluster.backend={backend}")
     hosts = None if inventory is None else Path(inventory)
@@ -151,10 +158,15 @@ def plan(  # noqa: PLR0913 - click hands over one argument for each option
 
 
 @click.command(epilog="Example: ndctl inventory --inventory examples/inventories/h100.yaml")
-@click.option("--inventory", metavar="FILE", help="The hosts to show. [the backend's]")
-@click.option("--backend", type=BACKENDS, default="local", help="Whose hosts. [this machine]")
-@click.option("--partition", metavar="P", help="Slurm's nodes in this partition alone.")
-@click.option("--context", metavar="C", help="Of the kubeconfig. [its current one]")
+@click.option("--inventory", metavar="FILE", help="Show the hosts in FILE. [hosts of the backend]")
+@click.option(
+    "--backend",
+    type=BACKENDS,
+    default="local",
+    help="Show the hosts of this backend. [local: this machine]",
+)
+@click.option("--partition", metavar="P", help="Only Slurm nodes in this partition.")
+@click.option("--context", metavar="C", help="Context of the kubeconfig. [current context]")
 @json_option
 def inventory(
     inventory: str | None,
@@ -163,14 +175,14 @@ def inventory(
     context: str | None,
     as_json: bool,
 ) -> None:
-    """Show the hosts that there are, as a tree of the switches between them."""
+    """Show the hosts and the switches between them as a tree."""
     from pathlib import Path
 
     from orchestrator.app.planning import plans
     from orchestrator.inventory.show import describe_inventory, inventory_json
 
     if inventory is not None and backend != "local":
-        raise click.UsageError(f"--inventory and --backend {backend} exclude each other")
+        raise click.UsageError(f"use either --inventory or --backend {backend}, not both")
     if partition is not None and backend != "slurm":
         raise click.UsageError("--partition needs --backend slurm")
     if context is not None and backend != "kubernetes":

@@ -1,4 +1,4 @@
-"""Faults of years in minutes: `simulate`."""
+"""`ndctl simulate`: run the supervisor on simulated clusters with faults."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ MANY = 1000
 
 
 @click.command(epilog="Example: ndctl simulate --seeds 1000 --faults leader,partition")
-@click.option("--seeds", type=click.IntRange(min=1), help="How many. [1000]")
-@click.option("--from", "first", type=int, help="The first of them. [0]")
-@click.option("--seed", type=int, help="This one alone.")
-@click.option("--faults", metavar="KINDS", help="Kinds of faults, with commas. [all]")
+@click.option("--seeds", type=click.IntRange(min=1), help="Number of seeds. [1000]")
+@click.option("--from", "first", type=int, help="First seed. [0]")
+@click.option("--seed", type=int, help="Run only this seed.")
+@click.option("--faults", metavar="KINDS", help="Kinds of faults, separated by commas. [all]")
 @click.option("--trace", is_flag=True, help="Print the history of --seed.")
 @json_option
 def simulate(
@@ -28,7 +28,7 @@ def simulate(
     trace: bool,
     as_json: bool,
 ) -> None:
-    """Drive the supervisor through simulated clusters that break, and check its laws."""
+    """Run the supervisor on simulated clusters with faults, and check that no law is broken."""
     from orchestrator.simulation import many
     from orchestrator.simulation.run import simulate as simulate_one
     from orchestrator.system import SystemClock
@@ -36,7 +36,7 @@ def simulate(
     kinds = _kinds(faults)
     chosen = _seeds(seeds, first, seed)
     if trace and seed is None:
-        raise click.UsageError("--trace shows the history of one seed: give --seed as well")
+        raise click.UsageError("--trace needs --seed")
     if trace and seed is not None:
         outcome = simulate_one(seed, kinds, kept=True)
         say("\n".join(outcome.history))
@@ -56,7 +56,7 @@ def _seeds(seeds: int | None, first: int | None, seed: int | None) -> range:
         first = first or 0
         return range(first, first + (seeds or MANY))
     if seeds is not None or first is not None:
-        raise click.UsageError("--seed is one alone: leave out --seeds and --from, or --seed")
+        raise click.UsageError("--seed cannot be combined with --seeds or --from")
     return range(seed, seed + 1)
 
 
@@ -69,5 +69,7 @@ def _kinds(faults: str | None) -> tuple[str, ...]:
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
         known = "".join(f"\n  {kind}: {words}" for kind, words in KINDS.items())
-        raise click.BadParameter(f"{', '.join(unknown)}; there are{known}", param_hint="--faults")
+        raise click.BadParameter(
+            f"unknown: {', '.join(unknown)}; known kinds:{known}", param_hint="--faults"
+        )
     return kinds

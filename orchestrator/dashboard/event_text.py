@@ -23,6 +23,7 @@ from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
+    CheckpointSlow,
     DrillHappened,
     Event,
     EvidenceGathered,
@@ -154,6 +155,9 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
             return f"checkpoint step-{step} is complete"
         case CheckpointFailed(step=step, why=why):
             return f"warning: failed to save the checkpoint of step {step}: {format.shorten(why)}"
+        case CheckpointSlow(step=step, took_s=took, usual_s=usual):
+            kept = f"warning: training waited {format.duration(took)} for the checkpoint"
+            return f"{kept} of step {step}; the checkpoints before took {format.duration(usual)}"
         case CheckpointIntervalChanged(old=old, new=new, why=why):
             many = format.count(new, "step")
             return f"checkpoint interval changed from {old} to {many}: {why}"

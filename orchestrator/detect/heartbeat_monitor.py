@@ -10,6 +10,7 @@ ranks have stood still for as long as `still_s`, so that this costs no second.
 """
 
 import heapq
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -18,10 +19,12 @@ from typing import get_args
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
+    CheckpointSlow,
     HangDetected,
     HangOver,
     Health,
     HealthChanged,
+    Notice,
     Span,
     StepReached,
 )
@@ -57,6 +60,13 @@ ALIVE_BY_WORDS: tuple[Phase, ...] = ("init", "eval")
 RECORD_EVERY_S = 30.0
 """Between two `StepReached` of one attempt."""
 STEPS_KEPT = 256
+SLOW_SAVE = 3.0
+"""A checkpoint is slow when it blocks for this many times the median of those before it …"""
+SLOW_SAVE_FLOOR_S = 10.0
+"""… and at least for this long: digests come each second, so shorter times are inexact."""
+FEW_SAVES = 3
+"""With fewer checkpoints known, none is called slow."""
+SAVES_KEPT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,11 @@ class Watch:
         self.trained = False
         """A step of the attempt was reported before the newest."""
         self.recorded = float("-inf")
+        self.save_begun = now
+        self.saves: deque[float] = deque(maxlen=SAVES_KEPT)
+        """Seconds for which the last checkpoints blocked rank 0."""
+        self.slow_saves: list[CheckpointSlow] = []
+        """Not yielded yet."""
 
     def observe(self, digests: Iterable[RankDigest], now: float) -> StepReached | None:
         """Take in a digest; the progress to record, now and then."""
@@ -103,6 +118,8 @@ class Watch:
             rank = self.ranks.get(digest.rank)
             if rank is None:
                 continue
+            if digest.rank == 0:
+                self._time_save(rank, digest, now)
             rank.heard = max(rank.heard, now - digest.age_s)
             rank.step, rank.phase, rank.ended = digest.step, digest.phase, digest.ended
             by_words = digest.phase in ALIVE_BY_WORDS
@@ -110,6 +127,21 @@ class Watch:
             if digest.phase != "init" and digest.step > first:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
+
+    def _time_save(self, before: _RankWatch, digest: RankDigest, now: float) -> None:
+        """Rank 0 enters the phase `checkpoint` before it saves and leaves it after."""
+        changed = now - digest.still_s
+        if before.phase != "checkpoint" and digest.phase == "checkpoint":
+            self.save_begun = changed
+        elif before.phase == "checkpoint" and digest.phase != "checkpoint":
+            took_s = changed - self.save_begun
+            usual_s = statistics.median(self.saves) if len(self.saves) >= FEW_SAVES else math.inf
+            if took_s > max(SLOW_SAVE * usual_s, SLOW_SAVE_FLOOR_S):
+                slow = CheckpointSlow(
+                    attempt=self.attempt, step=before.step, took_s=took_s, usual_s=usual_s
+                )
+                self.slow_saves.append(slow)
+            self.saves.append(took_s)
 
     def _stepped(self, digest: RankDigest, now: float) -> StepReached | None:
         if digest.steps is not None:
@@ -202,7 +234,12 @@ class Watch:
         """The next step is recorded at once."""
         self.recorded = float("-inf")
 
-    def health_changes(self, now: float) -> tuple[HealthChanged, ...]:
+    def changes(self, now: float) -> tuple[Notice, ...]:
+        """What a person wants to see and no decision depends on, since this was last asked."""
+        slow_saves, self.slow_saves = self.slow_saves, []
+        return (*slow_saves, *self._health_changes(now))
+
+    def _health_changes(self, now: float) -> tuple[HealthChanged, ...]:
         """Ranks whose health has another name than when last asked, by that name."""
         changed: dict[Health, dict[int, float]] = {}
         step_s = self.step_s

@@ -1,1 +1,1 @@
-"""What would stop a job: on this machine (`machine.py`), and on its Slurm cluster (`slurm.py`)."""
+"""Checks of a Slurm or Kubernetes cluster for `ndctl doctor`. `health/machine.py` checks hosts."""

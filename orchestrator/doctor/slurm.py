@@ -1,4 +1,4 @@
-"""What of this login node and its Slurm would stop a job, or its recovery. Only asks."""
+"""Check this login node and its Slurm cluster. Read-only."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from orchestrator.inventory.slurm.partitions import Partition, parse_partitions,
 from orchestrator.seams import Completed
 
 TIMEOUT_S = 15.0
-"""A controller that is down is found out after 4 to 8 s by the commands themselves."""
+"""The commands themselves give up after 4 to 8 s if slurmctld is down."""
 COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "sinfo", "scancel")
 OLDEST = (22, 5)
-"""The oldest version that all of this was tried on."""
+"""The oldest tested version."""
 KILL_WAIT_S = 30
-"""Slurm's default; ranks that get less cannot end a write that they have begun."""
+"""Seconds; Slurm's default. With less, ranks cannot finish a write."""
 LOCAL_FILE_SYSTEMS = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "f2fs"}
 )
@@ -31,7 +31,7 @@ Config = Mapping[str, str]
 def examine_slurm(
     run_root: Path, spec: SlurmSpec, slurm: Slurm, mounts: str
 ) -> tuple[Finding, ...]:
-    """Every check; `mounts` is what `read_mounts` gives."""
+    """All checks. `mounts`: the result of `read_mounts`."""
     return (
         *_commands(slurm),
         *_cluster(spec, slurm),
@@ -40,7 +40,7 @@ def examine_slurm(
 
 
 def _ask(slurm: Slurm, *argv: str) -> Completed:
-    """Once: a command that does not answer is one that failed."""
+    """Without retries; no answer counts as a failure."""
     try:
         return slurm.ask(argv, tries=1, answer_s=TIMEOUT_S)
     except BackendError as exc:
@@ -55,14 +55,14 @@ def _commands(slurm: Slurm) -> Iterator[Finding]:
             what="commands",
             verdict="stops",
             found=f"{', '.join(missing)} cannot be run: {_said(asked[missing[0]])}",
-            fix="log in to a login node of the cluster, or put Slurm's commands on PATH",
+            fix="run this on a login node of the cluster, or add the Slurm commands to PATH",
         )
         return
     text = asked["sbatch"].out.strip()
     version = parse_version(text)
     wanted = ".".join(f"{part:02}" for part in OLDEST)
     if version is None or version < OLDEST:
-        fix = f"ndctl was tried on Slurm {wanted} and newer"
+        fix = f"ndctl is tested with Slurm {wanted} and newer"
         yield Finding(what="commands", verdict="warns", found=text, fix=fix)
         return
     yield Finding(what="commands", verdict="ok", found=text)
@@ -85,7 +85,7 @@ def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
             what="controller",
             verdict="stops",
             found=_said(shown),
-            fix="wait until slurmctld is back (`scontrol ping`), or check SLURM_CONF",
+            fix="wait until slurmctld is up (`scontrol ping`), or check SLURM_CONF",
         )
         return
     config = parse_config(shown.out)
@@ -100,40 +100,40 @@ def _cluster(spec: SlurmSpec, slurm: Slurm) -> Iterator[Finding]:
 
 def judge_partition(asked: Sequence[str], partitions: Sequence[Partition]) -> Finding:
     names = ", ".join(one.name for one in partitions) or "none"
-    fix = "set cluster.slurm.partition to one of them"
+    fix = "set cluster.slurm.partition to one of these"
     wanted = asked or [one.name for one in partitions if one.default]
     there = [one for one in partitions if one.name in wanted]
     missing = [one for one in wanted if one not in {found.name for found in there}]
     if missing or not there:
-        lacks = f"there is no {', '.join(missing)}; there are {names}"
-        found = lacks if missing else f"no default among {names}"
+        lacks = f"unknown partition {', '.join(missing)}; partitions: {names}"
+        found = lacks if missing else f"no default partition; partitions: {names}"
         return Finding(what="partition", verdict="stops", found=found, fix=fix)
     chosen = next((one for one in there if one.state == "UP"), there[0])
     name, state = chosen.name, chosen.state
     found = f"{name} is {state}, time limit {time_words(chosen.max_time_s)}"
     if state != "UP":
-        fix = f"another partition, or ask your admins when {name} is up again"
+        fix = f"use another partition, or ask your admins when {name} is up again"
         verdict: Verdict = "warns" if state == "DOWN" else "stops"
         return Finding(what="partition", verdict=verdict, found=found, fix=fix)
     return Finding(what="partition", verdict="ok", found=found)
 
 
 def _accounting(config: Config, slurm: Slurm) -> Finding:
-    """ndctl does not need it; without it a job's end is known while Slurm remembers the job."""
+    """ndctl does not need accounting. Without it the end of a job is known for MinJobAge."""
     kind = config.get("AccountingStorageType", "accounting_storage/none")
     if kind.endswith("/none"):
         kept = config.get("MinJobAge", "unknown")
-        found = f"none; squeue remembers a job for {kept}"
+        found = f"none; squeue shows a job for {kept} after its end"
         return Finding(what="accounting", verdict="note", found=found)
     done = _ask(slurm, "sacct", "-n", "-X", "--starttime", "now-1minutes")
     if done.code == 0:
-        return Finding(what="accounting", verdict="ok", found="sacct answers")
-    fix = "jobs run without it; tell your admins: slurmdbd"
+        return Finding(what="accounting", verdict="ok", found="sacct works")
+    fix = "jobs run without it; ask your admins to check slurmdbd"
     return Finding(what="accounting", verdict="warns", found=_said(done), fix=fix)
 
 
 def judge_config(config: Config, spec: SlurmSpec) -> Iterator[Finding]:
-    """What the site's settings mean for recovery. Pure."""
+    """Check the site's settings that affect recovery. Pure."""
     yield _requeue(config)
     yield _preemption(config, spec)
     yield _kill_wait(config)
@@ -143,12 +143,12 @@ def judge_config(config: Config, spec: SlurmSpec) -> Iterator[Finding]:
     yield Finding(
         what="dead nodes",
         verdict="note",
-        found=f"Slurm notices one after {timeout}; ndctl after resilience.agent_timeout",
+        found=f"Slurm detects one after {timeout}, ndctl after resilience.agent_timeout",
     )
     wait = _number(config.get("WaitTime", "0"))
     if wait:
-        found = f"WaitTime={wait} s: srun ends a step so long after its first task ended"
-        yield Finding(what="wait time", verdict="note", found=f"{found}; ndctl asks for --wait=0")
+        found = f"WaitTime={wait} s: srun ends a step this long after its first task exits"
+        yield Finding(what="wait time", verdict="note", found=f"{found}; ndctl uses --wait=0")
 
 
 def _requeue(config: Config) -> Finding:
@@ -158,7 +158,7 @@ def _requeue(config: Config) -> Finding:
         found += f", RequeueExit={codes}"
     if config.get("JobRequeue") == "1":
         return Finding(what="requeue", verdict="ok", found=found)
-    fix = "nothing if the site lets jobs ask for --requeue, as ndctl does; else JobRequeue=1"
+    fix = "nothing if the site lets jobs set --requeue, as ndctl does; else set JobRequeue=1"
     return Finding(what="requeue", verdict="note", found=found, fix=fix)
 
 
@@ -168,22 +168,22 @@ def _preemption(config: Config, spec: SlurmSpec) -> Finding:
     if mode == "OFF" or kind.endswith("/none"):
         return Finding(what="preemption", verdict="ok", found=found)
     if "SUSPEND" in mode or "GANG" in mode:
-        fix = "a suspended job writes no checkpoint and keeps its GPUs' memory: use a partition"
+        fix = "a suspended job writes no checkpoint and keeps its GPU memory; use a partition"
         fix += " with PreemptMode=REQUEUE"
         return Finding(what="preemption", verdict="warns", found=found, fix=fix)
     warned = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
     if "CANCEL" in mode:
-        found += "; a job that is preempted without a GraceTime ends PREEMPTED, and is not queued"
+        found += "; a job preempted without a GraceTime ends as PREEMPTED and is not requeued"
         fix = "ask for PreemptMode=REQUEUE, or for a GraceTime" + (
             "" if warned else " and SlurmctldParameters=preempt_send_user_signal"
         )
-        fix += "; until then `ndctl submit SPEC --resume` goes on after a preemption"
-        return Finding(what="preemption", verdict="warns", found=f"{found} again", fix=fix)
+        fix += "; until then run `ndctl submit SPEC --resume` after a preemption"
+        return Finding(what="preemption", verdict="warns", found=found, fix=fix)
     if warned:
-        found += f"; ranks are warned {spec.notice_s:.0f} s before where GraceTime allows"
+        found += f"; ranks are warned up to {spec.notice_s:.0f} s before, as GraceTime allows"
         return Finding(what="preemption", verdict="ok", found=found)
-    fix = "ask for SlurmctldParameters=preempt_send_user_signal and a GraceTime; until then the"
-    fix += " last checkpoint is what a preempted job goes on from: checkpoint.every_steps"
+    fix = "ask for SlurmctldParameters=preempt_send_user_signal and a GraceTime; until then a"
+    fix += " preempted job resumes from its last checkpoint (checkpoint.every_steps)"
     return Finding(what="preemption", verdict="warns", found=found, fix=fix)
 
 
@@ -194,20 +194,20 @@ def _kill_wait(config: Config) -> Finding:
     found = f"{wait} s between SIGTERM and SIGKILL"
     if wait >= KILL_WAIT_S:
         return Finding(what="kill wait", verdict="ok", found=found)
-    fix = f"ask for KillWait={KILL_WAIT_S}; a checkpoint that takes longer stays incomplete"
+    fix = f"ask for KillWait={KILL_WAIT_S}; a checkpoint that takes longer is incomplete"
     return Finding(what="kill wait", verdict="warns", found=found, fix=fix)
 
 
 def _prolog(config: Config) -> Finding:
-    """By default Slurm holds a batch job whose Prolog failed, until somebody releases it."""
-    found = f"{config['Prolog']} looks at nodes first"
+    """By default Slurm holds a batch job whose Prolog failed until a person releases it."""
+    found = f"{config['Prolog']} checks nodes before a job"
     if "nohold_on_prolog_fail" in config.get("SchedulerParameters", ""):
         return Finding(what="prolog", verdict="ok", found=found)
     return Finding(
         what="prolog",
         verdict="warns",
-        found=f"{found}; a job that it refuses a node is held",
-        fix="ask for SchedulerParameters=nohold_on_prolog_fail; until then `scontrol release JOB`",
+        found=f"{found}; if it fails, Slurm holds the job",
+        fix="ask for SchedulerParameters=nohold_on_prolog_fail, or run `scontrol release JOB`",
     )
 
 
@@ -217,7 +217,7 @@ def _number(text: str) -> int | None:
 
 
 def _shared(run_root: Path, mounts: str) -> Finding:
-    """Leader, agents and login nodes all read the run directory."""
+    """The run root must be shared by the leader, the agents and the login nodes."""
     place = run_root.absolute()
     mount = mount_of(mounts, place)
     kind = "an unknown file system" if mount is None else mount.kind
@@ -226,6 +226,6 @@ def _shared(run_root: Path, mounts: str) -> Finding:
     return Finding(
         what="shared root",
         verdict="warns",
-        found=f"{place} is on {kind}, which looks local to this node",
-        fix="give --run-root (or run_root) a directory on the file system that all nodes share",
+        found=f"{place} is on {kind}, which is local to this node",
+        fix="set --run-root (or run_root) to a directory on a file system that all nodes share",
     )

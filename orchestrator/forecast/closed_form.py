@@ -1,9 +1,9 @@
-"""The same expectation in closed form, as a check of the histories and to search by.
+"""The expected share of training in closed form: checks the simulations and proposes an interval.
 
 Daly 2006 (A higher order estimate of the optimum checkpoint interval for restart dumps, equation
-20), with what a save in the background adds: until it is complete, a failure costs that time too.
-All of it holds for the time in which the job has its hosts (`short`). It is of the long run, where
-histories begin with all hosts.
+20), extended by saves in the background: a failure before a save is complete costs that time too.
+It holds for the time in which the job has its hosts (`short`) and describes the long run, while
+simulations begin with all hosts available.
 """
 
 import math
@@ -14,13 +14,13 @@ from orchestrator.forecast.setting import Setting
 
 
 def effective(setting: Setting) -> float:
-    """The share of its time in which a job does work that is kept."""
+    """The share of time in which the job trains and keeps the result."""
     mtbf_s, stall_s = setting.mtbf_s, setting.stalled_s
     exposed_s = max(0.0, setting.write_s - stall_s)
     recovery_s = detection_s(setting) + setting.restart_s + exposed_s
     cycle_s = setting.interval_s + stall_s
     exponent = (recovery_s + cycle_s) / mtbf_s
-    if exponent > 500:  # no end of it is in sight
+    if exponent > 500:  # Failures are so frequent that no interval is completed.
         return 0.0
     cycle = mtbf_s * math.exp(recovery_s / mtbf_s) * math.expm1(cycle_s / mtbf_s)
     planned = sum(hazard.per_s for hazard in setting.hazards if hazard.planned)
@@ -29,22 +29,22 @@ def effective(setting: Setting) -> float:
 
 
 def detection_s(setting: Setting) -> float:
-    """Mean, of failures that nobody planned."""
+    """Mean time to detect an unplanned failure."""
     return setting.mtbf_s * sum(hazard.per_s * hazard.detection_s for hazard in setting.unplanned)
 
 
 def short(setting: Setting) -> float:
-    """The share of the time in which fewer hosts are there than the job needs.
+    """The share of time in which the job has too few hosts.
 
-    How many are being repaired is a Poisson number, whoever steps in for them. The reserve steps
-    in for as many as it has hosts, and of those places a share is still open, in the queue, each
-    for itself; of what goes beyond the reserve each place is. Exact where the reserve is ample or
-    there is none; between them (the queue follows what is being repaired as if at once) near.
+    The number of hosts in repair is Poisson. The reserve replaces as many as it has; each of these
+    replacements may still be in the queue, independently. Hosts beyond the reserve have no
+    replacement. Exact with an ample reserve or none; approximate between, because the queue is
+    taken to follow the repairs without delay.
     """
     mean = setting.leaving_per_s * setting.repair_s
     queued = setting.queue_s / (setting.queue_s + setting.repair_s)
     share = 0.0
-    more = 0.0  # the probability of more open places than there are spares
+    more = 0.0  # the probability that more places are open than spares exist
     for gone in range(math.ceil(mean + 10 * math.sqrt(mean)) + 20):
         share += _poisson(gone, mean) * more
         if gone < setting.reserve:
@@ -56,8 +56,7 @@ def short(setting: Setting) -> float:
 
 
 def bare(setting: Setting) -> float:
-    """The share of the time in which no number of spares would do: more hosts are being repaired
-    than there are beside those that the job needs."""
+    """The share of time in which more hosts are in repair than spares and reserve together have."""
     return short(replace(setting, spares=setting.spares + setting.reserve, reserve=0))
 
 

@@ -1,4 +1,4 @@
-"""Many histories of one setting: what to expect, and how far apart luck and bad luck are."""
+"""Simulates one setting many times: the mean and the spread of its outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,33 +9,33 @@ from orchestrator.forecast.history import history
 from orchestrator.forecast.setting import PARTS, Setting
 
 AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Shares of the best interval that are tried as well."""
+"""Multiples of the best interval that are simulated too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Of one setting."""
+    """The simulated outcome of one setting."""
 
     setting: Setting
     effective: float
-    """Mean share of the time in which the job does work that is kept."""
+    """Mean share of time in which the job trains and keeps the result."""
     low: float
     high: float
-    """Between them are nine of ten histories."""
+    """90 % of the simulations are between `low` and `high`."""
     closed: float
-    """The mean by the closed form."""
+    """The closed form's value."""
     parts: dict[str, float]
-    """Mean share of each of PARTS; together 1."""
+    """Mean share of each of PARTS; they add up to 1."""
     failures: float
-    """Mean number of those that nobody planned."""
+    """Mean number of unplanned failures."""
     fewest: int
     most: int
     waits: float
-    """Mean number of times that no spare was there."""
+    """Mean number of failures with no spare available."""
 
     @property
     def worth(self) -> float:
-        """Kept work over all hosts that the job holds: a spare could train as well."""
+        """Kept work per host that the job holds, spares included."""
         setting = self.setting
         return self.effective * setting.hosts / (setting.hosts + setting.spares)
 
@@ -45,7 +45,7 @@ class Forecast:
     expected: Expected
     """With the spec's own interval and spares."""
     best: Expected
-    """With the best ones, never worth less than `expected`."""
+    """With the best interval and spares; never worth less than `expected`."""
     around: tuple[Expected, ...]
     """The best interval and others around it, with the best number of spares; all are of the same
     seeds, and so of the same failures."""

@@ -1,50 +1,50 @@
-"""What a forecast is reckoned from: a job as far as its failures and saves are concerned."""
+"""The input of a forecast: failures, saves and hosts of a job."""
 
 from dataclasses import dataclass
 
 PARTS = ("training", "detection", "restart", "lost work", "checkpoint stalls", "queue")
-"""Where a job's time goes; the first is what it is there for."""
+"""Where the time of a job goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """One kind of failure, as it befalls the whole job."""
+    """One kind of failure, with its rate for the whole job."""
 
     name: str
     per_s: float
     detection_s: float
-    """From the failure until ndctl knows of it."""
+    """From the failure until ndctl detects it."""
     takes_host: bool
     planned: bool = False
-    """Known before: a checkpoint is written first, and nothing is lost."""
+    """Announced: a checkpoint is written first, and no work is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     hosts: int
-    """That the job trains on."""
+    """Hosts that the job trains on."""
     spares: int
-    """That it holds beside them."""
+    """Spare hosts that the job holds."""
     reserve: int
-    """Further ones that a scheduler can give."""
+    """Further hosts that the scheduler can grant."""
     horizon_s: float
     hazards: tuple[Hazard, ...]
     interval_s: float
     """Training between the end of one save's stall and the next save."""
     stall_s: float
-    """What training stands still for a save."""
+    """Time that a save stalls training."""
     write_s: float
-    """From the beginning of a save until it is complete; a failure before that has no use of it."""
+    """From the start of a save until it is complete and usable."""
     restart_s: float
-    """From knowing of a failure to the next step, where the hosts are there."""
+    """From the detection of a failure to the next step, if enough hosts are free."""
     repair_s: float
-    """Mean time for which a host that broke is gone."""
+    """Mean repair time of a broken host."""
     queue_s: float
-    """Mean time to get a host of the reserve."""
+    """Mean time until the scheduler grants a host."""
 
     @property
     def stalled_s(self) -> float:
-        """For a save, where the one before may still be being written."""
+        """Stall per save, longer where the previous save is still being written."""
         return max(self.stall_s, self.write_s - self.interval_s)
 
     @property
@@ -53,10 +53,10 @@ class Setting:
 
     @property
     def mtbf_s(self) -> float:
-        """Of the job, between failures that nobody planned."""
+        """Mean time between unplanned failures of the job."""
         return 1 / sum(hazard.per_s for hazard in self.unplanned)
 
     @property
     def leaving_per_s(self) -> float:
-        """How often a host leaves."""
+        """Hosts that leave for repair per second."""
         return sum(hazard.per_s for hazard in self.hazards if hazard.takes_host)

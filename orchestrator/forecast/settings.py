@@ -1,4 +1,4 @@
-"""From a spec and its plan to what its forecast is reckoned from."""
+"""Builds the input of a forecast from a spec, its plan and assumptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,22 +13,22 @@ from orchestrator.forecast.rates import DAY_S, Detected, Rates
 from orchestrator.forecast.setting import Hazard, Setting
 
 STORAGE_PER_HOST = 1e9
-"""Bytes a second that storage takes of each host where nobody says: assumed."""
+"""Bytes per second and host that storage accepts; an assumption."""
 COPY_BYTES_PER_S = 20e9
-"""From a device to its host's memory: of the 25 GB/s that PCIe 4 x16 has left after its headers."""
+"""From a device to host memory, of the 25 GB/s that PCIe 4 x16 has after headers."""
 START_S = 120.0
-"""Stopping ranks, processes, imports, rendezvous and the first step of many hosts: assumed."""
+"""To stop ranks, start processes, import, rendezvous and run the first step; an assumption."""
 REPAIR_H = 24.0
-"""For which a host is gone: assumed."""
+"""Mean repair time of a host; an assumption."""
 QUEUE_S = 600.0
-"""Until a scheduler gives a host that it has: assumed."""
+"""Until the scheduler grants a free host; an assumption."""
 EXIT_S = 2.0
 """Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Circumstances:
-    """What neither spec nor plan nor inventory tells; None: reckoned or assumed, as said above."""
+class Assumptions:
+    """What spec, plan and inventory do not say. None: computed, or assumed as above."""
 
     rates: Rates
     days: Annotated[float, Above(0)] = 90.0
@@ -38,25 +38,24 @@ class Circumstances:
     repair_h: float = REPAIR_H
     queue_s: float = QUEUE_S
     hosts_there: Annotated[int, AtLeast(1)] | None
-    """Of the inventory, that the job can use; None: one machine plays as many as the spec asks
-    for."""
+    """Hosts that the job can use. None: this machine runs as many as the spec requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """A setting, and where its numbers are from."""
+    """A setting, with the source of its numbers."""
 
     setting: Setting
     step_s: float
     checkpoint_bytes: int
     spares_asked: int
-    """By the spec; the setting has those of them that are there."""
+    """Spares that the spec requests; the setting has the available ones."""
     notes: Mapping[str, str]
-    """What was taken for what, in words."""
+    """Assumption -> its value and source, for a person."""
 
 
-def basis_of(spec: JobSpec, plan: Plan, around: Circumstances) -> Basis:
-    """For a plan whose time is predicted."""
+def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
+    """Requires a plan with a predicted step time."""
     assert plan.time is not None
     hosts, step_s = len(plan.hosts), plan.time.step_s
     total, fullest = checkpoint_bytes(plan)
@@ -116,7 +115,7 @@ def _interval_words(every: Interval) -> str:
     )
 
 
-def _stall_words(spec: JobSpec, around: Circumstances) -> str:
+def _stall_words(spec: JobSpec, around: Assumptions) -> str:
     if around.stall_s is not None:
         return "given"
     if not spec.checkpoint.async_:

@@ -1,4 +1,4 @@
-"""What takes two hosts to see: clocks, and whether each finds the other by its name."""
+"""Checks that need two hosts: clock skew and name resolution."""
 
 import asyncio
 import socket
@@ -7,21 +7,21 @@ from collections.abc import Callable
 from orchestrator.contract.check_results import Finding
 
 SKEW_LIMIT_S = 5.0
-"""Clocks further apart make timestamps of logs and leases lie; journal times are the leader's."""
+"""With a larger skew, times in logs and leases are wrong. The journal uses the leader's clock."""
 
 NAME_S = 5.0
-"""For the name servers to answer."""
+"""Timeout of a name lookup, seconds."""
 
 Resolve = Callable[[str], tuple[str, ...]]
-"""A host's name to its addresses; raises OSError when there are none."""
+"""Host name -> addresses. Raises OSError if there are none."""
 
 
 def clock_skew(
     host: str, sent_at: float, received_at: float, limit_s: float = SKEW_LIMIT_S
 ) -> Finding | None:
-    """Whether the clock of `host` and the leader's are too far apart.
+    """A finding if the clocks of `host` and the leader differ too much.
 
-    The way of the message counts as skew, so a skew below the limit may be none.
+    The delay of the message is part of the measured skew.
     """
     skew = received_at - sent_at
     if abs(skew) <= limit_s:
@@ -36,7 +36,7 @@ def clock_skew(
 
 
 async def looked_up(host: str, address: str, asker: str, limit_s: float) -> Finding | None:
-    """`name_resolves` on this very machine, which is `asker`, within a limit."""
+    """`name_resolves` on this machine (`asker`), with a timeout."""
     asking = asyncio.to_thread(name_resolves, host, address, addresses_of, asker)
     try:
         return await asyncio.wait_for(asking, limit_s)
@@ -44,35 +44,35 @@ async def looked_up(host: str, address: str, asker: str, limit_s: float) -> Find
         return Finding(
             what="name",
             verdict="warns",
-            found=f"on {asker} looking up {host} took longer than {limit_s:.0f} s",
-            fix=f"look at the name servers in /etc/resolv.conf of {asker}",
+            found=f"lookup of {host} on {asker} timed out after {limit_s:.0f} s",
+            fix=f"check the name servers in /etc/resolv.conf of {asker}",
         )
 
 
 def name_resolves(host: str, address: str, resolve: Resolve, asker: str) -> Finding | None:
-    """Whether `asker` finds `host` by its name, at an address that may be its own."""
-    fix = f"let {host} resolve on {asker} too (DNS, /etc/hosts)"
+    """A finding if `asker` cannot resolve the name of `host` to a plausible address."""
+    fix = f"make {host} resolvable on {asker} (DNS, /etc/hosts)"
     try:
         found = resolve(host)
     except OSError as exc:
         return Finding(
             what="name",
             verdict="warns",
-            found=f"{asker} does not know {host}: {exc}",
+            found=f"{asker} cannot resolve {host}: {exc}",
             fix=fix,
         )
     if address in found or _is_loopback(address) or not all(map(_is_loopback, found)):
-        return None  # another address of the host may be the one that it gave itself
+        return None  # a host may have several addresses
     return Finding(
         what="name",
         verdict="warns",
-        found=f"on {asker} {host} is {', '.join(found)}; it says it is at {address}",
+        found=f"{host} resolves to {', '.join(found)} on {asker}, but its own address is {address}",
         fix=fix,
     )
 
 
 def addresses_of(name: str) -> tuple[str, ...]:
-    """The real `Resolve`; may take as long as the name servers."""
+    """`Resolve` with the name servers of this host."""
     found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     return tuple(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
 

@@ -1,6 +1,6 @@
-"""GPUs of a host: how many there are for us, and whether their memory or bus is broken.
+"""GPUs of a host: how many the job may use, and whether their memory or bus is broken.
 
-The parsers are pure. The texts they were written for are nvidia-smi's documented ones.
+The parsers are pure and follow the documentation of nvidia-smi.
 """
 
 import re
@@ -12,23 +12,23 @@ from orchestrator.contract.check_results import Finding
 from orchestrator.seams import Completed, Shell
 
 SMI_TIMEOUT_S = 20.0
-"""Without persistence mode the driver starts for each call; a broken GPU never answers."""
+"""Seconds. Without persistence mode the driver loads for each call; a broken GPU never answers."""
 QUERY = "pci.bus_id,name,ecc.errors.uncorrected.volatile.total,retired_pages.pending"
 REMAP_QUERY = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure"
 FORMAT = "--format=csv,noheader,nounits"
 XID_AGE_S = 3600.0
-"""What a GPU said before that, it has survived or been reset of."""
+"""Older Xids are ignored: the GPU survived them or was reset."""
 FATAL_XIDS: Mapping[int, str] = {
     48: "double-bit ECC error",
     64: "a row could not be remapped",
     74: "NVLink error",
     79: "the GPU has fallen off the bus",
     95: "uncontained memory error",
-    119: "the GPU's system processor does not answer",
-    120: "error of the GPU's system processor",
+    119: "GSP (GPU system processor) timeout",
+    120: "GSP (GPU system processor) error",
     140: "unrecovered ECC error",
 }
-"""Those of the hardware; programs cause others (13, 31, 43, 45) by their own mistakes."""
+"""Xids caused by hardware. Programs with bugs cause others (13, 31, 43, 45)."""
 YES = ("yes", "1")
 
 
@@ -37,9 +37,9 @@ class Gpu:
     bus_id: str
     name: str
     uncorrected: int | None
-    """ECC errors since the driver was loaded; None without ECC."""
+    """Uncorrected ECC errors since the driver was loaded; None without ECC."""
     pages_pending: bool
-    """Memory pages are to be retired at the next reset."""
+    """Memory pages will be retired at the next reset."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +47,11 @@ class Xid:
     bus_id: str
     number: int
     at_s: float
-    """Seconds after the boot."""
+    """Seconds since boot."""
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """What `nvidia-smi --query-gpu=QUERY` says; lines that are no GPU are left out."""
+    """Parse `nvidia-smi --query-gpu=QUERY`. Other lines are skipped."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     return tuple(
         Gpu(
@@ -66,7 +66,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def parse_remapped(text: str) -> Mapping[str, str]:
-    """Bus id to what is wrong with its row remapping."""
+    """Bus id -> problem with row remapping."""
     wrong = {}
     for line in text.splitlines():
         row = [cell.strip() for cell in line.split(",")]
@@ -75,12 +75,12 @@ def parse_remapped(text: str) -> Mapping[str, str]:
         if row[2].lower() in YES:
             wrong[_short(row[0])] = "a row could not be remapped: replace the GPU"
         elif row[1].lower() in YES:
-            wrong[_short(row[0])] = "rows wait to be remapped: reset the GPU"
+            wrong[_short(row[0])] = "rows are pending to be remapped: reset the GPU"
     return wrong
 
 
 def parse_xids(text: str) -> tuple[Xid, ...]:
-    """NVRM's lines of `dmesg`."""
+    """Parse the NVRM lines of `dmesg`."""
     found = re.finditer(
         r"^\[\s*(\d+\.\d+)\].*NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)", text, re.MULTILINE
     )
@@ -92,27 +92,27 @@ def _is_bus_id(text: str) -> bool:
 
 
 def _short(bus_id: str) -> str:
-    """nvidia-smi writes a domain of eight digits, the kernel one of four, without a function."""
+    """The form of the kernel. nvidia-smi prints 8 digits of the domain, and the function."""
     domain, bus, device = bus_id.lower().split(":")
     return f"{domain[-4:]}:{bus}:{device.split('.')[0]}"
 
 
 def granted(environ: Mapping[str, str]) -> int | None:
-    """How many devices the environment gives this host's ranks; None where it is silent."""
+    """Number of devices that the environment allows on this host; None: it does not say."""
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     counts = [int(on_node)] if on_node.isdigit() else []
     if visible and visible not in ("-1", "NoDevFiles"):
         counts.append(len(visible.split(",")))
     if not counts and "SLURM_GPUS_PER_NODE" in environ:
-        return 0  # asked for, and no word of any
+        return 0  # GPUs were requested, but Slurm set no variable that grants any
     return min(counts, default=None)
 
 
 def examine_devices(
     wanted: int, environ: Mapping[str, str], root: Path, shell: Shell
 ) -> Iterator[Finding]:
-    """Are there `wanted` devices, and are they sound? `root` is where /dev and /proc lie."""
+    """Check the number and the health of devices. `root`: folder of /dev and /proc."""
     given = granted(environ)
     if given is None and environ.get("CUDA_VISIBLE_DEVICES") is not None:
         yield Finding(what="gpus", verdict="note", found="hidden: ranks run on CPUs")
@@ -120,7 +120,7 @@ def examine_devices(
     driver = (root / "proc/driver/nvidia/version").exists()
     smi = _ask(shell, "nvidia-smi", f"--query-gpu={QUERY}", FORMAT)
     if smi is None:
-        yield _mute("nvidia-smi did not answer")
+        yield _mute(f"nvidia-smi timed out after {SMI_TIMEOUT_S:.0f} s")
         return
     if smi.code == 0:
         gpus = parse_gpus(smi.out)
@@ -145,7 +145,7 @@ def _last_line(done: Completed) -> str:
 
 
 def _mute(found: str) -> Finding:
-    fix = "drain the host and restart it: the driver or a GPU hangs"
+    fix = "drain and reboot the host: the driver or a GPU hangs"
     return Finding(what="gpus", verdict="stops", found=found, fix=fix)
 
 
@@ -161,13 +161,13 @@ def _count(wanted: int, given: int | None, seen: int | None, by: str) -> Finding
 
 
 def _health(gpus: tuple[Gpu, ...], root: Path, shell: Shell) -> Iterator[Finding]:
-    """Memory that is broken stops; what the kernel heard warns, as a reset may have cured it."""
+    """Broken memory stops a job. An Xid in the kernel log warns: the GPU may have been reset."""
     wrong: dict[str, str] = {}
     for gpu in gpus:
         if gpu.uncorrected:
             wrong[gpu.bus_id] = f"{gpu.uncorrected} uncorrected ECC errors: reset the GPU"
         elif gpu.pages_pending:
-            wrong[gpu.bus_id] = "memory pages wait to be retired: reset the GPU"
+            wrong[gpu.bus_id] = "memory pages are pending retirement: reset the GPU"
     remapped = _ask(shell, "nvidia-smi", f"--query-remapped-rows={REMAP_QUERY}", FORMAT)
     if remapped is not None and remapped.code == 0:
         wrong |= parse_remapped(remapped.out)
@@ -176,8 +176,10 @@ def _health(gpus: tuple[Gpu, ...], root: Path, shell: Shell) -> Iterator[Finding
         yield Finding(what="gpu memory", verdict="stops", found=f"GPU {bus_id}: {why}", fix=fix)
     kernel = _ask(shell, "dmesg")
     if kernel is None or kernel.code != 0:
-        fix = "have Slurm run slurm/healthcheck.sh, which reads it as root and drains the node"
-        yield Finding(what="xid", verdict="note", found="the kernel's log may not be read", fix=fix)
+        fix = "let Slurm run slurm/healthcheck.sh, which reads it as root and drains the node"
+        yield Finding(
+            what="xid", verdict="note", found="no permission to read the kernel log", fix=fix
+        )
         return
     yield from judge_xids(parse_xids(kernel.out), _uptime(root))
 
@@ -191,7 +193,7 @@ def judge_xids(xids: tuple[Xid, ...], uptime_s: float) -> Iterator[Finding]:
                 verdict="warns",
                 found=f"GPU {xid.bus_id}: Xid {xid.number}, {FATAL_XIDS[xid.number]},"
                 f" {ago:.0f} s ago",
-                fix="if it was not reset since: drain the host and reset the GPU",
+                fix="drain the host and reset the GPU, unless it was reset since",
             )
 
 

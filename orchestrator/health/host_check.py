@@ -1,4 +1,4 @@
-"""One look at this host, before its agent registers."""
+"""Checks of this host before its agent registers."""
 
 import contextlib
 import shutil
@@ -17,18 +17,18 @@ from orchestrator.health.links import examine_links
 from orchestrator.seams import Shell
 
 LIMIT_S = 45.0
-"""For all of it; a driver or name server that hangs must not hang the agent."""
+"""Seconds for all checks, so that a hanging driver or name server does not hang the agent."""
 SHM_BYTES = 1 << 30
-"""NCCL takes some 33 MB of /dev/shm for each pair of GPUs, and data loaders take the rest."""
+"""NCCL uses about 33 MB of /dev/shm per pair of GPUs; data loaders use more."""
 SHM_LEAST = 64 << 20
-"""What a container has by default, with which NCCL does not start."""
+"""Default of containers. NCCL does not start with this."""
 SHM_OF_ALL = 1 << 20
-"""Of ranks on CPUs as well: torchrun makes semaphores there, two for each rank, a page each."""
+"""Minimum on CPUs: torchrun creates two semaphores of one page per rank."""
 DISK_BYTES = 1 << 30
 SCRATCH_BYTES = 64 << 20
-"""Sockets, compiled kernels."""
+"""Minimum for sockets and compiled kernels."""
 PROBE = ".ndctl-preflight-"
-"""Begins the name of what is written to see whether it can be."""
+"""Prefix of files that test whether a folder is writable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,22 +38,22 @@ class Wanted:
     devices: int
     run_dir: Path
     address: str
-    """Where the other hosts reach this one."""
+    """Address for other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """The host as the checks see it; tests lay one out."""
+    """What the checks read of a host; tests replace it."""
 
     shell: Shell
     root: Path = Path("/")
     scratch: Path
     name: str
     free: Callable[[Path], int]
-    """Bytes left on the file system of a path; raises OSError."""
+    """Free bytes of the file system of a path. Raises OSError."""
     resolve: Resolve
     owns: Callable[[str], bool]
-    """Whether an address is one of this host's."""
+    """Whether an address belongs to this host."""
 
 
 def sight(shell: Shell) -> Sight:
@@ -79,16 +79,16 @@ def _owns(address: str) -> bool:
 def examine_host(
     wanted: Wanted, environ: Mapping[str, str], sight: Sight, limit_s: float = LIMIT_S
 ) -> tuple[Finding, ...]:
-    """Every check; never longer than `limit_s`, whatever hangs.
+    """All checks, within `limit_s` seconds.
 
-    In a thread of its own, as a command that waits in the kernel cannot even be killed.
+    They run in a thread, because a process that waits in the kernel cannot be killed.
     """
     found: Future[tuple[Finding, ...]] = Future()
 
     def look() -> None:
         try:
             found.set_result(tuple(_examine(wanted, environ, sight)))
-        except BaseException as exc:  # noqa: BLE001 - a defect of ours is for whoever asked
+        except BaseException as exc:  # noqa: BLE001 - the caller gets the exception
             found.set_exception(exc)
 
     threading.Thread(target=look, daemon=True).start()
@@ -97,8 +97,8 @@ def examine_host(
     hung = Finding(
         what="preflight",
         verdict="stops",
-        found=f"the checks did not end within {limit_s:.0f} s",
-        fix="drain the host: a driver, a file system or the name service hangs there",
+        found=f"the checks timed out after {limit_s:.0f} s",
+        fix="drain the host: a driver, a file system or the name service hangs",
     )
     return (hung,)
 
@@ -113,19 +113,19 @@ def _examine(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Iterat
 
 
 def _shared_memory(sight: Sight) -> Finding:
-    """Without any no rank can be started; with little those on GPUs alone cannot."""
+    """Ranks need some shared memory to start. Ranks on GPUs need more, for NCCL."""
     place = sight.root / "dev/shm"
-    fix = "remove what dead jobs left there (`ls -l /dev/shm`), or mount it larger"
+    fix = "remove files of dead jobs (`ls -l /dev/shm`), or mount it with a larger size"
     try:
         free = sight.free(place)
         with tempfile.NamedTemporaryFile(dir=place, prefix=PROBE) as file:
             file.write(b"\0")
             file.flush()
     except OSError as exc:
-        fix += "; whoever runs the job has to be able to write there"
-        found = f"nothing can be written there: {exc.strerror}"
+        fix += "; the user of the job needs write permission"
+        found = f"not writable: {exc.strerror}"
         return Finding(what="/dev/shm", verdict="stops", found=found, fix=fix)
-    found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} wanted"
+    found = f"{_mib(free)} free in {place}, {_mib(SHM_BYTES)} recommended"
     if free >= SHM_BYTES:
         return Finding(what="/dev/shm", verdict="ok", found=found)
     gpus = (sight.root / "proc/driver/nvidia/version").exists()
@@ -135,11 +135,11 @@ def _shared_memory(sight: Sight) -> Finding:
 
 
 def _disk(wanted: Wanted, sight: Sight) -> Finding:
-    """All hosts share it, so another host would fare no better: this stops none."""
+    """A full run directory only warns: all hosts share it, so another host would not help."""
     try:
         free = sight.free(wanted.run_dir)
     except OSError as exc:
-        fix = "mount the run root's file system on this host"
+        fix = "mount the file system of the run root on this host"
         return Finding(what="run dir", verdict="stops", found=f"{wanted.run_dir}: {exc}", fix=fix)
     found = f"{_mib(free)} free for {wanted.run_dir}"
     if free >= DISK_BYTES:
@@ -148,7 +148,7 @@ def _disk(wanted: Wanted, sight: Sight) -> Finding:
 
 
 def _scratch(sight: Sight) -> Finding:
-    fix = f"make room in {sight.scratch}, or set TMPDIR to a disk of the host that has some"
+    fix = f"free space in {sight.scratch}, or set TMPDIR to another disk of the host"
     try:
         free = sight.free(sight.scratch)
         with tempfile.NamedTemporaryFile(dir=sight.scratch, prefix=PROBE):
@@ -161,9 +161,9 @@ def _scratch(sight: Sight) -> Finding:
 
 
 def _own_name(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Finding:
-    """gloo listens where the host's own name points, unless it is told an interface."""
-    fix = f"let {sight.name} resolve to {wanted.address} (DNS, /etc/hosts), or set"
-    fix += " GLOO_SOCKET_IFNAME to the interface that the other hosts reach"
+    """gloo listens at the address of the host name, unless GLOO_SOCKET_IFNAME is set."""
+    fix = f"make {sight.name} resolve to {wanted.address} (DNS, /etc/hosts), or set"
+    fix += " GLOO_SOCKET_IFNAME to the interface that other hosts can reach"
     found, alone = "", wanted.address.startswith("127.")
     try:
         addresses = sight.resolve(sight.name)
@@ -172,11 +172,11 @@ def _own_name(wanted: Wanted, environ: Mapping[str, str], sight: Sight) -> Findi
     else:
         own = [address for address in addresses if sight.owns(address)]
         if not own:
-            found = f"{sight.name} is {', '.join(addresses)}, which is not this host"
+            found = f"{sight.name} resolves to {', '.join(addresses)}, which is not this host"
         elif not alone and own[0].startswith("127."):
-            found = f"{sight.name} is {own[0]} here, where no other host reaches it"
+            found = f"{sight.name} resolves to {own[0]}, which other hosts cannot reach"
     if not found:
-        return Finding(what="own name", verdict="ok", found=f"{sight.name} is {own[0]}")
+        return Finding(what="own name", verdict="ok", found=f"{sight.name} resolves to {own[0]}")
     verdict: Verdict = "note" if alone or "GLOO_SOCKET_IFNAME" in environ else "warns"
     return Finding(what="own name", verdict=verdict, found=found, fix=fix)
 

@@ -1,5 +1,6 @@
-"""What a host can say of itself when something broke on it: devices, links, disk, memory, the
-kernel's last words. Each has a limit, and what does not come is recorded with why.
+"""Facts about a host after a failure: devices, links, disk, memory, and the end of the kernel log.
+
+Each probe has a timeout. A probe that fails is recorded with its reason.
 """
 
 import re
@@ -18,11 +19,11 @@ from orchestrator.posix.run_with_timeout import within
 from orchestrator.seams import Shell
 
 KERNEL_LINES = 40
-"""Of the kernel's log, in the traces."""
+"""Lines of the kernel log that go to the traces."""
 KERNEL_S = 3.0
 MOST_TELLING = 8
 STAMP = re.compile(r"^\[\s*(\d+\.\d+)\]")
-"""Seconds of the monotonic clock, or nearly."""
+"""Timestamp of a kernel line; close to the monotonic clock."""
 STAMP_SLACK_S = 5.0
 MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
 
@@ -31,22 +32,22 @@ MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
 class HostProbe:
     findings: tuple[Finding, ...] = ()
     memory: Mapping[str, str] | None = None
-    """Of /proc/meminfo."""
+    """Fields of /proc/meminfo."""
     ranks_memory: Mapping[str, str] | None = None
-    """Rank -> what it holds of memory."""
+    """Rank -> resident memory."""
     kernel: tuple[str, ...] = ()
-    """Its log, of which the leader is told what `telling` finds, so all of it: of a GPU that fell
-    off the bus a driver may go on to say a line for each channel."""
+    """The whole kernel log. `telling` selects lines for the leader. The important line may be far
+    from the end: after a GPU falls off the bus, the driver may print one line per channel."""
     missing: tuple[str, ...] = ()
-    """What could not be had, and why."""
+    """Probes that failed, with the reason."""
 
 
 Probe = Callable[[Mapping[int, int], float], HostProbe]
-"""Of rank -> process, within so many seconds."""
+"""Takes rank -> process id and a timeout in seconds."""
 
 
 def no_probe(pids: Mapping[int, int], limit_s: float) -> HostProbe:
-    """Of an agent that is not to look."""
+    """Probe of an agent without host probes."""
     return HostProbe(missing=("host probes: this agent has none",))
 
 
@@ -61,13 +62,13 @@ def probe_host(
     pids: Mapping[int, int],
     limit_s: float,
 ) -> HostProbe:
-    """All of it within `limit_s`, or a little more: the checks stand still rather than we."""
+    """All probes, within about `limit_s` seconds."""
     missing: list[str] = []
     kernel = _kernel(sight.shell, min(KERNEL_S, limit_s), missing)
     found = examine_host(wanted, environ, sight, limit_s)
     meminfo = _fields(sight.root / "proc/meminfo", MEMORY)
     if not meminfo:
-        missing.append("memory: /proc/meminfo cannot be read")
+        missing.append("memory: cannot read /proc/meminfo")
     ranks = {
         str(rank): words
         for rank, pid in pids.items()
@@ -83,19 +84,21 @@ def probe_host(
 
 
 async def probed(probe: Probe, pids: Mapping[int, int], limit_s: float) -> HostProbe:
-    """In a thread, and not waited for beyond its limit: a driver that hangs hangs the thread."""
+    """Run the probe in a thread with a timeout, because a hanging driver would hang the caller."""
     try:
         return await within(limit_s + KERNEL_S, probe, pids, limit_s)
     except TimeoutError:
-        return HostProbe(missing=(f"host probes: not done within {limit_s + KERNEL_S:.0f} s",))
+        return HostProbe(missing=(f"host probes: timed out after {limit_s + KERNEL_S:.0f} s",))
 
 
 def telling(
     kernel: Iterable[str], since: float, own: tuple[FailureRule, ...] = ()
 ) -> tuple[str, ...]:
-    """The lines that have a class, of what was logged after `since` (monotonic clock): a log tells
-    of what befell earlier jobs as well. A line without its time proves nothing. Where there are too
-    many the first of each class go before the second, and broken hardware before all else."""
+    """Kernel lines with a failure class, logged after `since` (monotonic clock).
+
+    Older lines belong to earlier jobs, and lines without a timestamp are skipped. If there are more
+    than `MOST_TELLING`, the first line of each class is preferred, and hardware errors among them.
+    """
     seen: Counter[str] = Counter()
     found = []
     new = with_places([line for line in kernel if _is_new(line, since)])
@@ -116,11 +119,11 @@ def _kernel(shell: Shell, limit_s: float, missing: list[str]) -> tuple[str, ...]
     try:
         done = shell(["dmesg"], timeout=limit_s)
     except TimeoutError:
-        missing.append(f"kernel log: dmesg did not answer within {limit_s:.0f} s")
+        missing.append(f"kernel log: dmesg timed out after {limit_s:.0f} s")
         return ()
     if done.code != 0:
         said = (done.err or done.out).strip().rpartition("\n")[2]
-        missing.append(f"kernel log: {said or f'dmesg left with code {done.code}'}")
+        missing.append(f"kernel log: {said or f'dmesg exited with code {done.code}'}")
         return ()
     return tuple(done.out.splitlines())
 

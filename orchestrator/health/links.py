@@ -1,7 +1,7 @@
-"""Network ports of a host, as the kernel lists them below /sys/class.
+"""Network ports of a host, from /sys/class.
 
-A port that is down may be one that nobody has cabled, so none of it makes a host unfit: it warns,
-and the small all-reduce of all hosts decides.
+A port that is down only warns, because it may have no cable on purpose. The small all-reduce of all
+hosts decides whether the network works.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.contract.check_results import Finding
 
 ADMIN_UP = 0x1
-"""IFF_UP: somebody wants this interface to work."""
+"""IFF_UP: the interface is enabled."""
 
 
 def examine_links(root: Path) -> Iterator[Finding]:
@@ -19,7 +19,7 @@ def examine_links(root: Path) -> Iterator[Finding]:
 
 
 def _infiniband(folder: Path) -> Iterator[Finding]:
-    """States read `4: ACTIVE`; INIT and ARMED wait for the subnet manager."""
+    """A state is written as `4: ACTIVE`. Ports in INIT and ARMED wait for the subnet manager."""
     states = {
         f"{state.parts[-4]}/{state.parts[-2]}": _word(state)
         for state in sorted(folder.glob("*/ports/*/state"))
@@ -36,12 +36,12 @@ def _infiniband(folder: Path) -> Iterator[Finding]:
         what="infiniband",
         verdict="warns",
         found=f"{active} of {len(states)} ports active: {words}",
-        fix="see `ibstat`: a cable, or the subnet manager; name the good ones in NCCL_IB_HCA",
+        fix="check cable and subnet manager (`ibstat`), or set NCCL_IB_HCA to active ports",
     )
 
 
 def _ethernet(folder: Path) -> Iterator[Finding]:
-    """Interfaces with hardware behind them that are switched on."""
+    """Physical interfaces that are enabled but have no link."""
     cards = [card for card in sorted(folder.glob("*")) if (card / "device").exists()]
     wanted = [card for card in cards if int(_text(card / "flags") or "0", 16) & ADMIN_UP]
     down = [card.name for card in wanted if _text(card / "operstate") in ("down", "lowerlayerdown")]
@@ -53,8 +53,8 @@ def _ethernet(folder: Path) -> Iterator[Finding]:
     yield Finding(
         what="network",
         verdict="warns",
-        found=f"{', '.join(down)} switched on without a link",
-        fix="see the cable and the switch's port: `ip link`",
+        found=f"{', '.join(down)} enabled but without a link",
+        fix="check the cable and the switch port (`ip link`)",
     )
 
 

@@ -1,4 +1,4 @@
-"""What on this machine would stop a job, each with its fix. Looks, and changes nothing."""
+"""Checks of this machine for `ndctl doctor`, each with a fix. Changes nothing."""
 
 import os
 import re
@@ -19,9 +19,9 @@ from orchestrator.posix.private_folder import SOCKET, private_folder
 from orchestrator.seams import Clock, Shell
 
 NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
-"""Lower bounds of pyproject.toml, for what only a running job imports."""
+"""Minimum versions from pyproject.toml of packages that only a running job imports."""
 RANK_BYTES = 600 << 20
-"""What one rank's process holds before any model, on CPU: interpreter, torch and transformers."""
+"""Memory of a rank process on CPU without a model: interpreter, torch and transformers."""
 DISK_BYTES = 1 << 30
 EARLIEST = 1_700_000_000
 """A clock before November 2023 has not been set."""
@@ -35,11 +35,14 @@ def examine(
     clock: Clock,
     files: int = OWN,
 ) -> tuple[Finding, ...]:
-    """Every check; with a plan, also whether this machine can hold it. `files` are those that may
-    have to be open at a time on the job's first host."""
+    """All checks; with a plan, also whether this machine has the memory for it.
+
+    Args:
+        files: maximum number of open files on the first host of the job.
+    """
     platform = _platform()
     if platform.verdict == "stops":
-        return (platform,)  # the other checks ask Linux
+        return (platform,)  # the other checks need Linux
     return (
         platform,
         *_packages(),
@@ -66,7 +69,7 @@ def describe_findings(findings: Iterable[Finding]) -> str:
 def _platform() -> Finding:
     found = f"{sys.platform}, Python {sys.version.split()[0]}"
     if sys.platform != "linux":
-        fix = "run ndctl on Linux: it ties processes together by means of its kernel"
+        fix = "run ndctl on Linux, because it uses features of the Linux kernel"
         return Finding(what="system", verdict="stops", found=found, fix=fix)
     return Finding(what="system", verdict="ok", found=found)
 
@@ -94,7 +97,7 @@ def _cores(plan: Plan | None) -> Finding:
         what="cores",
         verdict="warns",
         found=f"{cores} for {plan.world_size} ranks: steps will be slow",
-        fix="ask for fewer hosts or ranks: --set cluster.hosts=1",
+        fix="use fewer hosts or ranks: --set cluster.hosts=1",
     )
 
 
@@ -111,7 +114,7 @@ def _memory(plan: Plan | None) -> Finding:
 
 
 def _meminfo(key: str) -> int:
-    """Bytes; 0 where the kernel does not say."""
+    """Bytes; 0 if the kernel has no such field."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{key}:"):
             return int(line.split()[1]) << 10
@@ -123,14 +126,14 @@ def _gib(count: int) -> str:
 
 
 def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
-    """Is there room, may we write, and do locks hold there?"""
+    """Check free space, write permission and file locks of the run root."""
     place = run_root.absolute()
     try:
         while not place.exists():
             place = place.parent
     except PermissionError:
-        found = f"{run_root.absolute()} lies in a folder that you may not enter"
-        fix = "give --run-root, or NDCTL_RUN_ROOT, a directory that you may write to"
+        found = f"{run_root.absolute()} is in a folder that you cannot access"
+        fix = "set --run-root or NDCTL_RUN_ROOT to a directory that you can write to"
         yield Finding(what="disk", verdict="stops", found=found, fix=fix)
         return
     free = shutil.disk_usage(place).free
@@ -140,33 +143,33 @@ def _run_root(run_root: Path, plan: Plan | None) -> Iterator[Finding]:
         state = items.get("parameters", 0) + items.get("optimizer", 0)
         need += 3 * state * plan.world_size  # two kept checkpoints and one being written
     verdict: Verdict = "ok" if free >= need else "stops"
-    fix = "free some, or give --run-root a larger file system"
-    found = f"{_gib(free)} free in {place}, {_gib(need)} wanted"
+    fix = "free some space, or set --run-root to a larger file system"
+    found = f"{_gib(free)} free in {place}, {_gib(need)} needed"
     yield Finding(what="disk", verdict=verdict, found=found, fix=fix)
     yield _locks(place)
 
 
 def _locks(place: Path) -> Finding:
-    """Makes the calls that agents make: what a file system refuses of them, it refuses here."""
+    """Try the file operations and locks that agents use."""
     try:
         with tempfile.NamedTemporaryFile(dir=place, prefix=".ndctl-doctor-") as file:
             held = _hold(Path(file.name))
         mounts = read_mounts()
     except OSError as exc:
-        fix = "give --run-root a directory that you may write to, on a file system with flock"
+        fix = "set --run-root to a directory that you can write to, on a file system with flock"
         return Finding(what="run root", verdict="stops", found=f"{place}: {exc}", fix=fix)
     if not held:
-        fix = "give --run-root a directory on another file system"
-        found = f"{place} is writable, but its locks keep nobody out"
+        fix = "set --run-root to a directory on another file system"
+        found = f"{place} is writable, but file locks do not work"
         return Finding(what="run root", verdict="stops", found=found, fix=fix)
     if doubted := doubt(mounts, place.resolve()):
-        found = f"{place} is writable, locks hold on this host, but it is {doubted[0]}"
+        found = f"{place} is writable and locks work on this host, but it is {doubted[0]}"
         return Finding(what="run root", verdict="warns", found=found, fix=doubted[1])
-    return Finding(what="run root", verdict="ok", found=f"{place} is writable, locks hold")
+    return Finding(what="run root", verdict="ok", found=f"{place} is writable, locks work")
 
 
 def _hold(path: Path) -> bool:
-    """Whether locks hold: one alone, and a shared one."""
+    """Whether an exclusive and a shared lock work."""
     alone = os.open(path, os.O_RDWR)
     held = try_lock(alone) and is_held_alone(path) and not is_free(path)
     os.close(alone)
@@ -177,7 +180,7 @@ def _hold(path: Path) -> bool:
 
 
 def _scratch(environ: Mapping[str, str]) -> Finding:
-    """Ranks talk to their agent through a Unix socket in a folder of the agent's own."""
+    """Ranks send messages to their agent through a Unix socket in a private folder."""
     try:
         with (
             private_folder(environ) as folder,
@@ -185,8 +188,8 @@ def _scratch(environ: Mapping[str, str]) -> Finding:
         ):
             sock.bind(str(folder / SOCKET))
     except OSError as exc:
-        fix = "set TMPDIR to a short path on a local disk that you may write to"
-        found = f"no safe place for a Unix socket: {exc}"
+        fix = "set TMPDIR to a short path on a local disk that you can write to"
+        found = f"cannot create a Unix socket: {exc}"
         return Finding(what="scratch", verdict="stops", found=found, fix=fix)
     return Finding(what="scratch", verdict="ok", found=f"Unix sockets in {folder.parent}")
 
@@ -199,33 +202,31 @@ def _ports() -> Finding:
             with socket.create_connection(sock.getsockname(), timeout=2.0):
                 pass
     except OSError as exc:
-        fix = "allow TCP on the loopback interface: `ip link set lo up`, and see the firewall"
+        fix = "allow TCP on the loopback interface: `ip link set lo up`, and check the firewall"
         return Finding(what="ports", verdict="stops", found=f"loopback: {exc}", fix=fix)
-    return Finding(what="ports", verdict="ok", found="loopback answers")
+    return Finding(what="ports", verdict="ok", found="loopback works")
 
 
 def _clock(shell: Shell, clock: Clock) -> Finding:
-    """Times in the journal come from this clock; decisions do not depend on it."""
+    """The journal uses this clock for its times. Decisions do not depend on it."""
     if clock.now() < EARLIEST:
         fix = "set the clock: `date -s …`, and start an NTP service"
-        found = f"the clock says {clock.now():.0f} s after 1970: it was never set"
+        found = f"the clock was never set: it is at {clock.now():.0f} s after 1970"
         return Finding(what="clock", verdict="warns", found=found, fix=fix)
     try:
         asked = shell(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], timeout=5.0)
     except TimeoutError:
-        return Finding(what="clock", verdict="note", found="set; timedatectl did not answer")
+        return Finding(what="clock", verdict="note", found="set; timedatectl timed out")
     if asked.code != 0:
-        return Finding(
-            what="clock", verdict="note", found="set; whether it is synchronised, unknown"
-        )
+        return Finding(what="clock", verdict="note", found="set; synchronization unknown")
     if asked.out.strip() == "yes":
-        return Finding(what="clock", verdict="ok", found="synchronised")
+        return Finding(what="clock", verdict="ok", found="synchronized")
     fix = "start an NTP service: `timedatectl set-ntp true`"
-    return Finding(what="clock", verdict="warns", found="not synchronised", fix=fix)
+    return Finding(what="clock", verdict="warns", found="not synchronized", fix=fix)
 
 
 def _schedulers(environ: Mapping[str, str]) -> Iterator[Finding]:
     for command, cluster in (("sbatch", "Slurm"), ("kubectl", "Kubernetes")):
         path = shutil.which(command, path=environ.get("PATH"))
-        found = path or f"not on PATH; needed for {cluster} alone"
+        found = path or f"not on PATH; only needed for {cluster}"
         yield Finding(what=command, verdict="note", found=found)

@@ -1,4 +1,4 @@
-"""Whether file locks hold between hosts, which one host cannot try: how it mounts them."""
+"""Whether file locks work between hosts, judged by the mount options. One host cannot test it."""
 
 import re
 from collections.abc import Iterator
@@ -14,31 +14,31 @@ class Mount(NamedTuple):
 
 
 def read_mounts() -> str:
-    """What `doubt` and `mount_of` read, of this process; paths may be any bytes."""
+    """The mounts of this process, for `doubt` and `mount_of`. Paths may be any bytes."""
     return Path("/proc/self/mounts").read_text(errors="surrogateescape")
 
 
 def doubt(mounts: str, place: Path) -> tuple[str, str] | None:
-    """Of `read_mounts()`: what is wrong with the locks of the file system that `place` is on,
-    and what to do; None where nothing is known against them."""
+    """The problem with file locks on the file system of `place`, and its fix; None if no problem is
+    known. `mounts`: the result of `read_mounts`."""
     found = mount_of(mounts, place)
     if found is None:
         return None
     kind, options = found
     if kind in ("nfs", "nfs4"):
         if options & {"nolock", "local_lock=flock", "local_lock=all"}:
-            return "NFS with locks of each host alone", NFS_FIX
+            return "NFS with locks that are local to each host", NFS_FIX
         if "vers=3" in options:
-            return "NFS 3, which keeps the locks of a host that died until that is back", NFS_FIX
+            return "NFS 3, which keeps the locks of a dead host until it reboots", NFS_FIX
     if kind == "lustre" and "localflock" in options:
-        return "Lustre with locks of each host alone", "mount it with -o flock"
+        return "Lustre with locks that are local to each host", "mount it with -o flock"
     if kind in ("cifs", "smb3"):
-        return "SMB, where nobody can read what is locked", "take NFS 4 or a cluster's file system"
+        return "SMB, where locked files cannot be read", "use NFS 4 or a cluster file system"
     return None
 
 
 def mount_of(mounts: str, place: Path) -> Mount | None:
-    """That `place` is on; of mounts on the same folder the last one counts."""
+    """The mount of `place`. The last of several mounts on one folder counts."""
     over = [
         (len(where.parts), Mount(kind, options))
         for where, kind, options in _read(mounts)
@@ -48,7 +48,9 @@ def mount_of(mounts: str, place: Path) -> Mount | None:
 
 
 def _read(mounts: str) -> Iterator[tuple[Path, str, frozenset[str]]]:
-    for line in mounts.split("\n")[:-1]:  # other ends of lines may be in names
+    for line in mounts.split("\n")[
+        :-1
+    ]:  # splitlines would also split at line ends that are part of names
         _, where, kind, options, *_ = line.split(" ")
         point = Path(re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), where))
         yield point, kind, frozenset(options.split(","))

@@ -1,4 +1,4 @@
-"""The hosts that there are: their devices, their state, and the switches between them."""
+"""The hosts of a cluster: their devices, their state, and the switches between them."""
 
 import re
 from collections import Counter
@@ -19,29 +19,29 @@ State = Literal[
     "not ready",
     "being deleted",
 ]
-"""In the words of the cluster that the host is of."""
+"""In the terms of the host's cluster: Slurm drains, Kubernetes cordons and taints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     name: str
     devices: int
-    """Accelerators, or on a CPU cluster the ranks that the host plays."""
+    """Accelerators, or on a CPU cluster the ranks that the host runs."""
     device_bytes: int | None = None
     """Memory of one device; None where it is not known."""
     profile: Profile | None = None
     state: State = "free"
-    """`busy` with another job; `drained`: its administrator, or its scheduler, wants nothing to
+    """`busy` with another job; `drained`: its administrator or scheduler lets no job
     start there (a Kubernetes node is `cordoned`, `tainted`, ...); `excluded` by strikes, by a
-    person or by the spec; `not selected`: it does not have what the spec asks for."""
+    person or by the spec; `not selected`: it does not match the spec."""
     reason: str = ""
-    """Why it is not free, where somebody says."""
+    """Why it is not free, if known."""
     switches: tuple[str, ...] = ()
-    """From the outermost down to the one that the host hangs on, as in `("spine-1", "leaf-3")`;
-    empty where nobody says."""
+    """From the outermost switch down to the host's own, as in `("spine-1", "leaf-3")`; empty where
+    unknown."""
     nvlink_block: str | None = None
-    """Whose devices reach each other by NVLink, those of all its hosts, which hang on one switch;
-    None where NVLink ends with the host. A name stands for one block in the whole inventory."""
+    """NVLink connects the devices of all hosts of a block, which share a switch. None where NVLink
+    ends with the host. Names are unique in the inventory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,19 +51,19 @@ class Inventory:
     def __post_init__(self) -> None:
         twice = [name for name, times in Counter(h.name for h in self.hosts).items() if times > 1]
         if twice:
-            raise ValueError(f"host names must be unique, {', '.join(twice)} is there twice")
+            raise ValueError(f"host names must be unique, {', '.join(twice)} appears twice")
 
     def with_devices(self, devices: int) -> tuple[Host, ...]:
-        """The hosts that a job with so many ranks a host may use, in natural order of names."""
+        """The hosts that a job with `devices` ranks per host may use, in natural order of names."""
         left_out = self.left_out(devices)
         able = [host for host in self.hosts if host.name not in left_out]
         return tuple(sorted(able, key=lambda host: natural(host.name)))
 
     def left_out(self, devices: int) -> dict[str, str]:
-        """Why a job with so many ranks a host does not use a host, by name.
+        """Host -> why a job with `devices` ranks per host does not use it.
 
-        A job runs on devices of one kind, of which there are the most: each step would wait for
-        the slowest, and the memory of the smallest would bind all.
+        A job uses the most common kind of device only: with several kinds each step would wait for
+        the slowest device, and the smallest memory would limit all.
         """
         reasons: dict[str, str] = {}
         for host in self.hosts:
@@ -81,10 +81,10 @@ class Inventory:
         return reasons
 
     def fabric(self, devices: int | None = None) -> Fabric | None:
-        """What a job with so many ranks a host may count on; None where no profile is known.
+        """The hardware for a job with `devices` ranks per host; None where no profile is known.
 
-        Without `devices`, those that most free hosts have. `hosts_per_leaf` is what a host in the
-        middle sees: as many hosts hang on larger leaves as on smaller ones.
+        Without `devices`, the number that most free hosts have. `hosts_per_leaf` is that of the
+        median host.
         """
         if devices is None:
             sizes = Counter(host.devices for host in self.hosts if host.state == "free")
@@ -102,14 +102,14 @@ class Inventory:
         )
 
     def blocks(self, devices: int) -> tuple[int, ...]:
-        """`Fabric.blocks` for a job with so many ranks a host."""
+        """`Fabric.blocks` for a job with `devices` ranks per host."""
         if not any(host.nvlink_block for host in self.hosts):
             return ()
         return _block_sizes(self.with_devices(devices))
 
 
 def state_of(host: Host) -> str:
-    """Its state, with the reason where it is known."""
+    """The state, with the reason if known."""
     return f"{host.state} ({host.reason})" if host.reason else host.state
 
 
@@ -118,7 +118,7 @@ def _kind(host: Host) -> str:
 
 
 def _middle_leaf(hosts: Sequence[Host]) -> int | None:
-    """Of the leaf that the median host hangs on, how many of `hosts` do."""
+    """The number of `hosts` on the median host's leaf switch."""
     if not all(host.switches for host in hosts):
         return None
     leaves = Counter(host.switches for host in hosts)
@@ -127,7 +127,7 @@ def _middle_leaf(hosts: Sequence[Host]) -> int | None:
 
 
 def _block_sizes(hosts: Iterable[Host]) -> tuple[int, ...]:
-    """Of `hosts`, how many are in each NVLink block, the largest first; as `tree_of` has them."""
+    """Hosts per NVLink block, the largest first; blocks as in `tree_of`."""
     sizes = Counter(
         (host.switches, host.nvlink_block, host.nvlink_block or host.name) for host in hosts
     )
@@ -142,10 +142,10 @@ def natural(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def tree_of(hosts: Iterable[Host]) -> dict[str, tuple[str, ...]]:
-    """Host -> its switches, of the hosts whose switches are known.
+    """Host -> its switches, for hosts whose switches are known.
 
-    Where there are NVLink blocks, each host's is the last of its switches, and a host in none is
-    one by itself; it is above as many switches as any, so that the last of all is a block.
+    With NVLink blocks, the last entry is the host's block, and a host in no block is its own block.
+    All entries then have the same length.
     """
     hosts = tuple(hosts)
     if not any(host.nvlink_block for host in hosts):

@@ -1,4 +1,4 @@
-"""What a device can do, and the links around it: vendors' numbers, each with its source."""
+"""The rates of a device and its links: vendors' numbers, each with its source."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -20,17 +20,17 @@ LinkKind = Literal[
     "ethernet",
     "shared memory",
 ]
-"""What a link is, which tells how much of its rate a collective gets out of it. `via host` is PCIe
-between devices that cannot reach each other's memory: through a buffer of the host."""
+"""The kind of a link decides how much of its rate a collective reaches. `via host`: PCIe between
+devices without peer access, through a buffer in host memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     kind: LinkKind
     bytes_per_s: Annotated[float, Above(0)]
-    """Of one device, in one direction: the rate of the link, not what a collective gets of it."""
+    """Link rate of one device in one direction; a collective reaches less."""
     latency_s: Annotated[float, Above(0)]
-    """Of one message, or of one step of a ring."""
+    """Latency of one message, or of one step of a ring."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class Profile:
     name: str
     device: Literal["cuda", "cpu"]
     memory_bytes: Annotated[int, AtLeast(1)]
-    """What a process sees as the whole of it; vendors' gigabytes are more."""
+    """Total memory as a process sees it, less than the vendor's figure."""
     flops: Mapping[str, Annotated[float, Above(0)]]
-    """Dense peak in operations a second, by type: `float32` (without TF32), `bfloat16`, `float8`
+    """Dense peak in operations per second, by type: `float32` (without TF32), `bfloat16`, `float8`
     where it has that."""
     memory_bytes_per_s: Annotated[float, Above(0)]
     intra_host: Link
@@ -48,16 +48,16 @@ class Profile:
     inter_host: Link
     """Between hosts, as one device's share."""
     calibration: Calibration
-    """What is left of these rates in use; a file leaves it out, and the reader lays it in."""
+    """The share of these rates that is reached in use; the reader adds it to a profile file."""
     intra_block: Link | None = None
     """Between devices of hosts in one NVLink block; None where it is as inside a host."""
     power_w: Annotated[int, AtLeast(1)] | None = None
-    """The limit that these figures hold under; None where nobody says."""
+    """Power limit for which these figures hold; None where unknown."""
     sustained: Annotated[float, Above(0), AtMost(1)] | None = None
-    """What the best large matrix multiplication in bfloat16 holds of the peak under that limit, as
-    measured; None where nobody did."""
+    """Measured share of the peak that the best large bfloat16 matrix multiplication sustains; None
+    where unmeasured."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Of each number, by its path, for example `intra_host.bytes_per_s`."""
+    """Source of each number, by its path, for example `intra_host.bytes_per_s`."""
 
     def __post_init__(self) -> None:
         missing = [kind for kind in ("float32", "bfloat16") if kind not in self.flops]
@@ -100,21 +100,21 @@ def raise_for(problems: list[Problem]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """The cluster as a plan sees it before hosts are chosen: all alike."""
+    """The cluster before hosts are chosen: all hosts are alike."""
 
     profile: Profile
     hosts: int
     devices_per_host: int
     hosts_per_leaf: int | None = None
-    """Hosts under one leaf switch; None where nobody says."""
+    """Hosts under one leaf switch; None where unknown."""
     blocks: tuple[int, ...] = ()
-    """Hosts of each NVLink block that a job may use, the largest first; a host in none is a block
-    of 1. Empty where NVLink ends with the host everywhere."""
+    """Usable hosts of each NVLink block, the largest first; a host in no block counts as a block of
+    1. Empty where NVLink always ends with the host."""
 
     @property
     def hosts_per_block(self) -> int:
-        """Of the block that the job's host in the middle is in, should it take the largest: no tp
-        group that these hold is larger (`blocks_hold`)."""
+        """Block size of the median host, if the job takes the largest blocks. No tp group inside
+        blocks is larger (`blocks_hold`)."""
         seen = itertools.accumulate(self.blocks)
         enough = next((n for n, hosts in enumerate(seen, 1) if hosts >= self.hosts), None)
         taken = self.blocks[:enough]
@@ -131,6 +131,5 @@ class Fabric:
 
 
 def blocks_hold(blocks: Sequence[int], wide: int, hosts: int) -> bool:
-    """Whether `hosts` can be taken in groups of `wide`, none of which leaves its block, of blocks
-    of these sizes."""
+    """Whether blocks of these sizes hold `hosts` in groups of `wide`, each inside one block."""
     return sum(size // wide for size in blocks) * wide >= hosts

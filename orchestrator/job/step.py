@@ -22,7 +22,6 @@ from orchestrator.contract.messages.events import (
     AgentLost,
     AgentRegistered,
     CancelRequested,
-    CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
     DrillHappened,
@@ -31,7 +30,6 @@ from orchestrator.contract.messages.events import (
     HangDetected,
     HangJudged,
     HangOver,
-    HealthChanged,
     HostFlagged,
     HostLeaving,
     HostOpened,
@@ -41,6 +39,7 @@ from orchestrator.contract.messages.events import (
     JobSubmitted,
     LeaderStarted,
     LeaveAsked,
+    Notice,
     RankExited,
     Replanned,
     ReplanRefused,
@@ -206,10 +205,10 @@ def _apply(run: Run, event: Event) -> Result:  # noqa: C901 - one line for each 
             return straggler_gone(run, event), ()
         case CheckpointIntervalChanged(new=new):
             return replace(run, save_every=new), ()
-        case CheckpointFailed() | HealthChanged():
-            return run, ()
         case Tick():
             return _tick(run, event)
+        case _ if isinstance(event, Notice):
+            return run, ()
         case _:
             assert_never(event)
 

@@ -227,6 +227,10 @@ class BackendCalls:
 
     async def ask_why(self, signal_name: str) -> None:
         cause: Cause
+        if self.backend.granted is None:
+            # Without a scheduler only a person sends signals, to end the job.
+            self.happened(LeaveAsked(at=self.now(), cause="cancelled", words=signal_name))
+            return
         try:
             cause = await self.worker(self.granted.why_ending, self.job.launch)
         except BackendError as exc:
@@ -387,6 +391,10 @@ class BackendCalls:
     async def requeue(self, action: Requeue) -> bool:
         """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
         where it never will, which is told."""
+        if self.backend.granted is None:
+            why = "this machine has no queue to return to"
+            self.happened(RequeueRefused(at=self.now(), why=why, cancelled=False))
+            return False
         requeued = partial(self.granted.requeue, again=action.again, whole=action.whole)
         refused_at: float | None = None
         while True:

@@ -76,7 +76,7 @@ class Monitor:
         if self.watch is None:
             return
         now -= self.excused_s
-        yield from self.watch.health_changes(now)
+        yield from self.watch.changes(now)
         yield from self.stragglers.changes(now)
         hang = self.watch.hang(now)
         if hang is None or self.hang is not None or now < self.gathered_by:

@@ -1,5 +1,5 @@
-"""How a job is split over ranks, and which host plays which of them.
+"""How a job is split over ranks, and which host runs which ranks.
 
-Pure functions of the standard library: no torch, no I/O, no clock. The seam is
-`planner.plan(spec, inventory, config) -> Plan`; whatever plans better later keeps it.
+Pure functions of the standard library: no torch, no I/O, no clock. The interface is
+`planner.plan(spec, inventory, config) -> Plan`.
 """

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Formats bytes, seconds and counts for a person."""
 
 
 def show_bytes(count: int) -> str:

@@ -1,7 +1,7 @@
-"""Ways to run a job in less memory than its plan was believed to need, the cheapest first.
+"""Changes that let a job run after it was out of memory, the cheapest first.
 
-What trains the same comes before what trains something else: other splits, smaller micro batches
-and more recomputation by the time of a step, then what `search/smallest_change.py` knows.
+Changes that train the same come first: other splits, smaller micro batches and more recomputation,
+by step time. Then come those of `search/smallest_change.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,33 +15,34 @@ from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Inventory
 from orchestrator.plan.figures import show_bytes, show_seconds
-from orchestrator.plan.planner import plan, relief_of
+from orchestrator.plan.planner import memory_changes, plan
 from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, value_at
 
 SHOWN = 3
 ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
-"""Keys whose change trains something else, or elsewhere."""
+"""Keys whose change trains something else, or on other hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class MemorySaving:
     edits: Edits
-    """Of the spec, so that it is planned like this."""
+    """Changed keys of the spec."""
     price: str
     plan: Plan | None = None
-    """What comes of it, where it trains the same on the same hosts."""
+    """The plan, where it trains the same on the same hosts."""
 
     def __str__(self) -> str:
         return f"{show_edits(self.edits)}  ({self.price})"
 
 
-def ways_within(
+def memory_savings(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
-) -> tuple[Way, ...]:
-    """Up to three, where `former` did not fit; `inventory` has the memory that is believed now.
+) -> tuple[MemorySaving, ...]:
+    """Up to three changes for a plan, `former`, that ran out of memory. `inventory` has the lowered
+    memory limit.
 
     Raises:
-        PlanError: the spec can have no plan there for other reasons than memory.
+        PlanError: the spec breaks a rule that has nothing to do with memory.
     """
     try:
         best = plan(spec, inventory, config)
@@ -55,8 +56,8 @@ def ways_within(
     return tuple(found[:SHOWN])
 
 
-def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
-    """Two kinds of change may come to the same."""
+def _unlike(known: list[Edits], ways: Iterable[MemorySaving]) -> Iterator[MemorySaving]:
+    """Two kinds of change may give the same edits."""
     for way in ways:
         if way.edits not in known:
             known.append(way.edits)
@@ -65,20 +66,21 @@ def _unlike(known: list[Edits], ways: Iterable[Way]) -> Iterator[Way]:
 
 def _chosen(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], best: Plan, former: Plan
-) -> Iterator[Way]:
-    """What the spec leaves open, decided otherwise."""
+) -> Iterator[MemorySaving]:
+    """Other values for the keys that the spec leaves to the planner."""
     choices = [best.choice, *best.alternatives]
     for number, choice in enumerate(choice for choice in choices if choice is not None):
         found = best
-        if number and choice.schedule is not None:  # in how many stages a choice does not say
+        # A choice does not say how many stages a rank has.
+        if number and choice.schedule is not None:
             found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
         decided = _decided(spec, choice, found.pipeline.stages_per_rank)
         edits = {path: value for path, value in decided.items() if value_at(spec, path) != value}
-        yield Way(edits=edits, price=_price(choice, former), plan=None if number else best)
+        yield MemorySaving(edits=edits, price=_price(choice, former), plan=None if number else best)
 
 
 def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
-    """Every key that the planner decides, so that it decides nothing else next time."""
+    """Every key that the planner decides, fixed, so that it decides the same next time."""
     degrees: dict[str, Value] = {f"parallel.{a}": getattr(choice.mesh, a) for a in AXES}
     more: dict[str, Value] = {
         "train.micro_batch_size": choice.micro_batch_size,
@@ -101,13 +103,13 @@ def _price(choice: Choice, former: Plan | None) -> str:
 
 def _relieved(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
-) -> Iterator[Way]:
-    """What the spec fixes, changed.
+) -> Iterator[MemorySaving]:
+    """Other values for keys that the spec fixes.
 
-    Nothing is left to the planner: whoever resumes plans with all the memory that a device is
-    said to have, and would be given the plan that did not fit.
+    Nothing is left to the planner: a resumed job plans with the full memory of a device, and the
+    planner would choose the plan that did not fit again.
     """
-    for way in relief_of(spec, inventory, config):
+    for way in memory_changes(spec, inventory, config):
         try:
             changed = apply(spec, way.edits)
             found = plan(changed, _with_hosts(inventory, changed.cluster.hosts), config)
@@ -121,12 +123,12 @@ def _relieved(
         same = not ANOTHER_JOB & way.edits.keys()
         price = _price(found.choice, former if same else None)
         if len(edits) > len(decided.keys() & edits.keys()):
-            price = f"{way.price}; {price}"  # than how it is split, too, something is changed
-        yield Way(edits=edits, price=price, plan=found if same else None)
+            price = f"{way.price}; {price}"  # More than the split is changed.
+        yield MemorySaving(edits=edits, price=price, plan=found if same else None)
 
 
 def _with_hosts(inventory: Inventory, count: int) -> Inventory:
-    """With hosts of the same kind added, as many as are asked for: they are not there yet."""
+    """Adds hosts of the same kind up to `count`; the inventory does not have them yet."""
     like = inventory.hosts[-1]
     more = range(len(inventory.hosts), count)
     added = [replace(like, name=f"another-{number}") for number in more]

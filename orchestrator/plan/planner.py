@@ -23,7 +23,7 @@ from orchestrator.plan.search.hosts import fabric_of, with_fewest_hosts
 from orchestrator.plan.search.rule import Hosts, Refusal, Request
 from orchestrator.plan.search.rules import refusals
 from orchestrator.plan.search.search_space import Option, Space
-from orchestrator.plan.search.smallest_change import WayOut, ways_out
+from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from orchestrator.plan.show.methods import methods_of
 from orchestrator.plan.show.notes import notes_of
 
@@ -45,13 +45,15 @@ def plan(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> Plan
     return _plan_of(space, inventory, found)
 
 
-def relief_of(spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]) -> tuple[WayOut, ...]:
+def memory_changes(
+    spec: JobSpec, inventory: Inventory, config: Mapping[str, Any]
+) -> tuple[SpecChange, ...]:
     """The smallest changes of `spec` with which it takes less memory.
 
     Raises:
         PlanError: it can have no plan for other reasons than memory.
     """
-    return ways_out(_space(spec, inventory, shape_of(config)), inventory)
+    return smallest_changes(_space(spec, inventory, shape_of(config)), inventory)
 
 
 def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
@@ -92,7 +94,7 @@ def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
         f" ({most}, …), a device has {show_bytes(space.limit)}"
     )
     families = [f"{one.family}: {one.constraint} ({one.count})" for one in found.rejected]
-    fixes = ways_out(space, inventory)
+    fixes = smallest_changes(space, inventory)
     fix = "the smallest changes that fit:\n    " + "\n    ".join(map(str, fixes))
     if not fixes:
         fix = "take a smaller model, or devices with more memory"

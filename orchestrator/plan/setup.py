@@ -1,4 +1,4 @@
-"""How a job is run, with nothing left to choose: what its memory and its speed are functions of."""
+"""A fully decided way to run a job: the input of the memory and cost models."""
 
 import math
 from dataclasses import dataclass, field
@@ -18,25 +18,25 @@ Checkpointing = Literal["none", "selective", "full", "every_k"]
 class Setup:
     shape: ModelShape
     tokens: int
-    """Of a sequence."""
+    """Tokens of a sequence."""
     mesh: Mesh
     micro_batch_size: int
-    """Sequences that a data-parallel rank passes through the model at a time."""
+    """Sequences that a data-parallel rank passes through the model at once."""
     micro_batches: int
-    """Of one rank in a step: gradient accumulation."""
+    """Micro batches of a rank per step (gradient accumulation)."""
     checkpointing: Checkpointing = "none"
     checkpoint_every: int | None = None
     """See `every`."""
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
     reshard: bool | int = True
-    """After the forward pass: true, false, or over so many ranks."""
+    """After the forward pass: true, false, or over this many ranks."""
     forward_prefetch: int = 1
     backward_prefetch: int = 1
     cpu_offload: bool = False
     context: Literal["ring", "ulysses", "all_gather"] = "ring"
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
     dtype: Dtype = "bfloat16"
-    """What the model computes in; master weights are float32 either way."""
+    """Type that the model computes in; master weights are always float32."""
     reduce_dtype: Dtype = "float32"
     output_dtype: Dtype | None = None
     optimizer: str = "adamw"
@@ -46,7 +46,7 @@ class Setup:
 
     @property
     def global_batch_size(self) -> int:
-        """Sequences of a step."""
+        """Sequences per step."""
         return self.mesh.data_parallel * self.micro_batch_size * self.micro_batches
 
     @property
@@ -55,7 +55,7 @@ class Setup:
 
 
 def every(setup: Setup) -> int:
-    """The k of `every_k`: √L, rounded, if nobody says (Chen et al. 2016, section 4)."""
+    """The k of `every_k`: √L, rounded, by default (Chen et al. 2016, section 4)."""
     return setup.checkpoint_every or max(1, round(math.sqrt(setup.shape.num_layers)))
 
 
@@ -67,8 +67,8 @@ def setup_of(
     kind: Checkpointing,
     pipeline: PipelineSpec | None = None,
 ) -> Setup:
-    """`spec` with everything that it leaves open decided; where nobody says otherwise, weights are
-    resharded and the pipeline is the one of `spec`."""
+    """`spec` with every open key decided. By default weights are resharded and the pipeline is
+    that of `spec`."""
     train, parallel, fsdp = spec.train, spec.parallel, spec.parallel.fsdp
     return Setup(
         shape=shape,

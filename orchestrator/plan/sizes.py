@@ -1,7 +1,7 @@
-"""Bytes of values, as memory, traffic and time all count them."""
+"""Bytes per value, shared by the memory, traffic and time models."""
 
 COMPUTE_BYTES = {"float32": 4, "bfloat16": 2, "float8": 1}
-"""Of a value that is computed with or that travels, by its type."""
+"""Bytes of a value that is computed with or sent, by type."""
 FLOAT32_BYTES = COMPUTE_BYTES["float32"]
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """4 bits, and for each 64 weights a scale of 8 bits, of which 256 share a float32 (Dettmers et al.

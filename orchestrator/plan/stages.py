@@ -1,4 +1,4 @@
-"""What each rank of a pipeline has and keeps, and how long it waits."""
+"""Pipelines: the layers of each rank, the activations it keeps, and the bubble."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -18,30 +18,30 @@ from orchestrator.contract.spec.pipeline_spec import (
 from orchestrator.plan.model.shape import ModelShape
 
 STAGES_AT_ONCE = 3
-"""Of one rank's, that torch's schedules keep gathered (`_add_unshard_reshard`)."""
+"""Stages of a rank that torch's schedules keep gathered at once (`_add_unshard_reshard`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """What one rank along pp has of the model."""
+class StageLayers:
+    """The layers of one rank along pp."""
 
     stages: tuple[int, ...]
     """Layers of each of its stages."""
     layers: int
-    """Of all of them."""
+    """Layers of all its stages."""
     is_first: bool
     is_last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRank:
-    """The same, and what it keeps."""
+    """The layers of a rank, and how many activations it keeps."""
 
     layers: int
     is_first: bool
     is_last: bool
     kept: float
-    """Micro batches whose activations in all of its layers it keeps at once, at most."""
+    """Most micro batches whose activations the rank keeps at once, counted over all its layers."""
 
 
 def stage_ranks(
@@ -55,11 +55,11 @@ def stage_ranks(
             is_last=held.is_last,
             kept=_kept(held, pp, spec, rank, micro_batches),
         )
-        for rank, held in enumerate(held_along(shape, pp, spec, tokens))
+        for rank, held in enumerate(layers_along_pp(shape, pp, spec, tokens))
     )
 
 
-def _kept(held: Held, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
+def _kept(held: StageLayers, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
     if pp == 1:
         return 1  # one micro batch goes back before the next goes forward
     if spec.schedule == BACK_AND_FORTH:
@@ -68,21 +68,23 @@ def _kept(held: Held, pp: int, spec: PipelineSpec, rank: int, micro_batches: int
 
 
 @cache
-def held_along(shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int) -> tuple[Held, ...]:
-    """By every rank along pp.
+def layers_along_pp(
+    shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
+) -> tuple[StageLayers, ...]:
+    """For every rank along pp.
 
-    With fewer layers than stages, which is refused elsewhere, as if there were as many.
+    Rule `pp-layers` refuses fewer layers than stages; here each stage then counts as one layer.
     """
     if pp == 1:
         layers = shape.num_layers
-        return (Held(stages=(layers,), layers=layers, is_first=True, is_last=True),)
+        return (StageLayers(stages=(layers,), layers=layers, is_first=True, is_last=True),)
     cuts = stage_cuts(shape, pp * spec.stages, tokens)
     last = 0 if spec.schedule == BACK_AND_FORTH else pp - 1
     found = []
     for rank in range(pp):
         sizes = tuple(cuts[s][1] - cuts[s][0] for s in stages_of_rank(spec, pp, rank))
         found.append(
-            Held(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
+            StageLayers(stages=sizes, layers=sum(sizes), is_first=rank == 0, is_last=rank == last)
         )
     return tuple(found)
 
@@ -171,7 +173,7 @@ def _interleaved_passes(
 
 
 def _next_stages(passes: Sequence[int], at: int) -> dict[int, int]:
-    """Which come next, and how many passes after `at` they do."""
+    """The next stages, with the number of passes after `at` until each is needed."""
     found: dict[int, int] = {}
     for ahead, stage in enumerate(islice(passes, at, None)):
         found.setdefault(stage, ahead)
@@ -187,9 +189,10 @@ def _round(pp: int, micro_batches: int) -> int:
 
 @cache
 def most_sends(spec: PipelineSpec, pp: int) -> int:
-    """Hidden states and gradients of them that go to another rank for each micro batch, from the
-    rank of which the most do: the ends of a pipeline have one neighbour, and of the stages of a V
-    two neighbours are on one rank."""
+    """Hidden states and gradients that the busiest rank sends to other ranks per micro batch.
+
+    The ends of a pipeline have one neighbour, and two neighbours in a V are on one rank.
+    """
     sends: Counter[int] = Counter()
     for stage in range(pp * spec.stages - 1):
         ends = {rank_of_stage(spec, pp, stage), rank_of_stage(spec, pp, stage + 1)}
@@ -198,16 +201,16 @@ def most_sends(spec: PipelineSpec, pp: int) -> int:
     return max(sends.values(), default=0)
 
 
-def takes(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
-    """The schedule can do a step of so many micro batches."""
+def can_run(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
+    """Whether the schedule can run a step of `micro_batches`."""
     return pp == 1 or demand(spec, pp, micro_batches) is None
 
 
 def bubble(spec: PipelineSpec, pp: int, micro_batches: int) -> float | None:
-    """Share of a step in which a rank waits for the others, were all stages equally fast.
+    """Share of a step that a rank waits, if all stages are equally fast.
 
     (pp - 1) / (v m + pp - 1) with v stages a rank (Narayanan et al. 2021, section 2.2). None for
-    ZBV, which fills the most of it with the gradients of weights.
+    ZBV, which fills most of the bubble with weight gradients.
     """
     if spec.schedule == "zbv":
         return None

@@ -1,4 +1,4 @@
-"""What the trainer is told of a plan."""
+"""The trainer's configuration for a plan."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,9 +12,9 @@ from orchestrator.contract.spec.job_spec import JobSpec
 def trainer_config(
     spec: JobSpec, plan: Plan, config: Mapping[str, Any], out: str
 ) -> TrainingConfig:
-    """Everything `auto` of the split decided, and the model's config inline: no look-up is left.
+    """Every `auto` of the split is decided and the model's config is inline.
 
-    What `auto` means for files and for classes of modules only the trainer can see.
+    The trainer itself decides `auto` for data formats and module classes.
     """
     fsdp, limits = spec.parallel.fsdp, spec.resilience
     given = (limits.init_timeout, limits.checkpoint_timeout, limits.hang_timeout)

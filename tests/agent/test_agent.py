@@ -267,8 +267,8 @@ def test_an_agent_looks_for_the_leaders_host_by_its_name_and_tells_what_is_not_i
 
     (finding,) = play(tmp_path, script, named="node1").agent.findings
     assert (finding.what, finding.verdict) == ("name", "warns")
-    assert finding.found == "host-0 does not know node1: node1: Name or service not known"
-    assert finding.fix == "let node1 resolve on host-0 too (DNS, /etc/hosts)"
+    assert finding.found == "host-0 cannot resolve node1: node1: Name or service not known"
+    assert finding.fix == "make node1 resolvable on host-0 (DNS, /etc/hosts)"
 
 
 @pytest.mark.parametrize("told", ["nothing", "wrongly"])

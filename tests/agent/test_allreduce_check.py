@@ -23,7 +23,7 @@ from orchestrator.detect.fabric import judge
 from orchestrator.posix.locks import is_free
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S, LoopClock, run_with_clock, until, wait_for
-from trainer.rank.fabric import turns
+from trainer.rank.fabric import link_order
 
 HOSTS = ("node1", "node2", "node3")
 
@@ -219,7 +219,7 @@ def test_what_is_no_verdict(text: str) -> None:
 @pytest.mark.parametrize("count", range(2, 20))
 def test_links_of_one_turn_share_no_host(count: int) -> None:
     """Each link once; a host takes part in one at a time, and never waits in a circle."""
-    order = turns(count)
+    order = link_order(count)
     assert len(order) == len(set(order)) == (count if count > 2 else 1)
     key: Callable[[tuple[int, int]], tuple[bool, int]] = lambda pair: (  # noqa: E731
         count % 2 == 1 and pair[0] == count - 1,

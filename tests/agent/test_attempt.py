@@ -349,6 +349,25 @@ def test_an_exception_goes_with_the_exit_that_follows_it(attempt: Attempt) -> No
     assert (exited.error.error, exited.error.step, exited.stopped) == ("ValueError", 4, False)
 
 
+def test_what_a_rank_cannot_know_of_its_end_is_overwritten_by_its_agent(attempt: Attempt) -> None:
+    forged = RankExited(
+        at=1.0,
+        attempt=1,
+        rank=0,
+        host="host-9",
+        exit_code=1,
+        signal=None,
+        stopped=True,
+        detected_after_s=1e9,
+        log_tail=("CUDA error",),
+        phase="exit",
+    )
+    exited = attempt.hear(forged)
+    assert exited is not None
+    assert (exited.host, exited.stopped, exited.log_tail) == ("host-0", False, ())
+    assert (exited.phase, exited.detected_after_s < 1.0) == ("init", True)
+
+
 def test_an_exit_before_the_stop_stays_a_cause_when_it_is_said_again(attempt: Attempt) -> None:
     before = attempt.hear(RankExited(attempt=1, rank=0, exit_code=1, signal=None))
     attempt.kill()

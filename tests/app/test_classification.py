@@ -65,7 +65,7 @@ def test_a_signal_is_named_in_three_ways_and_a_code_may_stand_for_it() -> None:
 
 @pytest.mark.parametrize("name", ["SIGNOPE", "0", "99", ""])
 def test_what_is_no_signal_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="there is no signal"):
+    with pytest.raises(ValueError, match="unknown signal"):
         signal_number(name)
 
 
@@ -74,7 +74,7 @@ def test_what_is_no_signal_is_refused(name: str) -> None:
     [
         ((), "Give FILE, --kernel, --exit-code or --signal"),
         (("--signal", "9", "--exit-code", "1"), "Give either --exit-code or --signal"),
-        (("--signal", "SIGNOPE"), "there is no signal SIGNOPE"),
+        (("--signal", "SIGNOPE"), "unknown signal SIGNOPE"),
         (("/nowhere/log",), "No such file or directory"),
     ],
 )

@@ -148,7 +148,7 @@ def test_an_attempt_that_never_was_is_refused_with_how_many_there_were(
     led(tmp_path, *attempt_fails(1))
     told = diagnosed(tmp_path, "--attempt", asked)
     assert isinstance(told.exception, JobError)
-    assert f"{JOB} has no attempt {asked}; 2 were started" in str(told.exception)
+    assert f"{JOB} has no attempt {asked}; it has 2 attempts" in str(told.exception)
 
 
 def test_each_attempt_is_known_with_the_plan_that_it_ran_by(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_of_a_job_that_ended_in_order_it_says_so_and_asks_for_nothing(
     led(tmp_path, done, *exits_in_order, *finished)
     reached(tmp_path, steps, NOW + 190)
     told = diagnosed(tmp_path)
-    assert (told.exit_code, told.output) == (0, f"{JOB} ended in order: step {steps} of {steps}\n")
+    assert (told.exit_code, told.output) == (0, f"{JOB} succeeded: step {steps} of {steps}\n")
     said = json.loads(diagnosed(tmp_path, "--json").output)
     assert (said["kind"], said["healthy"], said["ranks"], said["advice"]) == (
         "healthy",
@@ -220,7 +220,7 @@ def test_of_a_job_that_runs_and_is_healthy_one_line_says_so(
 ) -> None:
     led(tmp_path, stepped(NOW + 20))
     reached(tmp_path, 8, NOW + 20)
-    line = f"{JOB} is healthy: step 8 of 24, last step 4.0 s ago; no rank is late"
+    line = f"{JOB} is healthy: step 8 of 24, last step 4.0 s ago; no late ranks"
     with leading(tmp_path):
         assert said_at(tmp_path, NOW + 24) == line
         monkeypatch.setattr("orchestrator.system.SystemClock", lambda: TurnedClock(NOW + 24))
@@ -239,8 +239,8 @@ def test_a_job_that_runs_again_after_a_hang_says_that_first(
     reached(tmp_path, 8, NOW + 190)
     with leading(tmp_path):
         first, second, *rest = said_at(tmp_path, NOW + 195).splitlines()
-    assert first == f"{JOB} is healthy: step 8 of 24, last step 5.0 s ago; no rank is late"
-    assert second == "of an attempt that failed:"
+    assert first == f"{JOB} is healthy: step 8 of 24, last step 5.0 s ago; no late ranks"
+    assert second == "an earlier attempt failed:"
     assert any("attempt     1" in line for line in rest)
 
 

@@ -32,7 +32,7 @@ def clock() -> TurnedClock:
     return TurnedClock(AT)
 
 
-def struck(root: Path, host: str = "node4", cluster: str = "tb") -> None:
+def hosts_to_exclude(root: Path, host: str = "node4", cluster: str = "tb") -> None:
     for attempt in (1, 2):
         host_strikes.record(
             host_strikes.path_of(root, cluster),
@@ -49,7 +49,7 @@ def said(root: Path, clock: TurnedClock, **environ: str) -> list[str]:
 def test_a_struck_host_is_named_with_the_date_the_strikes_and_the_command(
     tmp_path: Path, clock: TurnedClock
 ) -> None:
-    struck(tmp_path)
+    hosts_to_exclude(tmp_path)
     (line,) = said(tmp_path, clock, NDCTL_RUN_ROOT=str(tmp_path))
     assert line.startswith("node4 is excluded (until 2023-11-16 ")
     assert line.endswith(
@@ -60,8 +60,8 @@ def test_a_struck_host_is_named_with_the_date_the_strikes_and_the_command(
 def test_the_command_names_the_run_root_and_of_several_clusters_the_one(
     tmp_path: Path, clock: TurnedClock
 ) -> None:
-    struck(tmp_path)
-    struck(tmp_path, cluster="other")
+    hosts_to_exclude(tmp_path)
+    hosts_to_exclude(tmp_path, cluster="other")
     (line,) = said(tmp_path, clock)
     undo = f"ndctl hosts --run-root {tmp_path} clear node4 --cluster tb"
     assert line.endswith(f"; to use it: {undo}")
@@ -97,7 +97,7 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     """To forget the strikes alone does not change what Slurm was asked for."""
     run = a_run(tmp_path, exclude={"node3": "it said nothing for 10 s"})
     monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: TB)
-    struck(tmp_path)
+    hosts_to_exclude(tmp_path)
     update = "scontrol update JobId=12 ExcNodeList="
     seen = Sighting(
         "Slurm job 12 is PENDING",
@@ -106,7 +106,7 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     )
     found = excluded_while_queued(run, seen, {"NDCTL_RUN_ROOT": str(tmp_path)}, clock)
     assert found["node2"] == (
-        "is excluded by this job (nothing is held against it any more); to use it:"
+        "is excluded by this job (there is no longer a reason to exclude it); to use it:"
         f" {update}node[3-4]"
     )
     assert found["node3"] == (
@@ -140,5 +140,5 @@ def test_the_host_of_a_leader_that_could_write_nothing_any_more_is_told_as_that(
 ) -> None:
     monkeypatch.setattr("orchestrator.backends.by_name.backend_named", lambda *_: TB)
     run = Job().granted().running().run
-    assert "the leader there is gone, and its agents asked" in said_of(run, "host-0")
-    assert "nothing is held against it" in said_of(run, "host-1")
+    assert "its leader was lost, and the agents requested" in said_of(run, "host-0")
+    assert "no longer a reason to exclude it" in said_of(run, "host-1")

@@ -118,7 +118,9 @@ def mirror(run_root: Path, context: str, namespace: str, job: str) -> None:
 def test_a_job_of_two_places_has_to_be_named_with_one(tmp_path: Path) -> None:
     for namespace in ("a", "b"):
         mirror(tmp_path, "prod/eu", namespace, "job")
-    with pytest.raises(JobError, match=r"several jobs job: in prod%2Feu/a, prod%2Feu/b") as failed:
+    with pytest.raises(
+        JobError, match=r"several jobs are named job: in prod%2Feu/a, prod%2Feu/b"
+    ) as failed:
         remote.find(tmp_path, "job", None, {}, TurnedClock())
     assert "--namespace" in failed.value.fix
 
@@ -250,7 +252,7 @@ def test_a_resumed_jobs_story_begins_with_its_launch(found: Found) -> None:
 def test_a_result_that_is_older_than_the_submission_is_not_its_own(found: Found) -> None:
     write(found.run_dir, submitted(found.run_dir), *ended(NOW + 100))
     assert lines_before(found, NOW + 100) == 0  # an end that came quickly, and clocks that differ
-    with pytest.raises(JobError, match=r"nothing was run: launch 3 .* CANCELLED") as failed:
+    with pytest.raises(JobError, match=r"nothing was started: launch 3 .* CANCELLED") as failed:
         lines_before(found, NOW + 200)
     assert "--resume" in failed.value.fix
 
@@ -280,7 +282,7 @@ def test_cancel_waits_for_a_leader_that_went_away_no_longer_than_it_may_take(
     monkeypatch.setattr(cancel_job, "COME_BACK_S", 40.0)
     write(found.run_dir, submitted(found.run_dir))
     cluster.held, clock = held, TurnedClock()
-    with pytest.raises(JobError, match="went away before") as failed:
+    with pytest.raises(JobError, match="died before") as failed:
         cancel_job.wait_until_ended(found.run_dir, {}, clock, found)
     assert "ndctl cancel job" in failed.value.fix
     assert waits_s <= clock.now() - NOW < waits_s + 1

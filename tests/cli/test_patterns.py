@@ -49,7 +49,7 @@ def test_cancel_ends_those_that_match_and_says_which(swept: NoCluster) -> None:
     done = ndctl("cancel", "e2e-seed-*")
     assert done.exit_code == 0, done.output
     assert "cancelled: 2 jobs: e2e-seed-1, e2e-seed-3" in done.output
-    assert "had ended before: 1 job: e2e-seed-2 (CANCELLED)" in done.output
+    assert "already ended: 1 job: e2e-seed-2 (CANCELLED)" in done.output
     assert ndctl_json("status", "other", "--json")["state"] == "SUBMITTED"  # type: ignore[index]
     again = ndctl("cancel", "e2e-seed-*")
     assert (again.exit_code, "cancelled: no job" in again.output) == (0, True)
@@ -58,7 +58,7 @@ def test_cancel_ends_those_that_match_and_says_which(swept: NoCluster) -> None:
 def test_several_may_be_named(swept: NoCluster) -> None:
     done = ndctl("cancel", "e2e-seed-1", "other", "--no-wait")
     assert done.exit_code == 0, done.output
-    assert "asked to end: 2 jobs: e2e-seed-1, other" in done.output
+    assert "cancelling: 2 jobs: e2e-seed-1, other" in done.output
 
 
 def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
@@ -76,7 +76,7 @@ def test_a_pattern_that_matches_nothing_says_what_there_is(swept: NoCluster, ver
     done = ndctl(verb, "sweep-*")
     assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "no job matches 'sweep-*' in " in done.output
-    assert "there are: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
+    assert "jobs: e2e-seed-1, e2e-seed-2, e2e-seed-3, other" in done.output
 
 
 def test_a_dry_run_of_a_sweep_shows_each_and_submits_none(
@@ -92,8 +92,8 @@ def test_a_dry_run_of_a_sweep_shows_each_and_submits_none(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--at-once=2"], "--at-once goes with --sweep"),
-        (["--sweep=a.b=1", "--follow"], "--sweep goes with neither --follow nor --drill"),
+        (["--at-once=2"], "--at-once needs --sweep"),
+        (["--sweep=a.b=1", "--follow"], "--sweep cannot be combined with --follow or --drill"),
         (["--sweep=steps"], "must be KEY=VALUE,VALUE, got steps"),
         (["--sweep=train.seed=1,2", "--at-once=0"], "0 is not in the range x>=1"),
     ],
@@ -108,5 +108,5 @@ def test_what_does_not_fit_together_is_a_usage_error(
 def test_all_errors_are_told_with_the_code_of_the_first(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC), "--sweep", "train.steps=0,5", "--sweep", "train.seed=1,x")
     assert done.exit_code == exit_codes.BAD_SPEC
-    assert "3 of 4 combinations are refused; nothing was submitted" in done.output
+    assert "3 of 4 combinations have errors; nothing was submitted" in done.output
     assert json.dumps(cluster.submitted) == "[]"

@@ -30,6 +30,7 @@ from orchestrator.contract.messages.events import (
     CheckpointFailed,
     CheckpointIntervalChanged,
     CheckpointSaved,
+    CheckpointSlow,
     Event,
     EvidenceGathered,
     HangJudged,
@@ -670,6 +671,7 @@ def all_events() -> list[Event]:
         CheckpointIntervalChanged(
             at=START, attempt=1, step=40, old=20, new=35, why="a save costs 2.1 s"
         ),
+        CheckpointSlow(at=START, attempt=1, step=40, took_s=42.0, usual_s=8.0),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),
         killed(START),
@@ -703,12 +705,12 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert lines[2] == "host-1 is DRAINING: bad fan"
     assert lines[3] == "host-1 is available again"
     assert lines[4] == "the scheduler is removing host-1 from the job: SIGTERM"
-    assert lines[6] == "the hosts were tried together: host-1 (both links are slow)"
-    assert lines[9] == "the scheduler does not take the job back: Slurm job 7 has ended"
+    assert lines[6] == "host check failed: host-1 (both links are slow)"
+    assert lines[9] == "the scheduler refused to requeue the job: Slurm job 7 has ended"
     allocation = Allocation(id="17", restarts=2, hosts=("host-0", "host-1"))
     started = LeaderStarted(at=START, host="host-0", pid=7, allocation=allocation)
     assert describe_event(started) == (
-        "leader started on host-0 (pid 7) in allocation 17, restart 2 of 2 hosts"
+        "leader started on host-0 (pid 7) in allocation 17 (2 hosts, requeued 2 times)"
     )
     deaf = LeaderStarted(at=START, host="host-0", pid=7, unable="no scontrol")
     assert describe_event(deaf) == "host-0 cannot run the leader: no scontrol"
@@ -755,7 +757,10 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
         " its attempt"
     )
     assert lines[-2].endswith("(limit 10 s), rank 3 behind"), lines[-2]
-    assert "rank 0 on host-0 vanished after step 24 (seen after 0.2 s)" in lines[-3]
+    assert (
+        "rank 0 on host-0 disappeared without an exit status after step 24 (detected after 0.2 s)"
+        in lines[-3]
+    )
     arrived = [entry.seq for entry in sort_by_time(entries) if entry.event.at == START + 2]
     assert arrived == sorted(arrived), "what happened at one moment stays as it was told"
 

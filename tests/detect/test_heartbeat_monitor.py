@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
+    CheckpointSlow,
     HangDetected,
     HangOver,
     Health,
@@ -270,6 +271,29 @@ def test_ranks_of_another_world_are_not_counted() -> None:
     assert seen.step == 10
 
 
+# Checkpoints
+
+
+def test_a_checkpoint_that_takes_much_longer_than_those_before_it_is_slow() -> None:
+    seen, now, told = trained(1.0), 10.0, []
+    for step, took_s in ((11, 4.0), (12, 5.0), (13, 4.0), (14, 9.0), (15, 20.0)):
+        seen.observe([digest(0, step, phase="checkpoint", still_s=0.5)], now + 0.5)
+        now += took_s
+        seen.observe([digest(0, step, still_s=0.25)], now + 0.25)
+        told += [one for one in seen.changes(now) if isinstance(one, CheckpointSlow)]
+        now += 1.0
+    assert told == [CheckpointSlow(attempt=1, step=15, took_s=20.0, usual_s=4.5)]
+
+
+def test_a_save_is_not_called_slow_before_a_few_are_known() -> None:
+    seen, now = trained(1.0), 10.0
+    for step, took_s in ((11, 1.0), (12, 60.0)):
+        seen.observe([digest(0, step, phase="checkpoint")], now)
+        now += took_s
+        seen.observe([digest(0, step)], now)
+    assert not any(isinstance(one, CheckpointSlow) for one in seen.changes(now))
+
+
 # Progress
 
 
@@ -333,40 +357,40 @@ def test_many_steps_at_once_keep_the_window_small() -> None:
 def test_health_is_told_only_when_it_changes() -> None:
     seen = trained(2.0)
     seen.observe(level(10)[:3], 20.0)
-    assert seen.health_changes(26.0) == ()
+    assert seen.changes(26.0) == ()
     seen.observe(level(10)[:3], 27.0)
-    assert seen.health_changes(27.0) == (changed("slow", 7.0, (3, 3)),)
-    assert seen.health_changes(28.0) == ()
+    assert seen.changes(27.0) == (changed("slow", 7.0, (3, 3)),)
+    assert seen.changes(28.0) == ()
     seen.observe(level(10)[:3], 31.0)
-    assert seen.health_changes(31.0) == (changed("silent", 11.0, (3, 3)),)
+    assert seen.changes(31.0) == (changed("silent", 11.0, (3, 3)),)
     seen.observe([digest(3, 11, age_s=0.5)], 32.0)
-    assert seen.health_changes(32.0) == (changed("ok", 0.5, (3, 3)),)
+    assert seen.changes(32.0) == (changed("ok", 0.5, (3, 3)),)
 
 
 def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
     seen = trained(2.0)
     seen.observe([digest(3, 10, age_s=9.0)], 21.0)
-    assert seen.health_changes(21.0) == ()
+    assert seen.changes(21.0) == ()
 
 
 @pytest.mark.parametrize("phase", ["init", "checkpoint"])
 def test_a_rank_that_saves_or_starts_is_not_slow(phase: Phase) -> None:
     seen = trained(0.1)
     seen.observe(level(11, phase=phase), 2.0)
-    assert seen.health_changes(200.0) == ()
-    assert {change.health for change in seen.health_changes(500.0)} == {"silent"}
+    assert seen.changes(200.0) == ()
+    assert {getattr(one, "health", None) for one in seen.changes(500.0)} == {"silent"}
 
 
 def test_before_the_first_duration_nobody_is_slow() -> None:
     seen = watch()
     seen.observe(level(0), 1.0)
-    assert seen.health_changes(100.0) == ()
+    assert seen.changes(100.0) == ()
 
 
 def test_the_health_of_ended_ranks_is_not_told() -> None:
     seen = trained(1.0)
     seen.observe(level(10, ended=True), 11.0)
-    assert seen.health_changes(1e6) == ()
+    assert seen.changes(1e6) == ()
 
 
 def test_sixteen_thousand_ranks_are_watched() -> None:
@@ -377,7 +401,7 @@ def test_sixteen_thousand_ranks_are_watched() -> None:
             host = [digest(first + n, number, steps=steps(9, 9.0)) for n in range(8)]
             seen.observe(host, float(number))
     assert (seen.step, seen.step_s) == (2, 1.0)
-    assert seen.health_changes(2.0) == ()
+    assert seen.changes(2.0) == ()
     seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 3.0)
     still(seen, 14.0, 3.0, *range(ranks))
     hang = seen.hang(14.0)
@@ -387,7 +411,7 @@ def test_sixteen_thousand_ranks_are_watched() -> None:
     hang = seen.hang(14.0)
     assert hang is not None
     assert hang.behind == (4711,)
-    assert seen.health_changes(25.0) == (changed("silent", 11.0, (0, ranks - 1)),)
+    assert seen.changes(25.0) == (changed("silent", 11.0, (0, ranks - 1)),)
     seen.observe([digest(n, 3) for n in range(ranks) if n != 4711], 26.0)
     back = changed("ok", 0.0, (0, 4710), (4712, ranks - 1))
-    assert seen.health_changes(26.0) == (back,)
+    assert seen.changes(26.0) == (back,)

@@ -1,4 +1,4 @@
-"""What docs/diagnose.md tells users of plain torchrun to do, done with real ranks on gloo."""
+"""The steps of docs/diagnose.md for plain torchrun, with real ranks on gloo."""
 
 import os
 import re

@@ -87,7 +87,7 @@ def test_a_sound_cluster_stops_nothing() -> None:
     without = {one.what: one.verdict for one in examine_kubernetes(sound(), KubernetesSpec())}
     assert without["nodes"] == "ok"
     assert look("nodes", sound(), hosts=None).found == (
-        "1 of 2 with nvidia.com/gpu take pods, of 2 nodes"
+        "1 of 2 nodes with nvidia.com/gpu accept pods; 2 nodes in total"
     )
 
 
@@ -123,7 +123,7 @@ HOST_PATH = replace(SPEC, runs=RunVolume(host_path="/runs"))
     ("level", "spec", "hosts", "verdict", "words"),
     [
         ("restricted", SPEC, 2, "warns", "init container"),
-        ("restricted", SPEC, 1, "ok", "keep to the standard restricted"),
+        ("restricted", SPEC, 1, "ok", "meet the standard restricted"),
         ("restricted", replace(SPEC, kind="jobset"), 2, "ok", "restricted"),
         ("baseline", SPEC, 2, "ok", "baseline"),
     ],
@@ -149,7 +149,7 @@ def test_a_key_that_would_keep_pods_out_is_named(spec: KubernetesSpec, key: str)
     api = sound(objects={"namespaces": [insists("baseline")]})
     found = look(f"cluster.kubernetes.{key}", api, spec)
     assert found.verdict == "stops"
-    assert "must be unset: pods of namespace team-a have to keep to the standard baseline" in (
+    assert "must be unset: pods of namespace team-a must meet the standard baseline" in (
         found.found
     )
     assert "kubectl label namespace team-a --overwrite" in found.fix
@@ -182,7 +182,7 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
         assert look("rights", sound(refused=refused), spec).verdict == "ok"
     blind = sound(refused=frozenset({"list pods *", "list nodes *"}))
     wide = look("cluster rights", blind, hosts=None)
-    assert wide.found == "you may not list nodes or list pods of the whole cluster"
+    assert wide.found == "you may not list nodes or list pods in the whole cluster"
     assert wide.verdict == "warns"
     assert "set cluster.gpu to one of h100-sxm-80gb," in wide.fix
     assert look("cluster rights", blind).verdict == "note", "the job has a plan all the same"
@@ -192,8 +192,8 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
 @pytest.mark.parametrize(
     ("kind", "leases", "verdict", "words"),
     [
-        ("pytorchjob", [], "note", "new pods may come again to a node that a job left out"),
-        ("jobset", [], "warns", "stays until a person deletes it"),
+        ("pytorchjob", [], "note", "new pods may be scheduled on a node that a job excluded"),
+        ("jobset", [], "warns", "stay until a person deletes them"),
         ("trainjob", [{"metadata": {"name": "ndctl-controller"}, "spec": {}}], "warns", "none"),
     ],
 )
@@ -205,7 +205,7 @@ def test_what_there_is_not_without_a_controller_is_said(
     assert words in found.found
     assert "`kubectl apply -k manifests/controller`" in found.fix
     hidden = look("controller", sound(refused=frozenset({"get leases"})))
-    assert (hidden.verdict, "may not be asked" in hidden.found) == ("note", True)
+    assert (hidden.verdict, "not allowed to check" in hidden.found) == ("note", True)
 
 
 @pytest.mark.parametrize(
@@ -240,21 +240,21 @@ def test_what_there_is_not_without_a_controller_is_said(
             "nodes",
             {"nodes": []},
             "warns",
-            "0 of the 2 nodes with 8 nvidia.com/gpu that the job takes are there; its pods wait"
-            " until there are more",
+            "0 of the 2 nodes with 8 nvidia.com/gpu that the job needs exist; its pods wait"
+            " until more exist",
         ),
         (
             "nodes",
             {"nodes": [node("a"), node("n", unschedulable=True), node("o", {"x": "y"})]},
             "ok",
-            "2 nodes with 8 nvidia.com/gpu fit, of which the job takes 2",
+            "2 nodes with 8 nvidia.com/gpu fit; the job uses 2",
         ),
         (
             "nodes",
             {"nodes": [node("n", unschedulable=True), node("o", {}, {"nvidia.com/gpu": "4"})]},
             "warns",
-            "0 of the 2 nodes with 8 nvidia.com/gpu that the job takes are there; its pods wait"
-            " until there are more (n is cordoned; o has 4 of 8 devices)",
+            "0 of the 2 nodes with 8 nvidia.com/gpu that the job needs exist; its pods wait"
+            " until more exist (n is cordoned; o has 4 of 8 devices)",
         ),
     ],
 )
@@ -276,16 +276,20 @@ def test_what_a_spec_names_has_to_be_there() -> None:
     )
     found = {one.what: one for one in examine_kubernetes(sound(), spec, job(spec))}
     for key, words, fix in (
-        ("service_account", "must be a ServiceAccount of namespace team-a; there is no other", ""),
-        ("priority_class", "must be a PriorityClass of the cluster; there is no high", ""),
+        (
+            "service_account",
+            "must be a ServiceAccount of namespace team-a; other does not exist",
+            "",
+        ),
+        ("priority_class", "must be a PriorityClass of the cluster; high does not exist", ""),
         (
             "image_pull_secrets[0]",
-            "must be a Secret of namespace team-a; there is no registry",
+            "must be a Secret of namespace team-a; registry does not exist",
             "kubectl -n team-a create secret docker-registry registry",
         ),
         (
             "runs.claim",
-            "must be a PersistentVolumeClaim of namespace team-a; there is no nowhere",
+            "must be a PersistentVolumeClaim of namespace team-a; nowhere does not exist",
             "kubectl -n team-a get pvc",
         ),
     ):
@@ -334,7 +338,7 @@ def test_what_is_wrong_with_the_spec_itself_is_in_the_same_list() -> None:
     ("queue", "paths", "queues", "verdict", "words"),
     [
         (None, KUEUE, [], "note", "Kueue v1beta1 is there; no cluster.kubernetes.queue is set"),
-        ("train", {}, [], "stops", "cluster.kubernetes.queue=train, and there is no Kueue"),
+        ("train", {}, [], "stops", "cluster.kubernetes.queue=train, but Kueue is not installed"),
         ("train", KUEUE, [], "stops", "there is no train in team-a"),
         ("train", KUEUE, [{"metadata": {"name": "train"}}], "ok", "train"),
     ],

@@ -74,7 +74,7 @@ def test_a_sound_cluster_stops_nothing() -> None:
     names += ["preemption", "kill wait", "dead nodes", "shared root"]
     assert [finding.what for finding in found] == names
     assert look("controller").found == "cluster tb, Slurm 22.05.8"
-    assert look("dead nodes").found.startswith("Slurm notices one after 5 sec")
+    assert look("dead nodes").found.startswith("Slurm detects one after 5 sec")
     assert (look("kill wait").verdict, look("kill wait").found[:3]) == ("warns", "2 s")
 
 
@@ -121,9 +121,9 @@ def test_a_controller_that_is_down_stops(answer: Completed | None) -> None:
         ("train", "ok", "train is UP, time limit UNLIMITED"),
         ("long", "stops", "long is DRAIN, time limit 7-00:00:00"),
         ("old", "warns", "old is DOWN, time limit 1:00:00"),
-        ("gpu", "stops", "there is no gpu; there are train, long, old"),
+        ("gpu", "stops", "unknown partition gpu; partitions: train, long, old"),
         ("old,train", "ok", "train is UP, time limit UNLIMITED"),
-        ("train,gpu", "stops", "there is no gpu; there are train, long, old"),
+        ("train,gpu", "stops", "unknown partition gpu; partitions: train, long, old"),
     ],
 )
 def test_the_partition_must_take_jobs(name: str, verdict: str, found: str) -> None:
@@ -132,7 +132,7 @@ def test_the_partition_must_take_jobs(name: str, verdict: str, found: str) -> No
 
 
 def test_a_cluster_without_a_default_partition_needs_one_in_the_spec() -> None:
-    assert judge_partition((), ()).found == "no default among none"
+    assert judge_partition((), ()).found == "no default partition; partitions: none"
 
 
 def test_accounting_is_not_needed() -> None:
@@ -177,7 +177,7 @@ def test_a_run_root_on_a_local_disk_is_told() -> None:
     local = look("shared root", root="/tmp/runs")
     assert (local.verdict, local.found) == (
         "warns",
-        "/tmp/runs is on ext4, which looks local to this node",
+        "/tmp/runs is on ext4, which is local to this node",
     )
 
 
@@ -188,6 +188,6 @@ def test_a_preemption_that_cancels_queues_no_job_again(warned: str) -> None:
         PreemptMode="CANCEL", PreemptType="preempt/partition_prio", SlurmctldParameters=warned
     )["preemption"]
     assert found.verdict == "warns"
-    assert "ends PREEMPTED, and is not queued again" in found.found
+    assert "ends as PREEMPTED and is not requeued" in found.found
     assert "PreemptMode=REQUEUE" in found.fix
     assert ("preempt_send_user_signal" in found.fix) == (not warned)

@@ -60,7 +60,7 @@ def test_spares_are_those_that_the_inventory_has(
     found = json.loads(run("forecast", *given))
     setting = found["setting"]
     assert (setting["hosts"], setting["spares"], setting["reserve"]) == (hosts, spares, reserve)
-    words = f"{asked} spare hosts asked for, {spares} there"
+    words = f"{asked} spare hosts requested, {spares} available"
     assert (found["spares_asked"] > spares) == (asked > spares)
     assert (words in run("forecast", *(one for one in given if one != "--json"))) == (
         asked > spares

@@ -85,7 +85,7 @@ def test_what_nvidia_smi_says_of_gpus() -> None:
 
 def test_what_it_says_of_rows() -> None:
     assert parse_remapped(REMAPPED) == {
-        "0000:0f:00": "rows wait to be remapped: reset the GPU",
+        "0000:0f:00": "rows are pending to be remapped: reset the GPU",
         "0000:47:00": "a row could not be remapped: replace the GPU",
     }
 
@@ -168,7 +168,7 @@ def test_a_driver_that_fails_or_hangs_stops(tmp_path: Path) -> None:
     failed = Host(root, {"--query-gpu": Completed(15, lost, "")}).look(8)
     assert why_not(failed) == f"gpus: nvidia-smi failed: {lost.strip()}"
     hung = Host(root, {"--query-gpu": None}).look(8)
-    assert why_not(hung) == "gpus: nvidia-smi did not answer"
+    assert why_not(hung) == "gpus: nvidia-smi timed out after 20 s"
 
 
 def test_broken_memory_stops(tmp_path: Path) -> None:
@@ -178,14 +178,14 @@ def test_broken_memory_stops(tmp_path: Path) -> None:
     }
     found = Host(a_root(tmp_path, 4), answers).look(4)
     assert [finding.found for finding in found if finding.verdict == "stops"] == [
-        "GPU 0000:0f:00: rows wait to be remapped: reset the GPU",
+        "GPU 0000:0f:00: rows are pending to be remapped: reset the GPU",
         "GPU 0000:47:00: a row could not be remapped: replace the GPU",
     ]
     answers["--query-remapped-rows"] = Completed(2, "", "not supported")
     found = Host(tmp_path, answers).look(4)
     assert [finding.found for finding in found if finding.verdict == "stops"] == [
         "GPU 0000:0f:00: 3 uncorrected ECC errors: reset the GPU",
-        "GPU 0000:47:00: memory pages wait to be retired: reset the GPU",
+        "GPU 0000:47:00: memory pages are pending retirement: reset the GPU",
     ]
 
 

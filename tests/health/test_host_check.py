@@ -119,19 +119,19 @@ print(*(f"{it.verdict}: {it.found}" for it in found if it.what == "/dev/shm"))
     [
         (
             "mount -t tmpfs -o size=4k shm /dev/shm && head -c 4096 /dev/zero > /dev/shm/full",
-            "stops: nothing can be written there: No space left on device",
+            "stops: not writable: No space left on device",
         ),
         (
             "mount -t tmpfs -o ro shm /dev/shm",
-            "stops: nothing can be written there: Read-only file system",
+            "stops: not writable: Read-only file system",
         ),
         (
             "mount -t tmpfs shm /dev",
-            "stops: nothing can be written there: No such file or directory",
+            "stops: not writable: No such file or directory",
         ),
         (
             "mount -t tmpfs -o size=64m shm /dev/shm",
-            "warns: 64 MiB free in /dev/shm, 1024 MiB wanted",
+            "warns: 64 MiB free in /dev/shm, 1024 MiB recommended",
         ),
     ],
     ids=["full", "read-only", "missing", "small"],
@@ -179,18 +179,18 @@ def unknown(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("resolve", "address", "environ", "verdict", "found"),
     [
-        (lambda _: ("10.0.0.1",), "10.0.0.1", {}, "ok", "node1 is 10.0.0.1"),
+        (lambda _: ("10.0.0.1",), "10.0.0.1", {}, "ok", "node1 resolves to 10.0.0.1"),
         (unknown, "10.0.0.1", {}, "warns", "node1 has no address"),
         (unknown, "127.0.0.1", {}, "note", "node1 has no address"),
         (lambda _: ("10.9.9.9",), "10.0.0.1", {}, "warns", "10.9.9.9, which is not this host"),
-        (lambda _: ("127.0.1.1",), "10.0.0.1", {}, "warns", "where no other host reaches it"),
-        (lambda _: ("127.0.1.1",), "127.0.1.1", {}, "ok", "node1 is 127.0.1.1"),
+        (lambda _: ("127.0.1.1",), "10.0.0.1", {}, "warns", "which other hosts cannot reach"),
+        (lambda _: ("127.0.1.1",), "127.0.1.1", {}, "ok", "node1 resolves to 127.0.1.1"),
         (
             lambda _: ("127.0.1.1",),
             "10.0.0.1",
             {"GLOO_SOCKET_IFNAME": "eth0"},
             "note",
-            "where no other host reaches it",
+            "which other hosts cannot reach",
         ),
     ],
 )
@@ -219,7 +219,7 @@ def test_checks_that_hang_are_given_up(tmp_path: Path) -> None:
 
     found = examine_host(wanted(tmp_path), {}, a_sight(tmp_path, resolve=hangs), limit_s=0.05)
     released.set()
-    assert (why_unfit(found) or "").startswith("preflight: the checks did not end within 0 s")
+    assert (why_unfit(found) or "").startswith("preflight: the checks timed out after 0 s")
 
 
 def test_a_defect_of_a_check_is_not_taken_for_a_fit_host(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_card_that_is_switched_on_must_have_a_link(tmp_path: Path) -> None:
     assert (found.verdict, found.found) == ("ok", "eth0 up")
     card(tmp_path, "ib0", "down", "0x1003")
     (found,) = examine_links(tmp_path)
-    assert (found.verdict, found.found) == ("warns", "ib0 switched on without a link")
+    assert (found.verdict, found.found) == ("warns", "ib0 enabled but without a link")
 
 
 # The leader's side
@@ -296,8 +296,8 @@ def test_clocks_too_far_apart_are_told(sent_at: float, found: str | None) -> Non
         (lambda _: ("10.0.0.1",), "10.0.0.1", None),
         (lambda _: ("10.0.0.1",), "10.1.0.1", None),
         (lambda _: ("127.0.1.1",), "127.0.1.1", None),
-        (lambda _: ("127.0.1.1",), "10.0.0.1", "node1 is 127.0.1.1; it says it is at 10.0.0.1"),
-        (unknown, "10.0.0.1", "does not know node1"),
+        (lambda _: ("127.0.1.1",), "10.0.0.1", "node1 resolves to 127.0.1.1 on"),
+        (unknown, "10.0.0.1", "cannot resolve node1"),
     ],
 )
 def test_one_host_has_to_find_the_other_by_its_name(

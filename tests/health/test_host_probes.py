@@ -73,8 +73,8 @@ def test_memory_links_disk_and_the_kernels_log(tmp_path: Path) -> None:
     ("dmesg", "why"),
     [
         (Completed(1, "", "dmesg: read kernel buffer failed: Operation not permitted"), "permit"),
-        (Completed(127, "", ""), "dmesg left with code 127"),
-        (None, "dmesg did not answer within 3 s"),
+        (Completed(127, "", ""), "dmesg exited with code 127"),
+        (None, "dmesg timed out after 3 s"),
     ],
 )
 def test_a_kernel_log_that_cannot_be_read_is_missing_with_why(
@@ -101,7 +101,7 @@ def test_a_probe_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
             over.set()
 
     found = asyncio.run(look())
-    assert found.missing == ("host probes: not done within 0 s",)
+    assert found.missing == ("host probes: timed out after 0 s",)
 
 
 @pytest.mark.parametrize("line", OF_KERNELS, ids=lambda line: line[:60])

@@ -153,7 +153,7 @@ def test_locks_are_tried_as_agents_use_them(
     assert look(tmp_path, "run root").verdict == "ok"
     for broken, said in (
         (of_nfs_without_lockd, "No locks available"),
-        (of_nobody, "locks keep nobody out"),
+        (of_nobody, "file locks do not work"),
         (none_that_is_shared, "Bad file descriptor"),
     ):
         monkeypatch.setattr(fcntl, "flock", broken)
@@ -207,10 +207,10 @@ def test_fewer_open_files_than_the_job_needs_are_a_warning(
 @pytest.mark.parametrize(
     ("answer", "verdict", "found"),
     [
-        (Completed(0, "yes\n", ""), "ok", "synchronised"),
-        (Completed(0, "no\n", ""), "warns", "not synchronised"),
-        (Completed(127, "", "no such program"), "note", "set; whether it is synchronised, unknown"),
-        (None, "note", "set; timedatectl did not answer"),
+        (Completed(0, "yes\n", ""), "ok", "synchronized"),
+        (Completed(0, "no\n", ""), "warns", "not synchronized"),
+        (Completed(127, "", "no such program"), "note", "set; synchronization unknown"),
+        (None, "note", "set; timedatectl timed out"),
     ],
 )
 def test_a_clock_is_asked_whether_it_is_synchronised(
@@ -233,7 +233,7 @@ def test_schedulers_are_noted(tmp_path: Path) -> None:
     path = {"PATH": str(tmp_path)}
     assert look(tmp_path, "sbatch", environ=path).found == str(sbatch)
     missing = look(tmp_path, "kubectl", environ=path)
-    assert (missing.verdict, missing.found) == ("note", "not on PATH; needed for Kubernetes alone")
+    assert (missing.verdict, missing.found) == ("note", "not on PATH; only needed for Kubernetes")
 
 
 def test_findings_are_lines_and_only_trouble_has_a_fix() -> None:

@@ -25,12 +25,12 @@ fs:/fast /covered nfs4 rw,nolock 0 0
         ("/home/me", None),
         ("/homes/me", None),
         ("/home/old/me", "NFS 3, which keeps"),
-        ("/fast/runs", "of each host alone"),
-        ("/four/runs", "of each host alone"),
+        ("/fast/runs", "local to each host"),
+        ("/four/runs", "local to each host"),
         ("/lustre/runs", None),
-        ("/my lustre/runs", "of each host alone"),
-        ("/win", "nobody can read"),
-        ("/covered", "of each host alone"),
+        ("/my lustre/runs", "local to each host"),
+        ("/win", "cannot be read"),
+        ("/covered", "local to each host"),
     ],
 )
 def test_how_a_file_system_is_mounted_tells_whose_locks_it_has(

@@ -30,7 +30,7 @@ def test_hosts_come_in_natural_order_and_only_those_with_the_devices() -> None:
 
 
 def test_a_name_is_there_once() -> None:
-    with pytest.raises(ValueError, match="host names must be unique, a is there twice"):
+    with pytest.raises(ValueError, match="host names must be unique, a appears twice"):
         Inventory(hosts=(Host(name="a", devices=1), Host(name="a", devices=1)))
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
-from orchestrator.backends.kubernetes.controller.wishes import digest_of
+from orchestrator.backends.kubernetes.controller.pod_requests import digest_of
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import affinity
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
@@ -135,8 +135,8 @@ def asked(kube: KubeTestbed, namespace: str) -> dict[str, str]:
 
 def ask(kube: KubeTestbed, namespace: str, *exclude: str) -> None:
     """As a person types it."""
-    wish = json.dumps({"by": "ada", "at": time.time(), "exclude": exclude})
-    note = f"{names.GANG_ANNOTATION}={wish}"
+    request = json.dumps({"by": "ada", "at": time.time(), "exclude": exclude})
+    note = f"{names.GANG_ANNOTATION}={request}"
     kube.kubectl("annotate", "configmap", "job-launch", note, "--overwrite", "-n", namespace)
 
 
@@ -188,9 +188,9 @@ def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api
     assert set(after.values()) == {*kube.nodes} - {bad}
     said = kube.kubectl("logs", first, "-n", "ndctl")
     assert (
-        f"suspend PyTorchJob ndctl/job: ada asks for new pods in place of all, not on {bad}" in said
+        f"suspend PyTorchJob ndctl/job: ada requests new pods in place of all, not on {bad}" in said
     )
-    assert f"keep new pods of PyTorchJob ndctl/job off {bad}: its pods ask for that" in said
+    assert f"keep new pods of PyTorchJob ndctl/job off {bad}: its pods requested it" in said
 
     kube.lose_node(at)  # of the one that leads; a pod of the job is there as well
     (lost,) = (uid for uid, node in after.items() if node == at)
@@ -205,7 +205,7 @@ def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api
     kube.wait_for("the pod by force", gone)
     second = holder(kube, "ndctl")
     said = kube.kubectl("logs", second, "-n", "ndctl")
-    assert f"delete Pod ndctl/{name} by force: {at} does not answer" in said
+    assert f"delete Pod ndctl/{name} by force: {at} is unreachable" in said
 
     kube.node_back(at)
     running(kube, "ndctl")
@@ -332,4 +332,4 @@ def test_a_placeholder_keeps_the_pods_of_a_jobset_off_a_node_that_it_left_out(
         kube.wait_for("no placeholder", lambda: not placeholders(), 300)
         said = ended(process)
     assert "create Pod default/job-not-on-" in said
-    assert f"job default/job left {bad} out, and its own pods cannot be changed" in said
+    assert f"job default/job excluded {bad}, and its pods cannot be changed" in said

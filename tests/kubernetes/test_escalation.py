@@ -304,7 +304,7 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     ):
         try:
             for notes in evil:
-                said = log_of(kube).count("cannot be asked for")
+                said = log_of(kube).count("have an invalid request")
                 change = json.dumps({"metadata": {"annotations": notes}})
                 assert (
                     account.kubectl(
@@ -320,8 +320,8 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
                 account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", gone)
             assert {job: templates_of(kube, job) for job in before} == before
             # And what may be asked for is done, of that job alone.
-            wish = json.dumps({"metadata": {"annotations": {"ndctl.dev/avoid": "node1"}}})
-            account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", wish)
+            request = json.dumps({"metadata": {"annotations": {"ndctl.dev/avoid": "node1"}}})
+            account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", request)
             kube.wait_for("node1", lambda: "node1" in json.dumps(templates_of(kube, "victim")))
         finally:
             controller.terminate()

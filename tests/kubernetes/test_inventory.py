@@ -115,8 +115,8 @@ def test_what_a_user_may_not_see_is_said(kube: KubeTestbed) -> None:
     states = {host["name"]: host["state"] for host in body["hosts"]}
     assert (states["node1"], states["node2"]) == ("busy", "free")
     assert body["notes"] == [
-        "dev may not list pods: what pods of other namespaces take of the nodes is not known, so"
-        " only those that pods of default take are left out"
+        "dev may not list pods: the usage of pods in other namespaces is unknown, so"
+        " only devices used by pods of default are excluded"
     ]
 
 

@@ -86,7 +86,7 @@ def test_somebody_who_may_not_see_nodes_submits_and_doctor_agrees(tenant: Person
     assert found["nodes"]["verdict"] == "note"
     tried = tenant.submit("--dry-run", **GPU, pod_template=SLEEPS)
     assert tried.code == 0, tried.err
-    assert "# nodes: not known, and not needed" in tried.out
+    assert "# nodes: unknown, and not required" in tried.out
     tenant.submitted(**GPU, pod_template=SLEEPS)
     assert tenant.job() is not None
 
@@ -95,7 +95,7 @@ def test_a_pool_that_scales_from_zero_is_submitted_to_with_a_warning(admin: Pers
     pool = {"node_selector": "{cloud.google.com/gke-accelerator: nvidia-h100-80gb}"}
     done = admin.submit(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS, **pool)
     assert done.code == 0, done.err
-    assert "warning: nodes: 0 of the 2 nodes with 2 nvidia.com/gpu that the job takes" in done.err
+    assert "warning: nodes: 0 of the 2 nodes with 2 nvidia.com/gpu that the job needs" in done.err
     label = "without the label cloud.google.com/gke-accelerator=nvidia-h100-80gb"
     assert f"node1 is not selected ({label})" in done.err
     job = admin.job()
@@ -197,7 +197,7 @@ def test_an_operator_that_is_too_old_is_told_by_its_schema(admin: Person) -> Non
     done = admin.submit()
     assert done.code == exit_codes.BACKEND
     assert "Kubeflow's training operator v1 is older than 1.7: its PyTorchJob has no" in done.err
-    assert "spec.nprocPerNode, which the cluster would drop" in done.err
+    assert "spec.nprocPerNode, so the cluster would drop it" in done.err
     assert "training-operator.git/manifests/overlays/standalone?ref=v1.9.3" in done.err
     assert findings(admin)["pytorchjob"]["verdict"] == "stops"
     assert admin.job() is None

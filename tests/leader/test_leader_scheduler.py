@@ -398,7 +398,7 @@ OVER = OwnRun(phase="queued again", words="Slurm job 7 is PENDING (BeginTime)")
 TAKEN = OwnRun(
     phase="running",
     words="Slurm job 7 is RUNNING",
-    given_up={"host-0": "Slurm took it out of the job"},
+    given_up={"host-0": "Slurm removed it from the job"},
 )
 
 
@@ -544,7 +544,7 @@ def test_the_leader_sees_what_only_two_hosts_can(
         skewed, named = await errands.look_at(a_register(time.time() - 60.0, "host-2"))
         assert (skewed.what, named.what) == ("clock", "name")
         assert "behind the leader" in skewed.found
-        assert "127.0.1.1; it says it is at 10.0.0.1" in named.found
+        assert "127.0.1.1 on" in named.found
 
     play(tmp_path, script, allocation=GRANTED)
 
@@ -603,6 +603,6 @@ def test_name_servers_that_do_not_answer_keep_no_host_waiting(
         finally:
             over.set()
         assert (named.what, named.verdict) == ("name", "warns")
-        assert "took longer than" in named.found
+        assert "timed out" in named.found
 
     play(tmp_path, script, allocation=GRANTED)

@@ -14,7 +14,7 @@ from celpy.adapter import json_to_cel
 
 from orchestrator.backends.kubernetes.controller.actions import Create, Patch
 from orchestrator.backends.kubernetes.controller.decide import decide
-from orchestrator.backends.kubernetes.controller.wishes import GangRestart
+from orchestrator.backends.kubernetes.controller.pod_requests import GangRestart
 from orchestrator.backends.kubernetes.render import names, objects
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, Object
 from orchestrator.contract.spec.kubernetes_spec import Kind
@@ -164,7 +164,7 @@ def test_all_that_the_controller_does_it_may(kind: Kind) -> None:
             if action.does.startswith("suspend"):
                 pods = pods[1:]
     placed = [] if kind == "pytorchjob" else ["create"]
-    assert told == ["look", "keep", *placed, "suspend", "resume"]
+    assert told == ["manage", "keep", *placed, "suspend", "resume"]
 
 
 CHANGES: dict[str, Any] = {

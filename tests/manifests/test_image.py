@@ -85,4 +85,4 @@ def test_what_is_installed_has_all_its_data(image: Image) -> None:
     assert "repeat-on-host" in image.run("ndctl policy")
     python = KubernetesSpec().python
     said = image.run(f"{python} -P -u -m {TASK} || test $? = {exit_codes.REFUSED}")
-    assert "this is no pod of a job of this ndctl" in said
+    assert "this pod does not belong to a job of this version of ndctl" in said

@@ -19,7 +19,7 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import demand
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.model.shape import ModelShape
-from orchestrator.plan.stages import bubble, kept_passes, stage_gathers, stage_ranks, takes
+from orchestrator.plan.stages import bubble, can_run, kept_passes, stage_gathers, stage_ranks
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -74,9 +74,9 @@ def test_a_demand_is_what_torch_demands(spec: PipelineSpec) -> None:
                 torch_schedule(spec, pp, micro_batches)
             except ValueError:
                 assert demand(spec, pp, micro_batches), (pp, micro_batches)
-                assert not takes(spec, pp, micro_batches)
+                assert not can_run(spec, pp, micro_batches)
             else:
-                assert takes(spec, pp, micro_batches), (pp, micro_batches)
+                assert can_run(spec, pp, micro_batches), (pp, micro_batches)
 
 
 def most_kept(order: list[_Action | None]) -> int:
@@ -93,7 +93,7 @@ def most_kept(order: list[_Action | None]) -> int:
 def test_what_a_rank_keeps_is_what_torchs_schedule_makes_it_keep(spec: PipelineSpec) -> None:
     for pp in (2, 4):
         for micro_batches in (1, 2, 4, 8, 12):
-            if not takes(spec, pp, micro_batches):
+            if not can_run(spec, pp, micro_batches):
                 continue
             order = torch_schedule(spec, pp, micro_batches).pipeline_order
             told = [most_kept(order[rank]) for rank in range(pp)]

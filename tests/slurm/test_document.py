@@ -52,7 +52,7 @@ SAYS: Mapping[str, str] = {
     "ndctl submit examples/slurm.yaml --resume": r"submitted slurm-demo to slurm",
     "ndctl render examples/slurm-spare.yaml": r"--nodes=3\n(.*\n)*#SBATCH --exclude=node4\n",
     "ndctl hosts": r"node4 +2 strikes with a weight of 2\.00 by now, excluded until",
-    "ndctl hosts clear node4": r"node4 has no strikes any more in tb",
+    "ndctl hosts clear node4": r"cleared node4 in tb",
     "sinfo -R": r"REASON",
     "scontrol update NodeName=node4 State=DRAIN Reason=bad-cable": "",
     "scontrol update NodeName=node4 State=RESUME": "",

@@ -89,7 +89,7 @@ def test_what_status_says_of_a_node_that_stays_out_lets_the_job_run(
     pair.wait_for("the exclude list", lambda: pair(exclude).code == 0, 60)
     pair.wait_for("Slurm's word", lambda: shown(pair, job_id)["Reason"] == "BadConstraints", 120)
     (seen,) = backend.glance([launch])
-    assert "too few nodes fit the request without those that it excludes (node2)" in str(seen.words)
+    assert "without the excluded nodes (node2) too few nodes match the request" in str(seen.words)
     assert seen.excluded == {"node2": f"scontrol update JobId={job_id} ExcNodeList="}
     pair.told(*shlex.split(seen.excluded["node2"]))
     pair.wait_for("its next run", lambda: shown(pair, job_id)["JobState"] == "RUNNING", 120)

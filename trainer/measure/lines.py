@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from orchestrator.contract.files.fence import GivenUp
-from trainer.rank.fence import Admit, everybody
+from trainer.rank.fence import Admit, admit_all
 
 LOG = logging.getLogger("trainer")
 
@@ -21,7 +21,7 @@ LONGEST = 1 << 16
 class LineFile:
     """Appends; what a crash left of a line is removed first: a line is read once it is whole."""
 
-    def __init__(self, path: Path, admit: Admit = everybody) -> None:
+    def __init__(self, path: Path, admit: Admit = admit_all) -> None:
         self._admit = admit
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.measure.lines import LineFile
-from trainer.rank.fence import Admit, everybody
+from trainer.rank.fence import Admit, admit_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class StepMetrics:
 
 
 class MetricsFile:
-    def __init__(self, path: Path, admit: Admit = everybody) -> None:
+    def __init__(self, path: Path, admit: Admit = admit_all) -> None:
         self._lines = LineFile(path, admit)
 
     def append(self, metrics: StepMetrics) -> None:

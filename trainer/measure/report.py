@@ -15,7 +15,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.errors import TrainingError
 from trainer.measure.metrics import MetricsFile, StepMetrics
-from trainer.rank.fence import Admit, everybody
+from trainer.rank.fence import Admit, admit_all
 
 LOG = logging.getLogger("trainer")
 
@@ -69,7 +69,7 @@ def check_writers(train: TrainSpec) -> None:
             )
 
 
-def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = everybody) -> Report:
+def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = admit_all) -> Report:
     """The report of a job that goes on after `done` steps; the network being down does not stop
     it."""
     makers: dict[str, Callable[[], Writer]] = {}

@@ -1,9 +1,9 @@
-"""HeartbeatClient of life of thousands of processes, in a store that one thread of rank 0 serves.
+"""Heartbeats of thousands of processes in a TCPStore, which one thread of rank 0 serves.
 
-Each process counts up a beat of its own. Rank 0 alone looks at the beats of all, in one request,
-and writes down whose stood still between two looks; whoever wants to know reads that. What a
-process asks of the store does not grow with their number, and no wait is ever left to the store:
-a connection that waits would hold up the beats.
+Each process increments a counter of its own. Only rank 0 reads all counters, in one request, and
+writes the list of ranks whose counter did not change between two reads. Other ranks read that list,
+so the load per process does not grow with the number of processes. No call waits inside the store,
+because a waiting connection would delay the heartbeats.
 """
 
 import threading

@@ -1,1 +1,1 @@
-"""From a spec to its plan: for `ndctl plan` and `forecast`, and again while a job runs."""
+"""Plans: from a spec before submission, and for fewer hosts or less memory while a job runs."""

@@ -1,4 +1,4 @@
-"""What to expect of a job over weeks: `ndctl forecast`."""
+"""`ndctl forecast`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from orchestrator.app.planning.plans import Planned, inventory_at, plan_spec
 from orchestrator.errors import PlanError
 from orchestrator.forecast.monte_carlo import Forecast, forecast
 from orchestrator.forecast.rates import Rates, rates_of
-from orchestrator.forecast.settings import Basis, Circumstances, basis_of
+from orchestrator.forecast.settings import Assumptions, Basis, basis_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a person says besides spec and inventory; None: reckoned or assumed."""
+    """Options of the command. None: computed from the plan, or a default."""
 
     days: float
     rates: str
     mtbf_h: float | None = None
-    """Of one host."""
+    """Mean time between failures of one host, hours."""
     storage_gb_per_s: float | None = None
     stall_s: float | None = None
     restart_s: float | None = None
@@ -42,20 +42,20 @@ def forecast_spec(
     inventory: Path | None,
     asked: Asked,
 ) -> Told:
-    """Raises what `plan_spec` does; PlanError where the plan's time cannot be predicted."""
+    """Raises the errors of `plan_spec`, and PlanError if the step time cannot be predicted."""
     planned = plan_spec(path, overrides, environ, inventory)
     if planned.plan.time is None:
         raise PlanError(
-            "how long a step takes is not known: these hosts have no hardware profile",
-            fix="give --inventory FILE with a profile, see examples/inventories/h100.yaml",
+            "the step time is unknown: these hosts have no hardware profile",
+            fix="give --inventory FILE with a profile; see examples/inventories/h100.yaml",
         )
     rates = rates_of(asked.rates)
     if asked.mtbf_h is not None:
-        rates = rates.with_mtbf(asked.mtbf_h)  # a host as it is
+        rates = rates.with_mtbf(asked.mtbf_h)  # given for a whole host, so not scaled to devices
     else:
         rates = rates.for_devices(planned.plan.ranks_per_host)
     storage = asked.storage_gb_per_s
-    around = Circumstances(
+    around = Assumptions(
         rates=rates,
         days=asked.days,
         storage_bytes_per_s=None if storage is None else storage * 1e9,
@@ -73,7 +73,8 @@ def forecast_spec(
 def _hosts_there(
     planned: Planned, environ: Mapping[str, str], inventory: Path | None
 ) -> int | None:
-    """That the job can use; None where this machine plays them, or the spec alone tells of them."""
+    """Number of hosts that the job can use; None if the hosts are processes on this machine, or
+    known only from the spec."""
     from orchestrator.inventory.described import described_device
 
     cluster = planned.spec.cluster

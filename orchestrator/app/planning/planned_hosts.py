@@ -1,5 +1,4 @@
-"""The hosts that a job is planned for: those of a file, those that its spec describes, or those
-that a cluster has at this moment."""
+"""The hosts that a job is planned for: from an inventory file, the spec, or the cluster."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,17 +22,17 @@ if TYPE_CHECKING:
     from orchestrator.inventory.hosts import Inventory
 
 Purpose = Literal["look", "render", "submit"]
-"""What a plan is made for. `look`: nobody starts it. `render`: its text is the same everywhere, so
-no Kubernetes cluster is asked. `submit`: it is to run now."""
+"""Why a plan is made. `look`: to show it. `render`: to print manifests that must not depend on the
+machine, so no Kubernetes cluster is asked. `submit`: to run it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     spec: JobSpec
-    """With what the plan asks of a scheduler in it."""
+    """Includes what the plan requests from the scheduler, such as a topology."""
     plan: Plan
     notes: tuple[str, ...] = ()
-    """What the spec does not say, and was found in the cluster."""
+    """Facts that were found in the cluster and are not in the spec."""
 
 
 def planned_hosts(
@@ -44,16 +43,21 @@ def planned_hosts(
     purpose: Purpose,
     run_root: Path | None = None,
 ) -> Found:
-    """The plan of `spec` for the hosts that count for `purpose`, without those that strikes or pins
-    of `run_root` exclude. None: of the spec's run root.
+    """Plan `spec` for the hosts of `purpose`, without hosts that strikes or pins exclude.
 
-    Raises PlanError with every reason why not, BackendError where a cluster does not answer.
+    Args:
+        run_root: folder with strikes and pins; None: the run root of the spec.
+
+    Raises:
+        PlanError: no plan exists; has every reason.
+        BackendError: the cluster is unreachable.
     """
     from orchestrator.inventory.described import described_device
 
     backend = spec.cluster.backend
     described = inventory is not None or described_device(spec.cluster) is not None
-    # A machine that can submit to Slurm sees its nodes: their topology goes into the request.
+    # A job that will run on Slurm is planned for the nodes of Slurm even if the spec describes
+    # them, because their topology goes into the request.
     if backend == "slurm" and inventory is None and (purpose != "look" or not described):
         return _planned_on_slurm(spec, config, environ, run_root)
     if backend != "kubernetes":
@@ -70,18 +74,17 @@ def planned_hosts(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Nodes of an allocation that a job is planned for."""
+    """Nodes of an existing allocation."""
 
     nodes: tuple[str, ...]
     devices: int | None = None
-    """GPUs of a node, where Slurm says it."""
+    """GPUs per node, if Slurm reports it."""
 
 
 def planned_as_given(
     spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], given: Given
 ) -> Found:
-    """The plan for the nodes of an allocation that is there; nothing is asked of Slurm any more,
-    and nodes that the plan does not need are spares."""
+    """Plan for the nodes of an existing allocation. Nodes that are not needed are spares."""
     from orchestrator.backends.slurm.inventory import hosts_given
     from orchestrator.inventory.slurm.gpus import gpu_table
     from orchestrator.plan.planner import plan
@@ -89,9 +92,9 @@ def planned_as_given(
     cluster, count = spec.cluster, len(given.nodes)
     if cluster.hosts > count:
         raise PlanError(
-            f"cluster.hosts is {cluster.hosts}, and the allocation has {count} nodes:"
+            f"cluster.hosts is {cluster.hosts}, but the allocation has {count} nodes:"
             f" {', '.join(given.nodes)}",
-            fix=f"--set cluster.hosts={count}, or an allocation of {cluster.hosts} nodes",
+            fix=f"--set cluster.hosts={count}, or request an allocation of {cluster.hosts} nodes",
         )
     inventory = hosts_given(slurm(), gpu_table(environ), cluster, given.nodes)
     found = plan(spec, inventory, config)
@@ -100,7 +103,7 @@ def planned_as_given(
 
 
 def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | None) -> "Inventory":
-    """The hosts that a plan of `spec` that no one starts is made for."""
+    """The hosts for a plan that is only shown."""
     from orchestrator.inventory.described import described_hosts
     from orchestrator.inventory.local import local_inventory
 
@@ -121,7 +124,7 @@ def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | N
 def mistakes(
     cluster: ClusterSpec, inventory: Path | None, purpose: Purpose | Given
 ) -> Iterator[Problem]:
-    """What a spec says wrong, or does not say, of the hosts that it wants."""
+    """Contradictory or missing keys about the hosts."""
     if (wrong := _contradiction(cluster)) is not None:
         yield wrong
     if purpose == "render" and cluster.backend == "kubernetes":
@@ -129,29 +132,29 @@ def mistakes(
 
 
 def _unsaid(cluster: ClusterSpec, inventory: Path | None) -> Iterator[Problem]:
-    """What a spec for Kubernetes has to say itself where no cluster is asked."""
+    """Keys that a Kubernetes spec needs if no cluster is asked."""
     from orchestrator.inventory.described import described_device
 
     spec = cluster.kubernetes
     if inventory is None and described_device(cluster) is None:
         yield Problem(
             path="cluster.gpu",
-            limit="given: no cluster is asked, so the spec says what the nodes' GPUs are",
-            fix=f"add cluster.gpu: one of {', '.join(GPU_NAMES)}; or select the nodes by"
+            limit="given, because no cluster is asked for the GPUs of its nodes",
+            fix=f"add cluster.gpu, one of {', '.join(GPU_NAMES)}; or select the nodes with"
             " cluster.kubernetes.node_selector: {nvidia.com/gpu.product: …}; or give the hosts"
             " with --inventory FILE",
         )
     if spec.namespace is None and spec.service_account is None:
         yield Problem(
             path="cluster.kubernetes.namespace",
-            limit="given: no kubeconfig is looked at, and the rights of the job's pods are bound to"
-            " an account of one namespace",
+            limit="given, because no kubeconfig is read and the permissions of the pods belong to a"
+            " service account of one namespace",
             fix="add cluster.kubernetes.namespace: NAME",
         )
 
 
 def _contradiction(cluster: ClusterSpec) -> Problem | None:
-    """The spec selects nodes with one kind of GPUs, and calls them another."""
+    """A problem if node_selector and cluster.gpu name different GPUs."""
     from orchestrator.inventory.described import selected_device
 
     if cluster.backend != "kubernetes" or cluster.gpu is None:
@@ -162,8 +165,8 @@ def _contradiction(cluster: ClusterSpec) -> Problem | None:
     return Problem(
         path="cluster.gpu",
         value=cluster.gpu,
-        limit=f"{selected}, which cluster.kubernetes.node_selector selects",
-        fix="change one of the two, or leave gpu out",
+        limit=f"{selected}, as in cluster.kubernetes.node_selector",
+        fix="change one of them, or remove cluster.gpu",
     )
 
 
@@ -173,7 +176,7 @@ def _planned_on(
     hosts: "Inventory",
     kueue: Collection[str] | None = None,
 ) -> Found:
-    """On hosts that no cluster was asked for. `kueue`: the levels that a queue can be asked for."""
+    """Plan on given hosts. `kueue`: topology levels that Kueue supports."""
     from orchestrator.plan.planner import plan
 
     found = plan(spec, hosts, config)
@@ -194,7 +197,7 @@ def _with(spec: JobSpec, kubernetes: KubernetesSpec) -> JobSpec:
 def _planned_on_slurm(
     spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str], run_root: Path | None
 ) -> Found:
-    """For the hosts that Slurm has, and with what the plan asks of the topology."""
+    """Plan on the nodes of Slurm, and add the topology request to the spec."""
     from orchestrator.inventory.slurm.request import request_of, requested
     from orchestrator.plan.planner import plan
 
@@ -223,7 +226,7 @@ def _excluded_on_slurm(
     root, clock = run_root or run_root_of(None, environ, spec.run_root), SystemClock()
     try:
         return excluded_hosts(root, scheduler_of("slurm", environ, clock), environ, clock)
-    except BackendError:  # where Slurm does not answer, the question for its nodes says so
+    except BackendError:  # if Slurm is unreachable, listing its nodes reports it
         return ()
 
 
@@ -247,8 +250,11 @@ def slurm() -> "Slurm":
 def _planned_on_kubernetes(
     spec: JobSpec, config: Mapping[str, Any], environ: Mapping[str, str]
 ) -> Found:
-    """For the nodes that there are, and with what the plan asks of where pods come to lie. Where
-    nodes are made on demand, for as many as the spec wants of the kind that there are."""
+    """Plan on the nodes of the cluster, and add the placement of the pods to the spec.
+
+    In a cluster that creates nodes on demand, plan for as many nodes of the existing kind as the
+    spec requests.
+    """
     from orchestrator.inventory.described import described_hosts
     from orchestrator.inventory.kubernetes.request import request_of, requested
     from orchestrator.plan.planner import plan
@@ -272,7 +278,7 @@ def _planned_on_kubernetes(
 
 
 def _gang(spec: JobSpec, environ: Mapping[str, str]) -> "Gang":
-    """What the cluster has to bind the job's pods all at once, where the spec leaves that open."""
+    """The gang scheduler of the cluster, if the spec does not name one."""
     from orchestrator.backends.kubernetes.checks.queues import gang_for
 
     kubernetes, hosts = spec.cluster.kubernetes, spec.cluster.hosts + spec.cluster.spare_hosts

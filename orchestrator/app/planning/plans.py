@@ -1,4 +1,4 @@
-"""From a spec to its plan: `ndctl validate`, `plan` and `inventory`."""
+"""Read and plan a spec: `ndctl validate`, `plan`, `inventory`, and the first part of `submit`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A spec with everything that follows from it."""
+    """A spec with its plan."""
 
     spec: JobSpec
     plan: Plan
     model_config: Mapping[str, Any]
     written: "Written | None" = None
-    """Where the spec's values were written; None of one that came in no file."""
+    """The file with the places of the values; None for a spec without a file."""
     looked: "Looked | None" = None
-    """What came of looking for all that the spec names; None: nobody has looked yet."""
+    """Result of the input checks; None: not checked yet."""
     notes: tuple[str, ...] = ()
-    """What the spec does not say, and was found in the cluster: to be told at submission."""
+    """Facts that were found in the cluster, printed at submission."""
 
 
 def plan_spec(
@@ -50,13 +50,16 @@ def plan_spec(
     run_root: Path | None = None,
     purpose: Purpose = "look",
 ) -> Planned:
-    """Read and plan a spec, for the hosts in the file `inventory`, or else for those that the spec
-    describes, or for those of its backend: Slurm's, Kubernetes', or this machine's.
+    """Read and plan a spec.
 
-    Hosts that strikes or pins of `run_root` exclude are not used. None: of the spec's run root.
+    The hosts come from the file `inventory`, else from the spec, else from the backend.
 
-    Raises SpecError or PlanError with everything that is wrong, BackendError where the cluster does
-    not answer.
+    Args:
+        run_root: folder with the strikes and pins that exclude hosts; None: the spec's run root.
+
+    Raises:
+        SpecError, PlanError: with everything that is wrong.
+        BackendError: the cluster is unreachable.
     """
     from orchestrator.load import read_written
 
@@ -71,10 +74,9 @@ def plan_and_look(
     run_root: Path | None = None,
     purpose: Purpose | Given = "look",
 ) -> Planned:
-    """The same of a job that is to run: data, tokenizer and weights have to be there as well.
-    With `Given` it runs on those nodes of Slurm.
+    """Like `plan_spec`, and check that data, tokenizer and weights exist.
 
-    Raises as `plan_spec`; a SpecError has everything that is missing, and a refusal of the plan.
+    With `Given`, plan for those nodes of Slurm. The SpecError also lists missing inputs.
     """
     from orchestrator.load import read_written
 
@@ -92,10 +94,11 @@ def plan_and_look_back(
     run_root: Path | None = None,
     purpose: Purpose = "look",
 ) -> Planned:
-    """The same of a job that is to resume.
+    """Like `plan_and_look`, and check that the job can resume.
 
-    Raises as `plan_and_look`, where what it resumes from is of another model or data as well.
-    JobError where it cannot resume, whatever its spec says.
+    Raises:
+        SpecError: the checkpoint has another model or other data than the spec.
+        JobError: the job cannot resume with any spec.
     """
     from orchestrator.load import read_written
 
@@ -121,7 +124,8 @@ def _looked_and_planned(
     except NdctlError as exc:
         if not looked.problems and not also:
             raise
-        # What is missing is known although the cluster did not answer, which is news for later.
+        # Report the missing inputs even if the cluster is unreachable. That error is dropped: the
+        # user sees it after the inputs are fixed.
         also += [] if isinstance(exc, BackendError) else [exc]
     if looked.problems or len(also) > 1:
         raise written.refused(looked.problems, also)
@@ -138,7 +142,7 @@ def look_at(
     hosts_of_a_file: bool = False,
     resume: bool = False,
 ) -> "Looked":
-    """What comes of looking for all that a spec names and, with `resume`, resumes from."""
+    """Check the inputs that a spec names and, with `resume`, the checkpoint."""
     from orchestrator.app.submission.inputs import look
     from orchestrator.model_config import hub_cache
 
@@ -156,7 +160,7 @@ def look_at(
 
 
 def _config_of(spec: JobSpec, hub: Path) -> Mapping[str, Any] | None:
-    """None where it cannot be read, by which the plan is refused."""
+    """The model config; None if it cannot be read, which planning reports."""
     from orchestrator.model_config import read_model_config
 
     try:
@@ -166,7 +170,7 @@ def _config_of(spec: JobSpec, hub: Path) -> Mapping[str, Any] | None:
 
 
 def _as_given(written: "Written", given: Given) -> tuple[str, ...]:
-    """What follows from the nodes, of what the spec does not say itself."""
+    """Overrides from the nodes of the allocation, for keys that the spec does not set."""
     cluster = written.document.data.get("cluster") or {}
     spare = written.spec.cluster.spare_hosts
     hosts = max(1, len(given.nodes) - spare)
@@ -208,7 +212,7 @@ def _planned(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The hosts that there are, and what a person should know of how they were counted."""
+    """Hosts, and notes on how they were counted."""
 
     inventory: "Inventory"
     notes: tuple[str, ...] = ()
@@ -221,8 +225,7 @@ def inventory_at(
     partition: str | None = None,
     context: str | None = None,
 ) -> Seen:
-    """The hosts in `file`, or else those of `backend`: Slurm's in `partition`, Kubernetes' of the
-    kubeconfig's `context`, or this machine."""
+    """The hosts in `file`, else those of `backend`."""
     if file is None and backend == "slurm":
         from orchestrator.backends.slurm.inventory import read_cluster
         from orchestrator.inventory.slurm.gpus import gpu_table
@@ -256,7 +259,7 @@ def compare_plans(
     inventory: Path | None,
     compare: Sequence[str],
 ) -> "list[Compared]":
-    """A plan for each combination of the values in `compare`, each `KEY=VALUE,VALUE`."""
+    """A plan for each combination of values. `compare`: items like `KEY=VALUE,VALUE`."""
     from orchestrator.app.submission.combinations import combinations
     from orchestrator.plan.show.compare import Compared
 
@@ -275,7 +278,7 @@ def compare_plans(
 def zero_of(
     path: Path, overrides: Sequence[str], environ: Mapping[str, str], inventory: Path | None
 ) -> "ZeroTable":
-    """What ZeRO's levels need of the model on as many devices as the job has, fit or not."""
+    """Memory of the ZeRO stages on as many devices as the job has, even if it does not fit."""
     from orchestrator.load import read_spec
     from orchestrator.model_config import hub_cache, read_model_config
     from orchestrator.plan.model.families import shape_of

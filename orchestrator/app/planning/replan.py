@@ -1,4 +1,4 @@
-"""A plan for fewer hosts, or for less memory, made while the job runs."""
+"""Plans for fewer hosts or less memory, made while a job runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from orchestrator.journal.current_launch import counting_spec
 from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
-from orchestrator.plan.memory_savings import ways_within
+from orchestrator.plan.memory_savings import memory_savings
 from orchestrator.plan.planner import plan
 from orchestrator.plan.search.edits import apply, show_edits
 from orchestrator.plan.show.explain import plan_json
@@ -32,16 +32,16 @@ def replan(
     switches: Mapping[str, tuple[str, ...]],
     environ: Mapping[str, str],
 ) -> JobPlan:
-    """A plan like `former` for as many of `hosts` as can be used, in the run directory.
+    """Write a plan like `former` for as many of `hosts` as possible to the run directory.
 
-    `switches` are those above each host of the job, of the lost ones too: a host that comes back
-    may be placed again.
+    The global batch size stays: each rank accumulates more micro batches. tp, cp and pp of the
+    spec stay. The data-parallel degrees follow from the number of hosts.
 
-    The global batch stays: each rank accumulates more micro batches. What the spec says of tp, cp
-    and pp stays as well; how many ranks share a copy of the model follows from the hosts.
+    Args:
+        switches: switches above each host of the job, also of lost hosts, which may return.
 
     Raises:
-        PlanError: not even `resilience.min_hosts` hosts can do it; says why the largest cannot.
+        PlanError: no plan for `resilience.min_hosts` hosts or more; has the reason for the largest.
     """
     spec = read_spec(counting_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
@@ -66,22 +66,24 @@ def refit(
     short: Shortage,
     environ: Mapping[str, str],
 ) -> Refit:
-    """The cheapest ways to do what `former` does in the memory that there is, and if it is to be
-    adopted the first of them that trains the same on as many hosts, in the run directory.
+    """Find the cheapest changes with which `former` fits into the device memory.
+
+    If `short.adopt`, write the plan of the first change that gives the same training on the same
+    number of hosts to the run directory.
 
     Raises:
-        PlanError: there can be no plan for other reasons than memory.
+        PlanError: there is no plan for a reason other than memory.
     """
     spec = read_spec(counting_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
     if len(former.hosts) != spec.cluster.hosts:
         spec = _for_hosts(spec, len(former.hosts))
     inventory = _inventory(former, hosts, switches, short.device_bytes)
-    ways = ways_within(spec, inventory, config, former)
+    ways = memory_savings(spec, inventory, config, former)
     told, typed = tuple(map(str, ways)), tuple(show_edits(way.edits) for way in ways)
     first = next((way for way in ways if way.plan is not None), None)
     if first is None or first.plan is None:
-        why = "nothing that trains the same takes less memory"
+        why = "no plan with the same training needs less memory"
         return Refit(found=None, why=why, ways=told, edits=typed)
     if not short.adopt:
         return Refit(found=None, why="resilience.on_oom is stop", ways=told, edits=typed)
@@ -109,7 +111,7 @@ def _inventory(
     switches: Mapping[str, tuple[str, ...]],
     device_bytes: int | None,
 ) -> Inventory:
-    """The hosts that are left, of the kind that the job was planned for."""
+    """The given hosts, with the hardware that the job was planned for."""
     profile = load_profile(former.profile) if former.profile else None
     in_blocks = former.placement is not None and BLOCK in former.placement.levels
     depth = max((len(path) for path in switches.values()), default=0) if in_blocks else 0

@@ -1,3 +1,1 @@
-"""From a spec to a job that its scheduler has: `ndctl submit`, `render`, and jobs in an
-allocation.
-"""
+"""Submit a job: `ndctl submit`, `render`, and jobs in an existing Slurm allocation."""

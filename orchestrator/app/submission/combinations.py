@@ -1,17 +1,17 @@
-"""Several values for keys of a spec, `KEY=A,B`, as what `--set` takes."""
+"""Combinations of several values for keys of a spec, in the form that `--set` takes."""
 
 from collections.abc import Sequence
 from itertools import product
 
 
 def combinations(keys: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every combination of the values of `KEY=A,B` each; those of the last key change first."""
+    """All combinations of the values of items like `KEY=A,B`. The last key changes first."""
     pairs = [one.partition("=")[::2] for one in keys]
     return list(product(*([f"{key}={value}" for value in values_of(said)] for key, said in pairs)))
 
 
 def values_of(text: str) -> list[str]:
-    """`A,B` as its values; a comma inside of brackets or quotes is part of one."""
+    """The values in `A,B`. A comma inside brackets or quotes is part of a value."""
     found, depth, quote = [""], 0, ""
     for char in text:
         if quote:

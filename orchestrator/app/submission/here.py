@@ -1,8 +1,8 @@
-"""`ndctl submit --here`: a job in an allocation of Slurm that is there already.
+"""`ndctl submit --here`: run a job in an existing Slurm allocation.
 
-The process that was typed stays: it starts the agents as a step, tells what happens, warns the job
-of the allocation's end, ends it at ^C, and starts another step where the job can go on in one. The
-allocation is never queued again, nor ended.
+The command keeps running. It starts the agents as a step, prints what happens, warns the job before
+the allocation ends, ends it at Ctrl-C, and starts another step if the job can continue in one. It
+never requeues or ends the allocation.
 """
 
 import logging
@@ -52,27 +52,27 @@ from orchestrator.seams import Clock, Shell
 log = logging.getLogger(__name__)
 
 LOOK_S = 15.0
-"""Between two looks at when the allocation ends."""
+"""Seconds between two checks of the end of the allocation."""
 STEPS_S = 2.0
-"""Between two looks at steps that go on without srun."""
+"""Seconds between two checks of steps that run on without srun."""
 LEAVE_S, LEAVE_POLL_S = 15.0, 0.1
-"""For agents to leave by themselves once the job has ended."""
+"""Seconds for the agents of an ended job to exit, and between two checks."""
 END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTICE = (signal.SIGUSR1, signal.SIGUSR2)
 CANCELLED = re.compile(r"STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
-"""What Slurm writes into the output of a step that scancel has ended; in other cases `DUE TO` and
-why follow. It writes the same where srun was killed, which srun does not outlive."""
+"""Line in the output of a step that scancel ended. If Slurm itself ended the step, `DUE TO` and a
+reason follow. Slurm writes the same line if srun was killed, but then srun has no exit code."""
 
 Say = Callable[[str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """A job that has been written, and the allocation that it is to have."""
+    """A job whose run directory is written, and the nodes of its allocation."""
 
     launch: LaunchPlan
     lines: int
-    """Of its journal, before."""
+    """Number of journal lines before this launch."""
     hosts: tuple[str, ...]
 
 
@@ -83,7 +83,7 @@ def submit_here(
     clock: Clock,
     shell: Shell,
 ) -> Here:
-    """Plan for the nodes of the allocation, and write the run directory. Raises NdctlError."""
+    """Plan for the nodes of the allocation and write the run directory. Raises NdctlError."""
     backend = HereBackend(environ, clock, shell)
     job = _allocation(backend, environ)
     overrides = named(wanted, environ.get("SLURM_ARRAY_TASK_ID"))
@@ -112,21 +112,21 @@ def _allocation(backend: HereBackend, environ: Mapping[str, str]) -> SlurmJob:
     job_id = job_lookup.own_id(environ)
     if job_id is None:
         raise JobError(
-            "there is no allocation here: --here runs a job in one that Slurm has given you",
-            fix="`salloc --nodes=N --exclusive`, and type it in the shell that comes; or leave"
-            " --here away, and the job is queued",
+            "--here needs a Slurm allocation, but this shell has none",
+            fix="run `salloc --nodes=N --exclusive`, and the command in its shell; or remove --here"
+            " to queue the job",
         )
     if environ.get("SLURM_PROCID", "0") != "0" or environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         raise JobError(
-            "srun has started several of these: `ndctl submit --here` is typed once, and calls srun"
-            " itself",
-            fix="type it without srun; `srun ndctl agent SPEC` is for batch scripts",
+            "srun started several of these commands, but `ndctl submit --here` runs once and calls"
+            " srun itself",
+            fix="run it without srun; in batch scripts use `srun ndctl agent SPEC`",
         )
     job = backend.allocated.finder.show(_NO_LAUNCH, job_id)
     if job is None or job.meaning != "running":
         raise JobError(
-            f"Slurm job {job_id} is no allocation any more" + (f": {job.state}" if job else ""),
-            fix="`salloc` gives another; `unset SLURM_JOB_ID` where it is left over",
+            f"Slurm job {job_id} is not running" + (f": {job.state}" if job else ""),
+            fix="run `salloc` again; if SLURM_JOB_ID is stale, `unset SLURM_JOB_ID`",
         )
     return job
 
@@ -134,13 +134,13 @@ def _allocation(backend: HereBackend, environ: Mapping[str, str]) -> SlurmJob:
 _NO_LAUNCH = LaunchPlan(
     job="", run_dir="", launch=0, hosts=("",), devices_per_host=1, agent_timeout=1.0
 )
-"""For a look at a job whoever's it is."""
+"""Placeholder to query a Slurm job that belongs to no launch."""
 
 
 def _nodes(
     backend: HereBackend, job: SlurmJob, root: Path, environ: Mapping[str, str], clock: Clock
 ) -> tuple[str, ...]:
-    """Nodes of the allocation that can be used. Raises JobError where none can."""
+    """Usable nodes of the allocation. Raises JobError if there are none."""
     excluded = [
         one for one in excluded_hosts(root, backend, environ, clock) if one.name in job.nodes
     ]
@@ -149,8 +149,8 @@ def _nodes(
     nodes = backend.usable(job, [one.name for one in excluded])
     if not nodes:
         raise JobError(
-            f"no node of the allocation, Slurm job {job.id}, can be used: {', '.join(job.nodes)}",
-            fix="`sinfo -R` says what Slurm, and `ndctl hosts` what ndctl holds against them",
+            f"no node of the allocation (Slurm job {job.id}) is usable: {', '.join(job.nodes)}",
+            fix="see `sinfo -R` for reasons of Slurm and `ndctl hosts` for reasons of ndctl",
         )
     return nodes
 
@@ -159,15 +159,15 @@ def _check_end(job: SlurmJob, slurm: SlurmSpec, clock: Clock) -> None:
     left = None if job.ends_at is None else job.ends_at - clock.now()
     if left is not None and left <= slurm.notice_s:
         raise JobError(
-            f"the allocation, Slurm job {job.id}, ends in {max(0.0, left):.0f} s, and the job would"
-            f" be told to leave {slurm.notice_s:g} s before (cluster.slurm.notice_s)",
-            fix="take an allocation with more time, or set cluster.slurm.notice_s to less",
+            f"the allocation (Slurm job {job.id}) ends in {max(0.0, left):.0f} s, but the job is"
+            f" told to stop {slurm.notice_s:g} s before its end (cluster.slurm.notice_s)",
+            fix="request an allocation with more time, or lower cluster.slurm.notice_s",
         )
 
 
 def run_here(here: Here, environ: Mapping[str, str], clock: Clock, shell: Shell, say: Say) -> int:
-    """Start the agents, and stay until the job has ended, or cannot go on in this allocation; the
-    exit code for it."""
+    """Start the agents, and wait until the job has ended or cannot continue in this allocation.
+    Returns the exit code of the command."""
     starter = Starter(here, environ, clock, shell, say)
     run_dir, commands = starter.run_dir, commands_of(starter.run_dir, environ)
     with starter.running():
@@ -182,16 +182,18 @@ class Starter:
     shell: Shell
     say: Say
     process: Detached | None = None
-    """srun, of the present step."""
+    """srun of the current step."""
     before: set[Path] = field(default_factory=set)
-    """What Slurm wrote of steps before it."""
+    """Output files of earlier steps."""
     starts: int = 0
     asked_to_end: int = 0
-    """How often, by ^C and the like …"""
-    heeded: int = 0
-    """… and how many of these something was done about."""
+    """Number of signals that ask to end the job, such as Ctrl-C."""
+    handled_ends: int = 0
+    """Number of these signals that were handled."""
     near_end: bool = False
+    """The allocation ends soon."""
     warned: bool = False
+    """The agents of the current step were told so."""
     looked_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -201,7 +203,7 @@ class Starter:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the lock by which agents know that a step that ends is followed by another."""
+        """Hold the lock that tells agents that another step follows the current one."""
         self.run_dir.logs.mkdir(exist_ok=True)
         before = {number: signal.getsignal(number) for number in (*END, *NOTICE)}
         with self.run_dir.starter_lock.open("a") as file:
@@ -221,7 +223,7 @@ class Starter:
 
     def _end(self, number: int, frame: FrameType | None) -> None:
         self.asked_to_end += 1
-        if number == signal.SIGHUP:  # the terminal is gone: nothing can be written to it
+        if number == signal.SIGHUP:  # the terminal is closed, and writing to it would fail
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
@@ -230,7 +232,7 @@ class Starter:
         self.near_end = True
 
     def _leave(self) -> None:
-        """With nothing of the job left in the allocation."""
+        """Wait for the agents to exit, then end what is left of the job in the allocation."""
         begun = self.clock.monotonic()
         while self.process is not None and self.process.poll() is None:
             if self.clock.monotonic() - begun > LEAVE_S:
@@ -243,7 +245,7 @@ class Starter:
             self.process.wait()
 
     def _start(self, hosts: tuple[str, ...]) -> None:
-        """A step on `hosts`. For its agents the allocation was queued again before it."""
+        """Start a step on `hosts`. A second step looks like a requeued job to its agents."""
         argv = render.step_here(self.here.launch, hosts, sys.executable)
         self.before = self._outputs()
         own = self.here.launch.slurm.env if self.here.launch.slurm else {}
@@ -254,34 +256,34 @@ class Starter:
 
     @property
     def _restarts(self) -> int:
-        """Of the next step."""
+        """SLURM_RESTART_COUNT of the next step."""
         return int(self.environ.get("SLURM_RESTART_COUNT", "0")) + self.starts
 
     @property
     def _log(self) -> Path:
         return render.folder(self.here.launch) / "srun.log"
 
-    # Asked again and again
+    # Polled by `follow_job`
 
     def has_ended(self) -> bool:
-        """Whether the job has ended, or cannot go on here; what is to be done is done meanwhile."""
+        """Whether the job has ended or cannot continue. Also handles signals and starts steps."""
         try:
-            self._heed()
-            self._look_at_the_end()
+            self._handle_end()
+            self._check_end_of_allocation()
             assert self.process is not None
             return self.process.poll() is not None and self._settled(self.process.returncode)
-        except BackendError as exc:  # slurmctld is away: the step goes on without it
+        except BackendError as exc:  # slurmctld is unreachable; the step runs without it
             log.warning("%s", exc.message)
             self.clock.sleep(STEPS_S)
             return False
 
-    def _heed(self) -> None:
-        """^C has the ranks write a checkpoint and leave; a second one does not wait for that."""
-        if self.heeded >= self.asked_to_end:
+    def _handle_end(self) -> None:
+        """At the first Ctrl-C the ranks write a checkpoint and exit; the second one kills them."""
+        if self.handled_ends >= self.asked_to_end:
             return
-        self.heeded = self.asked_to_end
-        if self.heeded > 1:
-            self.say("ending it at once")
+        self.handled_ends = self.asked_to_end
+        if self.handled_ends > 1:
+            self.say("ending the job now")
             self.backend.clear(self.here.launch)
             return
         try:
@@ -289,8 +291,8 @@ class Starter:
         except NdctlError as exc:
             self.say(f"{exc}")
 
-    def _look_at_the_end(self) -> None:
-        """Warn the job of the allocation's end, of which Slurm itself warns batch jobs alone."""
+    def _check_end_of_allocation(self) -> None:
+        """Warn the job before the allocation ends. Slurm itself warns only batch jobs."""
         now = self.clock.monotonic()
         if self.warned or (not self.near_end and now - self.looked_at < LOOK_S):
             return
@@ -309,25 +311,27 @@ class Starter:
         return job_lookup.own_id(self.environ) or ""
 
     def _settled(self, code: int) -> bool:
-        """srun has ended: so has the job, or it cannot go on here; else another step runs."""
+        """After srun ended: True if the job has ended or cannot continue, else start a step."""
         run = known(self.run_dir)
         if run.ending is not None:
             return True
-        if self.backend.steps(self.here.launch):  # srun alone was killed
+        if self.backend.steps(self.here.launch):  # only srun was killed; the agents still run
             self.clock.sleep(STEPS_S)
             return False
-        if self.heeded or (code >= 0 and self._was_cancelled()):
+        if self.handled_ends or (code >= 0 and self._was_cancelled()):
             cancel(self.run_dir, self.environ, self.clock)
             return True
         why = self._why_not(run)
         if why:
-            self._give_up(f"the job cannot go on here: {why}; srun ended with code {code}")
+            self._give_up(
+                f"the job cannot continue in this allocation: {why}; srun exited with code {code}"
+            )
             return True
         self._start(self._hosts(run))
         return False
 
     def _give_up(self, why: str) -> None:
-        """Nobody leads the job: the journal gets its end from here."""
+        """Record the end in the journal, because the job has no leader."""
         with Journal(self.run_dir.journal, self.clock) as journal:
             host, pid = self.here.hosts[0], os.getpid()
             ended = LeaderStarted(at=self.clock.now(), host=host, pid=pid, unable=why)
@@ -338,14 +342,14 @@ class Starter:
         return any(CANCELLED.search(text) for text in said)
 
     def _outputs(self) -> set[Path]:
-        """What Slurm wrote of each step; the step's number is in the name."""
+        """Output files of all steps; the step number is in the name."""
         return {*render.folder(self.here.launch).glob("*_log.err")}
 
     def _why_not(self, run: Run) -> str:
         vain = restarts_in_vain(run, self._restarts - 1)
         most = (run.job.max_allocations if run.job else None) or UNLED
         if run.stage is not Stage.QUEUED and vain >= most:
-            return f"nothing came of {vain} steps in a row"
+            return f"{vain} steps in a row made no progress"
         return self.backend.why_not(self.here.launch, run.left_out)
 
     def _hosts(self, run: Run) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
-"""What a spec names outside of itself, looked for before anything is queued: data, tokenizer and
-weights. Of a job that resumes, `resume_check.py` looks at what it resumes from.
+"""Check before submission that data, tokenizer and weights of a spec exist.
 
-The trainer would refuse the same, but only after the queue and with all hosts held. What is looked
-for goes by the trainer's own rules, without torch and transformers: `ndctl validate` stays fast.
+The trainer checks the same, but only after the job waited in the queue and holds all its hosts. The
+checks follow the rules of the trainer without importing torch and transformers, so that `ndctl
+validate` stays fast. `resume_check.py` checks the checkpoint of a job that resumes.
 """
 
 import re
@@ -21,31 +21,31 @@ from orchestrator.load import Written
 from orchestrator.model_config import HUB_ID, cached_snapshots
 
 MOST_FILES = 1000
-"""Files of a glob that are looked at: whether there are any, and of one format, is what is asked
-here, and a shared file system with millions of them would take minutes."""
+"""Files of a glob that are listed. The check only needs to know that there are files of one format,
+and listing millions of files on a shared file system takes minutes."""
 BYTES = "bytes"
 OF_A_TOKENIZER = re.compile(
     r"token|vocab|merges|spiece|sentencepiece|bpe|prophetnet|dict\.txt$|\.(model|spm)$"
 )
-"""In the name of some file that transformers makes a tokenizer of, whatever its family."""
+"""Matches a file name of every tokenizer that transformers can load."""
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
     problems: tuple[Problem, ...] = ()
-    """By which the trainer would refuse the job."""
+    """Errors of the spec that the trainer would report."""
     unchecked: str = ""
-    """What was not looked for, or not found where it may yet come, and why."""
+    """Inputs that were not checked, or that may be created before the ranks start, and why."""
     refusal: JobError | None = None
-    """Why the job cannot resume, whatever its spec says."""
+    """Why the job cannot resume with any spec."""
     doubts: tuple[str, ...] = ()
-    """What a person should know, and what does not stop the job."""
+    """Warnings that do not stop the job."""
     resumes: str = ""
-    """From which checkpoint the job resumes; empty of one that does not."""
+    """The checkpoint from which the job resumes; empty if it does not resume."""
 
     def __or__(self, other: "Looked") -> Self:
-        """What came of both."""
+        """Both results together."""
         return replace(
             self,
             problems=(*self.problems, *other.problems),
@@ -57,31 +57,31 @@ class Looked:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Each to be told to whoever submits the job."""
+        """Messages for the user at submission."""
         return (*self.doubts, *filter(None, (self.unchecked,)))
 
 
 def look(spec: JobSpec, hub: Path, *, hosts_of_a_file: bool = False) -> Looked:
-    """Look for everything that `spec` names outside of itself.
+    """Check all files and folders that `spec` names.
 
     Args:
         hub: the local Hugging Face cache.
-        hosts_of_a_file: the hosts are those of an inventory file, and may see other files.
+        hosts_of_a_file: the hosts are from an inventory file, so they may see other files.
     """
     if elsewhere := _elsewhere(spec, hosts_of_a_file):
         named = tuple(_named(spec))
         return Looked(unchecked=f"{_listed(named)} not checked: {elsewhere}" if named else "")
     problems = tuple(_problems(spec, hub))
     if problems and spec.cluster.backend == "slurm" and spec.cluster.slurm.setup:
-        # Lines of shell run on the hosts before the ranks do, and may fetch what is missing here.
+        # The setup commands run on the hosts before the ranks and may download the files.
         missing = _listed([problem.path for problem in problems])
-        why = "cluster.slurm.setup has to bring what is missing"
-        return Looked(unchecked=f"{missing} not found from here: {why}")
+        why = "cluster.slurm.setup has to create what is missing"
+        return Looked(unchecked=f"{missing} not found on this machine: {why}")
     return Looked(problems=problems)
 
 
 def findings_of(looked: Looked, written: Written) -> tuple[Finding, ...]:
-    """As `ndctl doctor` tells it."""
+    """The result in the form of `ndctl doctor`."""
     found = [
         Finding(
             what=problem.path,
@@ -100,12 +100,12 @@ def findings_of(looked: Looked, written: Written) -> tuple[Finding, ...]:
     if looked.unchecked:
         found.append(Finding(what="inputs", verdict="note", found=looked.unchecked))
     elif not looked.problems:
-        found.append(Finding(what="inputs", verdict="ok", found="what the spec names is there"))
+        found.append(Finding(what="inputs", verdict="ok", found="all inputs of the spec exist"))
     return tuple(found)
 
 
 def _named(spec: JobSpec) -> Iterator[str]:
-    """Keys that name something which only the hosts of the job may see."""
+    """Keys with paths that may exist only on the hosts of the job."""
     if not spec.data.files.startswith("{stdlib}"):
         yield "data.files"
     if spec.data.validation is not None and spec.data.validation.files is not None:
@@ -122,12 +122,12 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _elsewhere(spec: JobSpec, hosts_of_a_file: bool) -> str:
-    """Why this machine cannot know what the ranks will find."""
+    """Why this machine does not see the files of the ranks; empty if it does."""
     if spec.cluster.backend == "kubernetes":
-        return "the pods see their own image and volumes"
+        return "pods see the files of their image and volumes"
     if spec.cluster.backend == "slurm" and spec.cluster.slurm.container is not None:
-        return "the ranks see the files of their container"
-    return "the hosts are those of a file" if hosts_of_a_file else ""
+        return "ranks see the files of their container"
+    return "the hosts are from an inventory file" if hosts_of_a_file else ""
 
 
 def _problems(spec: JobSpec, hub: Path) -> Iterator[Problem]:
@@ -161,12 +161,12 @@ def _files(key: str, pattern: str, data: DataSpec) -> Found | Problem:
 def _both(train: Found, validation: Found, held_out: str | None) -> Iterator[Problem]:
     key = "data.validation.files"
     if validation.format != train.format:
-        limit = f"a glob of {train.format} files, as data.files is (it matches {validation.format})"
-        fix = "hold out files of the same format"
+        limit = f"a glob of {train.format} files like data.files (it matches {validation.format})"
+        fix = "use validation files of the same format"
         yield Problem(path=key, value=held_out, limit=limit, fix=fix)
     elif len(train.files) < MOST_FILES and not train.without(validation).files:
-        limit = "a glob that leaves something of data.files to train on"
-        fix = "hold out fewer files, or give data.validation.fraction instead"
+        limit = "a glob that leaves files of data.files for training"
+        fix = "use fewer validation files, or set data.validation.fraction instead"
         yield Problem(path=key, value=held_out, limit=limit, fix=fix)
 
 
@@ -192,8 +192,8 @@ def _weights(name: str, hub: Path) -> Iterator[Problem]:
 
 
 def _folder(name: str, hub: Path) -> Path | None:
-    """Where transformers finds `name`: a folder goes before the cache, of which it takes the
-    revision that `main` names. The ranks never download."""
+    """Where transformers finds `name`: a folder first, then revision `main` in the cache. The ranks
+    never download."""
     if Path(name).is_dir():
         return Path(name)
     return next(iter(cached_snapshots(name, hub, main_alone=True)), None)
@@ -202,17 +202,17 @@ def _folder(name: str, hub: Path) -> Path | None:
 def _names(folder: Path) -> list[str]:
     try:
         return [path.name for path in folder.iterdir()]
-    except OSError:  # a folder that cannot be listed is of no use to a rank either
+    except OSError:  # ranks cannot list the folder either
         return []
 
 
 def _absent(key: str, name: str, hub: Path, words: tuple[str, str, str]) -> Problem:
-    """What was looked for in vain; `words` are the limit, the files, and options of hf download."""
+    """The problem of a missing input. `words`: the limit, the files, options of `hf download`."""
     what, files, rest = words
     if Path(name).is_dir():
-        return Problem(path=key, value=name, limit=what, fix=f"that folder lacks {files}")
+        return Problem(path=key, value=name, limit=what, fix=f"add {files} to the folder")
     if not HUB_ID.fullmatch(name):
-        fix = "there is no such folder: check the path"
+        fix = "the folder does not exist; check the path"
         return Problem(path=key, value=name, limit=what, fix=fix)
-    limit = f"{what} (ranks do not download, and {hub} does not have it)"
+    limit = f"{what} (ranks do not download, and it is not in {hub})"
     return Problem(path=key, value=name, limit=limit, fix=f"hf download {name} {rest}")

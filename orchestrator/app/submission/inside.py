@@ -1,8 +1,8 @@
-"""A job in an allocation that is there already: `srun ndctl agent` in a batch script of the user's.
+"""`srun ndctl agent SPEC` in the user's own batch script: run a job in that allocation.
 
-Every task of the step comes here. The first one plans for the nodes and makes the run directory;
-the others wait until it has, and each becomes the agent of its node. The Slurm job is the job's
-own: it is queued again at its time limit, and without a node that was lost.
+Each task of the step runs this module. The first one plans for the nodes and creates the run
+directory; the others wait for it. Then each becomes the agent of its node. The Slurm job is
+requeued at its time limit, and when a node is lost.
 """
 
 import contextlib
@@ -37,15 +37,17 @@ from orchestrator.seams import Clock, Shell
 log = logging.getLogger(__name__)
 
 WAIT_S = 900.0
-"""For the first task to plan and to make the run directory; it ends the step where it cannot."""
+"""Time for the first task to plan and create the run directory. It ends the step if it fails."""
 POLL_S = 1.0
 END_S = 30.0
+"""Timeout of scancel."""
 FIRST_S = 15.0
+"""Delay of the errors of the other tasks, so that the first one reports first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was typed."""
+    """Arguments of the command line."""
 
     spec: Path
     overrides: tuple[str, ...] = ()
@@ -56,10 +58,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Which task of which step this is."""
+    """Slurm task of this process."""
 
     job_id: str
-    """As scontrol takes it."""
+    """In the form that scontrol takes, for example 12 or 12_3."""
     step: str
     rank: int
     restarts: int
@@ -69,22 +71,22 @@ class Task:
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
-        """Raises JobError where srun has not started one of it on each node of a job."""
+        """Raises JobError if srun did not start exactly one task on each node of the job."""
         job_id, step = job_lookup.own_id(environ), environ.get("SLURM_STEP_ID")
         if job_id is None or step is None or not step.isdigit():
             raise JobError(
-                "this is no task of srun: `ndctl agent` is the agent of one node of a Slurm job",
-                fix="write `srun ndctl agent SPEC` into a batch script; `ndctl submit SPEC` queues"
-                " a job, and `ndctl submit SPEC --here` runs one in an allocation",
+                "`ndctl agent` must be started by srun on each node of a Slurm job",
+                fix="put `srun ndctl agent SPEC` into a batch script; or queue a job with `ndctl"
+                " submit SPEC`, or run it in an allocation with `ndctl submit SPEC --here`",
             )
         nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
         there = int(environ.get("SLURM_STEP_NUM_NODES", "0"))
         tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "0"))
         if not len(nodes) == there == tasks:
             raise JobError(
-                f"srun started {tasks} agents on {there} nodes, and Slurm job {job_id} has"
-                f" {len(nodes)} nodes: each needs one agent, which starts all ranks there",
-                fix=f"srun --nodes={len(nodes)} --ntasks={len(nodes)} --ntasks-per-node=1",
+                f"srun started {tasks} agents on {there} nodes, but Slurm job {job_id} has"
+                f" {len(nodes)} nodes, and each node needs one agent, which starts its ranks",
+                fix=f"use srun --nodes={len(nodes)} --ntasks={len(nodes)} --ntasks-per-node=1",
             )
         return cls(
             job_id=job_id,
@@ -98,20 +100,20 @@ class Task:
 
     @property
     def mark(self) -> str:
-        """By which the tasks of one step of one run know what is theirs."""
+        """Identifies the step and the run of the Slurm job, so that tasks do not use old files."""
         return f"{self.step}, restart {self.restarts}"
 
 
 def devices_in(environ: Mapping[str, str]) -> int | None:
-    """GPUs that the job has of each node, in Slurm's variables: `2` or `a100:2`."""
+    """GPUs per node from Slurm's variables, such as `2` or `a100:2`."""
     said = environ.get("SLURM_GPUS_ON_NODE") or environ.get("SLURM_GPUS_PER_NODE") or ""
     found = re.search(r"(\d+)$", said)
     return int(found[1]) if found else None
 
 
 def named(wanted: Wanted, array_task: str | None) -> tuple[str, ...]:
-    """The overrides; in a job array with the element's number behind the job's name, unless that is
-    among them."""
+    """The overrides. In a job array, the job name gets the number of the array task appended,
+    unless an override sets the name."""
     overrides = wanted.overrides
     if array_task is None or any(one.startswith("name=") for one in overrides):
         return overrides
@@ -121,23 +123,23 @@ def named(wanted: Wanted, array_task: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCommand:
-    """What this process is to become: the agent of its node, of a job that has begun."""
+    """The command of the agent, which replaces this process."""
 
     argv: list[str]
     environ: Mapping[str, str]
     umask: int | None
-    """None: as it is."""
+    """None: unchanged."""
 
 
 def agent_command(
     wanted: Wanted, environ: Mapping[str, str], clock: Clock, shell: Shell
 ) -> AgentCommand:
-    """With what the spec says of variables, hooks and permissions, as in a rendered script."""
+    """The agent's command, with the variables, hooks and permissions of the spec."""
     task = Task.from_mapping(environ)
     if task.rank != 0:
-        launch = _awaited(wanted, task, environ, clock)
+        launch = _await_launch(wanted, task, environ, clock)
     else:
-        launch = _begun(wanted, task, environ, clock, shell)
+        launch = _begin(wanted, task, environ, clock, shell)
     return AgentCommand(
         argv=_command(launch),
         environ={**environ, **(launch.slurm.env if launch.slurm else {})},
@@ -145,28 +147,31 @@ def agent_command(
     )
 
 
-def let_the_first_speak(environ: Mapping[str, str], clock: Clock) -> None:
-    """What is wrong with the spec, or with how srun was called, every task finds out: the first one
-    says it, and ends the step. What is wrong with this node alone comes a little later."""
+def wait_for_first_task(environ: Mapping[str, str], clock: Clock) -> None:
+    """Delay the error of a task that is not the first.
+
+    All tasks find the same errors in the spec and in the srun options. The first task reports
+    them and ends the step, so that they are printed once. Errors of one node appear later.
+    """
     if environ.get("SLURM_PROCID", "0") != "0":
         clock.sleep(FIRST_S)
 
 
 def end_step(environ: Mapping[str, str], shell: Shell) -> None:
-    """Where the first task gives up: the others wait for a run directory that does not come."""
+    """End the step if the first task failed, because the others wait for its run directory."""
     job_id, step = job_lookup.own_id(environ), environ.get("SLURM_STEP_ID")
     if job_id is not None and step is not None and environ.get("SLURM_PROCID") == "0":
         with contextlib.suppress(TimeoutError):
             shell(["scancel", f"{job_id}.{step}"], timeout=END_S)
 
 
-def _begun(
+def _begin(
     wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock, shell: Shell
 ) -> LaunchPlan:
     backend = SlurmBackend(environ, clock, shell)
     overrides = named(wanted, task.array_task)
     run_dir = _run_dir(wanted, overrides, environ)
-    launch = _started_again(run_dir, task)
+    launch = _requeued_launch(run_dir, task)
     if launch is None:
         _warn_of(backend.batch_job(), environ)
         given = Given(nodes=task.nodes, devices=task.devices)
@@ -192,8 +197,8 @@ def _run_dir(wanted: Wanted, overrides: Sequence[str], environ: Mapping[str, str
     return RunDir((run_root_of(wanted.run_root, environ, spec.run_root) / spec.name).absolute())
 
 
-def _started_again(run_dir: RunDir, task: Task) -> LaunchPlan | None:
-    """The launch that this Slurm job began in a run before this one, and that has not ended."""
+def _requeued_launch(run_dir: RunDir, task: Task) -> LaunchPlan | None:
+    """The unfinished launch of this Slurm job from before a requeue; None: there is none."""
     counts = counting(run_dir)
     if counts is None or job_lookup.recorded(counts.launch) != task.job_id:
         return None
@@ -208,37 +213,39 @@ def _started_again(run_dir: RunDir, task: Task) -> LaunchPlan | None:
 def _warn_of(job: SlurmJob, environ: Mapping[str, str]) -> None:
     if not job.may_requeue:
         log.warning(
-            "Slurm job %s is not queued again, at its time limit or without a lost node: write"
+            "Slurm job %s cannot be requeued at its time limit or after a node failure; add"
             " `#SBATCH --requeue`",
             job.id,
         )
     bound, there = len(os.sched_getaffinity(0)), int(environ.get("SLURM_CPUS_ON_NODE", "0"))
     if bound < there:
         log.warning(
-            "all ranks of a node share %s of its %s CPUs: write `srun --cpu-bind=none`",
+            "the ranks of this node share %s of its %s CPUs; use `srun --cpu-bind=none`",
             bound,
             there,
         )
 
 
-def _awaited(wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock) -> LaunchPlan:
+def _await_launch(
+    wanted: Wanted, task: Task, environ: Mapping[str, str], clock: Clock
+) -> LaunchPlan:
     run_dir = _run_dir(wanted, named(wanted, task.array_task), environ)
     begun = clock.monotonic()
     while clock.monotonic() - begun < WAIT_S:
-        with contextlib.suppress(OSError):  # of a file server: it is read again
+        with contextlib.suppress(OSError):  # a file server may fail for a moment
             counts = counting(run_dir)
             if counts and job_lookup.recorded_step(counts.launch) == (task.job_id, task.mark):
                 return counts.launch
         clock.sleep(POLL_S)
     raise BackendError(
-        f"the first task of step {task.step} has not begun the job in {run_dir.path} within"
+        f"the first task of step {task.step} did not start the job in {run_dir.path} within"
         f" {WAIT_S:.0f} s",
-        fix="what it says is in the step's output; every node has to see the run directory",
+        fix="see the output of the step; every node must see the run directory",
     )
 
 
 def _command(launch: LaunchPlan) -> list[str]:
-    """The program that a rendered script starts on each node."""
+    """The program that a rendered batch script starts on each node."""
     copy = render.snapshot_path(launch) / render.ENTRY
     place = str(copy) if launch.slurm and launch.slurm.snapshot else run_module.__file__
     return [

@@ -1,9 +1,9 @@
-"""What a job resumes from, looked at before anything is queued: its run, its newest checkpoint, and
-whether the spec still is of the same model and data.
+"""Check before submission that a job can resume: its run, its newest checkpoint, and that the spec
+has the same model and data.
 
-`submit --resume`, `validate --resume` and `doctor --resume` ask here. The ranks would refuse the
-same, but only after the queue and with all hosts held. Sizes of files are compared, and not their
-checksums: the ranks do that, each a part, where it takes seconds and not hours.
+`submit --resume`, `validate --resume` and `doctor --resume` use these checks. The ranks check the
+same, but only after the job waited in the queue and holds all its hosts. File sizes are compared,
+not checksums: the ranks check those in parallel, which takes seconds instead of hours.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,16 +42,16 @@ SHAPE = (
     "num_experts",
     "tied_embeddings",
 )
-"""Of `ModelShape`: what changes the tensors of a checkpoint, or what they mean."""
+"""Fields of `ModelShape` that change the tensors of a checkpoint or their meaning."""
 WORKINGS = (
     "hidden_act",
     "activation_function",
     "rms_norm_eps",
     "layer_norm_epsilon",
 )
-"""Keys of a model's config that no shape tells, and by which the trainer refuses as well."""
+"""Keys of the model config that are not part of `ModelShape` and that the trainer compares."""
 MOMENTS = {"adam": "adamw", "radam": "adamw"}
-"""Optimizers that keep the same moments as another, so that they resume from its checkpoints."""
+"""Optimizers that can resume from the checkpoint of another one with the same state."""
 BYTES = "bytes"
 TOKENS = ".tokens"
 
@@ -59,11 +59,11 @@ TOKENS = ".tokens"
 def look_back(
     spec: JobSpec, config: Mapping[str, Any] | None, run_dir: RunDir, environ: Mapping[str, str]
 ) -> Looked:
-    """Look at what `spec` would resume from.
+    """Check the run and the checkpoint that `spec` would resume from.
 
     Args:
-        config: of the model; None where it cannot be read, which is told elsewhere.
-        run_dir: as this machine sees it.
+        config: the model config; None if it cannot be read, which planning reports.
+        run_dir: the path on this machine.
     """
     if spec.cluster.backend == "kubernetes":
         return _look_at_copy(spec, run_dir)
@@ -79,16 +79,16 @@ def look_back(
 def look_at_run(
     spec: JobSpec, config: Mapping[str, Any] | None, run_dir: RunDir, run: Run
 ) -> Looked:
-    """The same of a run that is known, and that nobody leads."""
+    """The same for a known run without a leader."""
     folder, passed = newest_complete(run_dir.checkpoints)
     refusal = steps_left(spec, run) or _lost(run_dir, run, folder, passed)
     if folder is None:
-        resumes = "" if refusal else "from step 0: the run saved no checkpoint"
+        resumes = "" if refusal else "from step 0, because the run has no checkpoint"
         return Looked(refusal=refusal, resumes=resumes)
-    doubts = tuple(f"{one.name} is passed over: {one.why}" for one in passed)
+    doubts = tuple(f"{one.name} is skipped: {one.why}" for one in passed)
     former = _spec_of(run_dir)
     made = trained(folder)
-    where = f"as in {folder}, from which the job resumes"
+    where = f"as in the checkpoint {folder}"
     problems = (
         *(() if made is None else _stream(spec, made, where)),
         *(() if made is None or config is None else _model(spec.model, config, made, where)),
@@ -101,10 +101,10 @@ def look_at_run(
 
 
 def _look_at_copy(spec: JobSpec, run_dir: RunDir) -> Looked:
-    """The run directory is on a volume of the pods: only how far the job came may be known here."""
+    """The run directory is on a volume of the pods. This machine may know only the last step."""
     from orchestrator.backends.kubernetes.mirror.mirror_paths import known_mirrors
 
-    unchecked = "the checkpoint was not checked: the pods see their own volumes"
+    unchecked = "the checkpoint was not checked: it is on a volume of the pods"
     copies = known_mirrors(run_dir.path.parent, spec.name)
     refusal = steps_left(spec, snapshot.known(RunDir(copies[0]))) if len(copies) == 1 else None
     return Looked(unchecked=unchecked, refusal=refusal)
@@ -120,7 +120,7 @@ def is_running(run_dir: RunDir, environ: Mapping[str, str], verb: str) -> JobErr
 
 def watch_or_end(run_dir: RunDir, environ: Mapping[str, str], verb: str) -> str:
     commands = commands_of(run_dir, environ)
-    return f"watch it with `{commands.of(verb)}`, end it with `{commands.of('cancel')}`"
+    return f"watch it with `{commands.of(verb)}`, or cancel it with `{commands.of('cancel')}`"
 
 
 def no_run(run_dir: RunDir) -> JobError:
@@ -129,14 +129,14 @@ def no_run(run_dir: RunDir) -> JobError:
 
 
 def steps_left(spec: JobSpec, run: Run) -> JobError | None:
-    """The refusal of a job that has none: it would hold every host for nothing."""
+    """The error if no steps are left; the job would hold its hosts for nothing."""
     done = run.saved
     if run.job is not None and run.state == "SUCCEEDED":
-        done = max(done, run.job.steps)  # also where no checkpoint was written at the end
+        done = max(done, run.job.steps)  # also if no checkpoint was written at the end
     if done < spec.train.steps:
         return None
     return JobError(
-        f"job {spec.name} has nothing left to do: {done:,} of {spec.train.steps:,} steps are done",
+        f"job {spec.name} has no steps left: {done:,} of {spec.train.steps:,} steps are done",
         fix=f"raise train.steps, for example --set train.steps={2 * done}; --new starts over",
     )
 
@@ -144,14 +144,14 @@ def steps_left(spec: JobSpec, run: Run) -> JobError | None:
 def _lost(
     run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[PassedOver, ...]
 ) -> JobError | None:
-    """Where the job saved checkpoints, and none is whole any more, it would begin at step 0."""
+    """The error if the run saved checkpoints but none is complete: it would start at step 0."""
     if folder is not None or not run.saved:
         return None
-    found = "; ".join(f"{one.name}: {one.why}" for one in passed) or "there is none"
+    found = "; ".join(f"{one.name}: {one.why}" for one in passed) or "the folder is empty"
     return JobError(
-        f"job {run_dir.path.name} saved step {run.saved:,}, and {run_dir.checkpoints} has no whole"
-        f" checkpoint ({found})",
-        fix=f"put the checkpoint back, or {START_OVER}",
+        f"job {run_dir.path.name} saved step {run.saved:,}, but {run_dir.checkpoints} has no"
+        f" complete checkpoint ({found})",
+        fix=f"restore the checkpoint, or {START_OVER}",
     )
 
 
@@ -164,15 +164,15 @@ def _stream(spec: JobSpec, made: Trained, where: str) -> Iterator[Problem]:
         ("train.global_batch_size", spec.train.global_batch_size, made.global_batch_size),
         ("data.sequence_length", spec.data.sequence_length, made.sequence_length),
     )
-    fix = f"put it back, or {START_OVER}"
+    fix = f"restore the value, or {START_OVER}"
     for key, now, was in values:
         if now != was:
             yield Problem(path=key, value=now, limit=f"{was}, {where}", fix=fix)
 
 
 def _spec_of(run_dir: RunDir) -> JobSpec | None:
-    """Of the newest launch that came to train; None where it cannot be read, as one that an older
-    ndctl wrote."""
+    """The spec of the newest launch that trained; None if it cannot be read, for example because an
+    older version of ndctl wrote it."""
     try:
         return read_spec(run_dir.spec)
     except (NdctlError, OSError):
@@ -180,31 +180,31 @@ def _spec_of(run_dir: RunDir) -> JobSpec | None:
 
 
 def _changed(spec: JobSpec, former: JobSpec, where: str) -> Iterator[Problem]:
-    """What the ranks are sure to refuse, of that which a checkpoint's marker does not tell."""
-    fix = f"put it back, or {START_OVER}"
+    """Changes that the ranks would refuse and that the checkpoint's marker does not show."""
+    fix = f"restore the value, or {START_OVER}"
     now, was = spec.data.tokenizer, former.data.tokenizer
     if now != was and BYTES in (now, was) and not _is_packed(spec):
-        limit = f"{was}, {where}: it makes other tokens of the same text"
+        limit = f"{was}, {where}, because another tokenizer gives other tokens"
         yield Problem(path="data.tokenizer", value=now, limit=limit, fix=fix)
     optimizer, before = spec.train.optimizer.name, former.train.optimizer.name
     if MOMENTS.get(optimizer, optimizer) != MOMENTS.get(before, before):
-        limit = f"{before}, {where}: {optimizer} keeps other moments"
+        limit = f"{before}, {where}, because {optimizer} has a different state"
         yield Problem(path="train.optimizer.name", value=optimizer, limit=limit, fix=fix)
 
 
 def _is_packed(spec: JobSpec) -> bool:
-    """Of files that hold tokens already no tokenizer makes any."""
+    """Whether the files already hold tokens, so that no tokenizer is used."""
     return spec.data.format == "tokens" or spec.data.files.endswith(TOKENS)
 
 
 def _doubts(spec: JobSpec, former: JobSpec) -> Iterator[str]:
-    """Files and tokenizers count by what is in them, and move: only the ranks read it."""
+    """Changed paths may hold the same data. Only the ranks read the files and decide."""
     for key in ("files", "format", "column", "prompt_column", "tokenizer"):
         was, now = getattr(former.data, key), getattr(spec.data, key)
         if was != now:
             yield (
-                f"data.{key} was {was} and is {now}: the ranks refuse to resume unless it gives"
-                " the same tokens"
+                f"data.{key} changed from {was} to {now}: the ranks refuse to resume unless the"
+                " tokens are the same"
             )
 
 
@@ -214,7 +214,7 @@ def _doubts(spec: JobSpec, former: JobSpec) -> Iterator[str]:
 def _model(
     model: ModelSpec, config: Mapping[str, Any], made: Trained, where: str
 ) -> Iterator[Problem]:
-    fix = f"put the model of the checkpoint back, or {START_OVER}"
+    fix = f"use the model of the checkpoint, or {START_OVER}"
     if differs := _differences(made.config, config):
         key, value = _told(model, config, made.config)
         limit = f"the same model {where} ({'; '.join(differs)})"
@@ -225,8 +225,8 @@ def _model(
 
 
 def _told(model: ModelSpec, now: Mapping[str, Any], was: Mapping[str, Any]) -> tuple[str, Any]:
-    """The key of the spec that names another model, and its value: of one that is written out, the
-    first key that is another."""
+    """The key of the spec that names the model, and its value. For a config in the spec, the first
+    key that differs."""
     for key in ("preset", "path"):
         if getattr(model, key) is not None:
             return f"model.{key}", getattr(model, key)
@@ -244,19 +244,19 @@ def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     workings = [(key, was[key], now[key]) for key in WORKINGS if key in was and key in now]
     try:
         there, here = shape_of(was), shape_of(now)
-    except PlanError:  # of a family that is not planned: the ranks know
+    except PlanError:  # an unknown model family; only the ranks can compare it
         shapes = []
     else:
         shapes = [(key, getattr(there, key), getattr(here, key)) for key in SHAPE]
     return [
-        f"{key} was {before} and is {after}"
+        f"{key} changed from {before} to {after}"
         for key, before, after in (*shapes, *workings)
         if before != after
     ]
 
 
 def _adapters(lora: LoraSpec | None) -> str:
-    """What of them decides the shapes of tensors, and what they are added to."""
+    """The settings that decide the shapes of the adapter tensors and where they are added."""
     if lora is None:
         return "no adapters"
     on = f"adapters of rank {lora.rank} on {', '.join(lora.target_modules)}"

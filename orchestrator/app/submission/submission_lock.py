@@ -1,7 +1,8 @@
-"""One submission of a job at a time: from the look at what there is until a scheduler has it.
+"""A lock that allows one submission of a job at a time, from the first check until the scheduler
+has the job.
 
-The file lies beside the run directory, which `--new` puts aside. It stays there as long as there is
-a run directory.
+The lock file is next to the run directory, not in it, because `--new` moves the run directory. The
+file exists as long as the run directory.
 """
 
 import os
@@ -16,7 +17,7 @@ from orchestrator.posix.locks import is_held_alone, try_lock
 
 
 @contextmanager
-def alone(run_dir: RunDir) -> Iterator[None]:
+def submission_lock(run_dir: RunDir) -> Iterator[None]:
     """Raises JobError while another process submits the job, and OSError."""
     path = run_dir.submission_lock
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,20 +27,20 @@ def alone(run_dir: RunDir) -> Iterator[None]:
     try:
         yield
     finally:
-        if not run_dir.path.exists():  # the submission was refused: nothing of it stays
+        if not run_dir.path.exists():  # the submission was refused, so no file stays
             path.unlink()
         os.close(fd)
 
 
 def _locked(path: Path) -> int | None:
-    """The file open and locked; None while another process holds it."""
+    """The open and locked file; None while another process holds the lock."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         if not try_lock(fd):
             os.close(fd)
             return None
-        # Its last holder may have removed it after it was opened here: the next one would make a
-        # new file, and two would hold a lock of that name.
+        # The last holder may have removed the file after it was opened here. Then the next process
+        # would create a new file, and two processes would hold a lock. So compare and try again.
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), path.stat()):
                 return fd
@@ -47,7 +48,7 @@ def _locked(path: Path) -> int | None:
 
 
 def refuse_while_submitting(run_dir: RunDir) -> None:
-    """Raises JobError while some process submits the job."""
+    """Raises JobError while a process submits the job."""
     if is_held_alone(run_dir.submission_lock):
         raise _being_submitted(run_dir)
 
@@ -56,5 +57,5 @@ def _being_submitted(run_dir: RunDir) -> JobError:
     status = Commands(job=run_dir.path.name, root=("--run-root", str(run_dir.path.parent)))
     return JobError(
         f"job {run_dir.path.name} is being submitted by another process",
-        fix=f"wait for its answer; then `{status.of('status')}` says how the job stands",
+        fix=f"wait until it is done; then see `{status.of('status')}`",
     )

@@ -1,8 +1,8 @@
-"""A submission that its scheduler refuses leaves the run directory as it found it.
+"""Restore the run directory if the scheduler refuses a submission.
 
-What a submission writes has to be there before the scheduler has the job, which may start at once.
-So it is taken back where the scheduler says no. Where it does not answer nothing is taken back: it
-may have the job.
+A submission writes its files before the scheduler gets the job, because the job may start
+immediately. If the scheduler refuses the job, the files are removed. If the scheduler does not
+answer, they stay, because it may have the job.
 """
 
 import shutil
@@ -22,11 +22,11 @@ class Before:
 
     run_dir: RunDir
     names: frozenset[Path] | None
-    """What was in it and in its folder of Slurm's; None: it was not there."""
+    """Paths in it and in its Slurm folder; None: it did not exist."""
     replaced: Mapping[Path, bytes]
-    """Small files that a submission writes again."""
+    """Content of files that a submission overwrites."""
     archived: Path | None
-    """Where `--new` has put the run of the same name."""
+    """Where `--new` moved the old run."""
 
 
 def look(run_dir: RunDir, archived: Path | None) -> Before:
@@ -43,7 +43,7 @@ def look(run_dir: RunDir, archived: Path | None) -> Before:
 
 
 def restore(before: Before, end: Place, clock: Clock) -> None:
-    """Take back all that came since; `end`: the journal's, as it was. Raises OSError, JobError."""
+    """Undo all changes. `end`: end of the journal before them. Raises OSError, JobError."""
     run_dir = before.run_dir
     if before.names is None:
         shutil.rmtree(run_dir.path)
@@ -55,7 +55,7 @@ def restore(before: Before, end: Place, clock: Clock) -> None:
             journal.cut_back(end)
     for path in set(_names(run_dir)) - before.names:
         if run_dir.slurm not in before.names and path.parent == run_dir.slurm:
-            continue  # goes with its folder
+            continue  # removed with its folder
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

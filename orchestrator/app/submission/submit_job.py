@@ -1,4 +1,4 @@
-"""From a plan to running agents: `ndctl submit` and `render`."""
+"""`ndctl submit` and `render`: from a plan to running agents."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ from orchestrator.app.excluded_hosts import excluded_hosts
 from orchestrator.app.planning.plans import Planned
 from orchestrator.app.schedulers import clear, standing, submitter_of
 from orchestrator.app.submission.resume_check import is_running, no_run, steps_left, watch_or_end
-from orchestrator.app.submission.submission_lock import alone
+from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, words_of_finding
@@ -49,18 +49,18 @@ class Submission:
     resume: bool = False
     new: bool = False
     own: str | None = None
-    """The Slurm job in which this is said, and whose nodes it is to have."""
+    """The Slurm job that runs this command and whose nodes the job gets."""
     backend: str = ""
-    """Another than the spec's."""
+    """Overrides the backend of the spec; empty: the backend of the spec."""
 
     @property
     def run_dir(self) -> RunDir:
-        """As this machine sees it."""
+        """The path on this machine."""
         return RunDir((self.run_root / self.planned.spec.name).absolute())
 
     @property
     def run_dir_of_hosts(self) -> Path:
-        """As the hosts of the job see it."""
+        """The path on the hosts of the job."""
         cluster = self.planned.spec.cluster
         if cluster.backend == "kubernetes":
             return Path(cluster.kubernetes.run_root) / self.planned.spec.name
@@ -70,7 +70,7 @@ class Submission:
 def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) -> LaunchPlan:
     spec = submission.planned.spec
     cluster, count = spec.cluster, len(submission.planned.plan.hosts) + spec.cluster.spare_hosts
-    # Which hosts a scheduler gives is known when it has given them.
+    # Placeholder names; a scheduler chooses the hosts later.
     stem = "host" if cluster.backend == "local" else "node"
     return LaunchPlan(
         job=spec.name,
@@ -85,10 +85,10 @@ def launch_of(submission: Submission, number: int, exclude: Sequence[str] = ()) 
     )
 
 
-def struck(
+def hosts_to_exclude(
     run_root: Path, backend: SubmittingScheduler, environ: Mapping[str, str], clock: Clock
 ) -> tuple[str, ...]:
-    """Hosts of the cluster that the job does without, each said with why and until when."""
+    """Hosts that strikes or pins exclude. Logs the reason and the end of each."""
     found = excluded_hosts(run_root, backend, environ, clock)
     names = sorted(host.name for host in found)
     known = backend.known(names) if names else ()
@@ -96,12 +96,12 @@ def struck(
         if host.name in known:
             log.warning("%s", host)
     if gone := ", ".join(name for name in names if name not in known):
-        log.warning("%s: to be excluded, but the cluster has no such host", gone)
+        log.warning("ignoring excluded hosts that the cluster does not have: %s", gone)
     return known
 
 
 def render(submission: Submission, environ: Mapping[str, str]) -> str:
-    """Exactly what `submit` would start, or hand to a scheduler."""
+    """What `submit` would start or send to the scheduler."""
     from orchestrator.system import SystemClock
 
     clock = SystemClock()
@@ -110,7 +110,7 @@ def render(submission: Submission, environ: Mapping[str, str]) -> str:
 
 
 def render_token(submission: Submission) -> str:
-    """The Secret that `submit` would make: another one each time."""
+    """The Secret that `submit` would create. Its content is new each time."""
     from orchestrator.backends.kubernetes.render import text, token_secret
     from orchestrator.job_secret import draw
 
@@ -120,17 +120,18 @@ def render_token(submission: Submission) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
     text: str
-    """What `submit` would write and start, with the scheduler's answers as comments."""
+    """What `submit` would write and start, with the results of the scheduler's checks as
+    comments."""
     refused: BackendError | None = None
-    """What stands in the way of it."""
+    """The error by which the scheduler refuses it."""
 
 
 def dry_run(
     submission: Submission, environ: Mapping[str, str], clock: Clock, *, asks: bool = True
 ) -> DryRun:
-    """What `submit` would write and start, and what a scheduler says to it, if it `asks` one.
+    """What `submit` would write and start. With `asks`, the scheduler checks it.
 
-    Raises as `submit` does where the spec names what is not there, or nothing is left to do.
+    Raises the errors of `submit` for missing inputs and for jobs without steps left.
     """
     _check_inputs(submission, environ)
     if submission.resume:
@@ -148,7 +149,7 @@ def dry_run(
 
 
 def first_handover(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Handover:
-    """What `submit` would hand over, to be looked at."""
+    """What `submit` would hand over, for checks."""
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     return _first(submission, backend, environ, clock)
 
@@ -156,8 +157,8 @@ def first_handover(submission: Submission, environ: Mapping[str, str], clock: Cl
 def _first(
     submission: Submission, backend: SubmittingScheduler, environ: Mapping[str, str], clock: Clock
 ) -> Handover:
-    """As though nothing had been submitted before."""
-    without = struck(submission.run_root, backend, environ, clock)
+    """The payload for a first launch."""
+    without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     return handover_of(submission, submitted_event(submission, Run(), 0.0, without))
 
 
@@ -168,7 +169,7 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
 
     planned, out = submission.planned, str(submission.run_dir_of_hosts)
     spec, submitted = planned.spec, None
-    if spec.cluster.backend != "kubernetes":  # where another machine's folder says nothing
+    if spec.cluster.backend != "kubernetes":  # pods do not see the folders of this machine
         spec = replace(spec, run_root=str(submission.run_root.absolute()))
         submitted = (
             None
@@ -187,12 +188,13 @@ def handover_of(submission: Submission, job: JobSubmitted) -> Handover:
 
 
 def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> tuple[Finding, ...]:
-    """What the scheduler says to it. Raises what `submit` would before it writes anything."""
+    """The results of the scheduler's checks. Raises the errors that `submit` raises before it
+    writes anything."""
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
-    without = struck(submission.run_root, backend, environ, clock)
+    without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
     if isinstance(backend, RemoteScheduler):
@@ -208,40 +210,40 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
 class Submitted:
     run_dir: RunDir
     known: int
-    """Lines that the journal had before."""
+    """Number of journal lines before the submission."""
     copy: Copy | None = None
-    """Where the run directory is elsewhere: what is known of it here."""
+    """The copy on this machine, if the run directory is in a cluster."""
     at: float = 0.0
-    """When it was handed over there."""
+    """Time of the submission to the cluster."""
     warnings: tuple[str, ...] = ()
-    """What did not stop it, and may make it wait or suffer."""
+    """Problems that did not stop the submission but may delay the job."""
 
 
 def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Submitted:
-    """Write the run directory, start the agents, and return while they work.
+    """Write the run directory, start the agents, and return while they run.
 
     Raises:
-        SpecError: data, tokenizer or weights are not there, or the checkpoint to resume from is of
-            another model, optimizer or data.
-        PlanError: the bundled trainer cannot train the model, which can be planned all the same.
-        JobError: the job runs already, or is being submitted, or ended and neither `resume` nor
-            `new` is said, or has nothing left to do, or lost all its checkpoints.
-        BackendError: the agents could not be started; nothing is left running. Where the scheduler
-            refuses the job, the run directory is as it was, or not there.
+        SpecError: data, tokenizer or weights are missing, or the checkpoint to resume from has
+            another model, optimizer or other data.
+        PlanError: the bundled trainer cannot train the model, although it can be planned.
+        JobError: the job is running or being submitted; or it ended and neither `resume` nor `new`
+            is set; or it has no steps left; or all its checkpoints are lost.
+        BackendError: the agents could not be started, and nothing is left running. If the
+            scheduler refused the job, the run directory is restored or removed.
     """
     run_dir = submission.run_dir
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
-    without = struck(submission.run_root, backend, environ, clock)
+    without = hosts_to_exclude(submission.run_root, backend, environ, clock)
     first = submitted_event(submission, Run(), 0.0, without)
     said = backend.check(handover_of(submission, first))
     warnings = tuple(words_of_finding(one) for one in said if one.verdict == "warns")
     if isinstance(backend, RemoteScheduler):
         submitted = _submit_remotely(submission, backend, first, environ, clock)
         return replace(submitted, warnings=warnings)
-    with _writable(), alone(run_dir):
+    with _writable(), submission_lock(run_dir):
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
         try:
@@ -257,12 +259,12 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
 def begin_inside(
     submission: Submission, environ: Mapping[str, str], clock: Clock
 ) -> tuple[LaunchPlan, int]:
-    """Write the run directory of a job whose nodes are there already; also, how many lines its
-    journal had before. Raises as `submit`."""
+    """Write the run directory of a job with an existing allocation. Returns the launch and the
+    number of journal lines before it. Raises the errors of `submit`."""
     _check_inputs(submission, environ)
     _check_trainable(submission)
     _check_drills(submission)
-    with _writable(), alone(submission.run_dir):
+    with _writable(), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines
         with as_said(access_of(launch_of(submission, 0))):
@@ -275,8 +277,8 @@ def _writable() -> Iterator[None]:
         yield
     except OSError as exc:
         raise BackendError(
-            f"the run directory cannot be written: {exc}",
-            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+            f"cannot write the run directory: {exc}",
+            fix="set --run-root to a directory that you can write to; `ndctl doctor` checks it",
         ) from exc
 
 
@@ -288,9 +290,9 @@ def _journal_end(run_dir: RunDir, clock: Clock) -> Place:
 
 
 def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Handover:
-    """Write the run directory; what is handed over."""
+    """Write the run directory and the first journal line."""
     run_dir = submission.run_dir
-    launch = launch_of(submission, 0)  # its number is known when the journal has been read
+    launch = launch_of(submission, 0)  # the journal, read below, gives the real number
     run_dir.make(access_of(launch))
     with Journal(run_dir.journal, clock) as journal:
         past = snapshot.known(run_dir)
@@ -308,12 +310,12 @@ def _submit_remotely(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> Submitted:
-    """Hand it all over; the leader writes the run directory."""
+    """Send everything to the cluster, where the leader writes the run directory."""
     launch = first.launch
     former = _admit_remotely(submission, backend, launch, environ)
     number = 1
     if submission.resume or submission.new:
-        # Where nothing tells which launch was the last one, the time is later than all of them.
+        # If the last launch is unknown, use the time, which is larger than any launch number.
         number = former.launch + 1 if former is not None else int(clock.now())
     job = replace(first, launch=replace(launch, launch=number), resume=submission.resume)
     at, handover = clock.now(), handover_of(submission, job)
@@ -323,13 +325,13 @@ def _submit_remotely(
             remember(copy.run_dir, submission.planned.written)
     except OSError as exc:
         raise BackendError(
-            f"what is known of the job cannot be written, so it is not submitted: {exc}",
-            fix="give --run-root a directory that you may write to; `ndctl doctor` looks at it",
+            f"the job is not submitted, because its local copy cannot be written: {exc}",
+            fix="set --run-root to a directory that you can write to; `ndctl doctor` checks it",
         ) from exc
     try:
         backend.submit(handover)
     except Unsettled:
-        raise  # something of it may run: list, status and cancel know it
+        raise  # the job may run, so keep the copy for list, status and cancel
     except BaseException:
         copy.forget()
         raise
@@ -340,18 +342,18 @@ def _submit_remotely(
 def _admit_remotely(
     submission: Submission, backend: RemoteScheduler, launch: LaunchPlan, environ: Mapping[str, str]
 ) -> Former | None:
-    """What there is of the job, in the cluster or here; refuses a second start."""
+    """The former launch in the cluster or on this machine. Raises JobError for a second start."""
     name, former = launch.job, backend.former(launch, submission.run_root)
     if former is not None and not former.over:
         raise JobError(
-            f"job {name} is in the scheduler's hands: {former.words}",
+            f"job {name} is at the scheduler: {former.words}",
             fix=watch_or_end(submission.run_dir, environ, "status"),
         )
     if former is not None and not (submission.resume or submission.new):
         raise JobError(
-            f"job {name} exists: {former.words}",
-            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
-            f" run in {ARCHIVE}/",
+            f"job {name} already exists: {former.words}",
+            fix="--resume continues from its newest checkpoint; --new starts over and moves the old"
+            f" run to {ARCHIVE}/",
         )
     if former is not None and former.copy is not None and submission.resume:
         refusal = steps_left(submission.planned.spec, snapshot.known(former.copy))
@@ -361,7 +363,7 @@ def _admit_remotely(
 
 
 def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
-    """Raises SpecError where something is missing that the spec names."""
+    """Raises SpecError if an input of the spec is missing."""
     from orchestrator.app.submission.inputs import look
     from orchestrator.model_config import hub_cache
 
@@ -372,7 +374,7 @@ def _check_inputs(submission: Submission, environ: Mapping[str, str]) -> None:
 
 
 def _check_resume(submission: Submission, run: Run) -> None:
-    """Raises JobError where the job cannot resume, SpecError where its spec is of another one."""
+    """Raises JobError if the job cannot resume, SpecError if its spec does not match the run."""
     from orchestrator.app.submission.resume_check import look_at_run
 
     planned = submission.planned
@@ -401,25 +403,25 @@ def _check_trainable(submission: Submission) -> None:
     if shape.untrainable is not None:
         raise PlanError(
             f"the bundled trainer cannot train {shape.model_type}: {shape.untrainable}",
-            fix="`ndctl plan` plans it; train it with a trainer of your own",
+            fix="use `ndctl plan` to plan it, and train it with your own trainer",
         )
 
 
 def _check_drills(submission: Submission) -> None:
-    """A drill that can never happen would rehearse nothing."""
+    """Raises JobError for a drill that can never happen."""
     plan, steps = submission.planned.plan, submission.planned.spec.train.steps
     for drill in submission.drills:
         count = plan.world_size if drill.target == "rank" else len(plan.hosts)
         if drill.index >= count or drill.step > steps:
             raise JobError(
-                f"drill {drill} would never happen: the job has {count} {drill.target}s,"
-                f" counted from 0, and {steps} steps",
-                fix=f"for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps)}",
+                f"drill {drill} can never happen: the job has {count} {drill.target}s, numbered"
+                f" from 0, and {steps} steps",
+                fix=f"use for example --drill {drill.fault}:{drill.target}=0@step={min(2, steps)}",
             )
 
 
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
-    """Refuse a second start; make room for a new one: where the old run was put, if it was."""
+    """Raise JobError for a second start. With `new`, move the old run and return its new path."""
     run_dir, name = submission.run_dir, submission.planned.spec.name
     refuse_look_alike(run_dir)
     if has_writer(run_dir.journal):
@@ -433,23 +435,23 @@ def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
     left = None if _has_own(submission, run) else standing(run, environ, clock)
     if left is not None:
         raise JobError(
-            f"job {name} is in the scheduler's hands: {left}",
+            f"job {name} is at the scheduler: {left}",
             fix=watch_or_end(submission.run_dir, environ, "status"),
         )
     if submission.resume:
         _check_resume(submission, run)
         return None
     state = run.state
-    ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was cut off"
+    ended = f"ended {state}" if state in ("SUCCEEDED", "FAILED", "CANCELLED") else "was interrupted"
     raise JobError(
-        f"job {name} exists in {run_dir.path} and {ended}",
-        fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
-        f" run in {ARCHIVE}/",
+        f"job {name} already exists in {run_dir.path} and {ended}",
+        fix="--resume continues from its newest checkpoint; --new starts over and moves the old"
+        f" run to {ARCHIVE}/",
     )
 
 
 def _has_own(submission: Submission, run: Run) -> bool:
-    """Whether the run was in this very Slurm job, which goes on without it."""
+    """Whether the former run was in the Slurm job that runs this command."""
     from orchestrator.backends.slurm.job_lookup import recorded
 
     job = run.job

@@ -1,8 +1,8 @@
-"""One spec, several jobs: `ndctl submit SPEC --sweep KEY=A,B`.
+"""`ndctl submit SPEC --sweep KEY=A,B`: one job for each combination of values.
 
-Each combination of values is a job of its own, with its own request to the scheduler: they may
-differ in hosts as well as in a learning rate, which the elements of a Slurm job array may not.
-Nothing is submitted before all of them have been planned and looked at.
+Each job has its own request to the scheduler, because the jobs may differ in their number of hosts,
+which the tasks of a Slurm job array cannot. All jobs are planned and checked before the first is
+submitted.
 """
 
 import re
@@ -22,7 +22,7 @@ from orchestrator.load import read_spec
 from orchestrator.seams import Clock
 
 MOST = 1000
-"""Combinations: more are a mistake, and each is planned before any is submitted."""
+"""Maximum number of combinations. More are probably a mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +30,22 @@ class Sweep:
     spec: Path
     overrides: tuple[str, ...]
     keys: tuple[str, ...]
-    """Each `KEY=VALUE,VALUE`."""
+    """Items like `KEY=VALUE,VALUE`."""
     inventory: Path | None = None
     run_root: str | None = None
     resume: bool = False
     new: bool = False
     at_once: int | None = None
-    """On Slurm: so many of them run at the same time."""
+    """Maximum number of jobs that run at the same time (Slurm)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Element:
     values: tuple[str, ...]
-    """Each `KEY=VALUE`."""
+    """Items like `KEY=VALUE`."""
     submission: Submission
     said: tuple[Finding, ...]
-    """What the scheduler says to it."""
+    """Results of the scheduler's checks."""
 
     @property
     def name(self) -> str:
@@ -53,15 +53,16 @@ class Element:
 
 
 def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[Element]:
-    """Every job of the sweep, planned and looked at as `submit` does before it writes anything.
+    """All jobs of the sweep, planned and checked.
 
-    Raises NdctlError with what is wrong with each of them.
+    Raises:
+        NdctlError: has the errors of all combinations.
     """
     found = combinations(sweep.keys)
     if len(found) > MOST:
         raise JobError(
-            f"the sweep has {len(found):,} combinations; at most {MOST:,} are submitted at a time",
-            fix="give fewer values, or submit it in parts",
+            f"the sweep has {len(found):,} combinations; at most {MOST:,} are allowed",
+            fix="use fewer values, or split the sweep",
         )
     elements: list[Element] = []
     refused: list[tuple[str, NdctlError]] = []
@@ -81,14 +82,14 @@ def elements_of(sweep: Sweep, environ: Mapping[str, str], clock: Clock) -> list[
 def _planned(
     sweep: Sweep, values: Sequence[str], name: str, environ: Mapping[str, str]
 ) -> Submission:
-    # Last: it is derived of a name that may be among the values.
+    # The name goes last, because it includes a name that may be among the values.
     overrides = (*sweep.overrides, *values, f"name='{name}'")
     planned = plan_and_look(sweep.spec, overrides, environ, sweep.inventory, purpose="submit")
     if sweep.at_once is not None and planned.spec.cluster.backend != "slurm":
         raise JobError(
-            f"--at-once needs --backend slurm: on {planned.spec.cluster.backend} no job waits for"
-            " another",
-            fix="leave --at-once away",
+            f"--at-once needs --backend slurm; backend {planned.spec.cluster.backend} has no job"
+            " dependencies",
+            fix="remove --at-once",
         )
     return Submission(
         planned=planned,
@@ -105,12 +106,12 @@ def _names(sweep: Sweep, found: Sequence[tuple[str, ...]]) -> list[str]:
         except NdctlError:
             continue
         return names_of(spec.name, found, kubernetes=spec.cluster.backend == "kubernetes")
-    return names_of("sweep", found, kubernetes=False)  # all are refused, each with its own words
+    return names_of("sweep", found, kubernetes=False)  # all are refused; any name will do
 
 
 def names_of(base: str, found: Sequence[tuple[str, ...]], *, kubernetes: bool) -> list[str]:
-    """A name for each combination that says its values, as `base-lr-1e-4`; with numbers instead
-    where one of those could not be a job's name, or two would be the same."""
+    """A name with the values for each combination, such as `base-lr-1e-4`. If one of them is not a
+    valid job name, or two are equal, numbers are used instead."""
     names = [_name(base, values, kubernetes=kubernetes) for values in found]
     limit = KUBERNETES_NAME if kubernetes else NAME
     if all(map(limit.admits, names)) and len({name.casefold() for name in names}) == len(names):
@@ -133,24 +134,24 @@ def _name(base: str, values: Sequence[str], *, kubernetes: bool) -> str:
 
 
 def pattern_of(names: Sequence[str]) -> str:
-    """A shell's pattern for all of them: what they begin with."""
+    """A shell pattern that matches all names, made from their common prefix."""
     first, last = min(names), max(names)
     common = next((at for at, char in enumerate(first) if last[at : at + 1] != char), len(first))
     return f"{first[:common]}*" if len(names) > 1 else first
 
 
 def _refusal(refused: Sequence[tuple[str, NdctlError]], total: int) -> NdctlError:
-    """One error with all; what is wrong with each combination alike is said once."""
+    """One error for all combinations. Equal messages are printed once."""
     alike: dict[str, list[str]] = {}
     for values, exc in refused:
         alike.setdefault(str(exc), []).append(values)
     told = [
-        f"{'all of them' if len(ones) == total else ', '.join(ones)}: {said}"
+        f"{'all combinations' if len(ones) == total else ', '.join(ones)}: {said}"
         for said, ones in alike.items()
     ]
     lines = "\n".join(told).replace("\n", "\n  ")
     message = (
-        f"{len(refused)} of {total} combinations are refused; nothing was submitted:\n  {lines}"
+        f"{len(refused)} of {total} combinations have errors; nothing was submitted:\n  {lines}"
     )
     return type(refused[0][1])(message)
 
@@ -158,9 +159,10 @@ def _refusal(refused: Sequence[tuple[str, NdctlError]], total: int) -> NdctlErro
 def submit_all(
     sweep: Sweep, elements: Sequence[Element], environ: Mapping[str, str], clock: Clock
 ) -> Iterator[tuple[Element, Submitted]]:
-    """Submit one after the other, each told as soon as it is.
+    """Submit the jobs one after the other, and yield each when it is submitted.
 
-    Raises NdctlError where one is refused after all, with what has been submitted before.
+    Raises:
+        NdctlError: a submission failed; has the names of the jobs submitted before.
     """
     ids: list[str | None] = []
     for number, element in enumerate(elements):
@@ -175,7 +177,7 @@ def submit_all(
 
 
 def _after(submission: Submission, job_id: str) -> Submission:
-    """It starts when that Slurm job has ended, however it did; one that is queued again has not."""
+    """The submission with a dependency on the end of a Slurm job. A requeue is not an end."""
     planned = submission.planned
     slurm = planned.spec.cluster.slurm
     own = [flag for flag in slurm.sbatch_args if flag.startswith("--dependency=")]
@@ -200,9 +202,8 @@ def _cut_short(elements: Sequence[Element], number: int, exc: NdctlError) -> Ndc
     names = " ".join(one.name for one in elements[:number])
     fix = exc.fix
     if names:
-        fix = f"{fix + '; ' if fix else ''}`ndctl cancel {names}` ends those that were submitted"
+        fix = f"{fix + '; ' if fix else ''}`ndctl cancel {names}` cancels the submitted jobs"
     return type(exc)(
-        f"{elements[number].name}: {exc.message}\n"
-        f"submitted before it: {done}; not submitted: {left}",
+        f"{elements[number].name}: {exc.message}\nalready submitted: {done}; not submitted: {left}",
         fix=fix,
     )

@@ -1,5 +1,4 @@
-"""The entry points of processes that a backend starts: agent, leader, and what a batch script or
-a pod runs.
+"""Entry points of processes: agent, leader, and the programs of batch scripts and pods.
 
-The first process of a pod comes through here, so nothing is imported in this file.
+This file imports nothing, because the first process of a pod must start fast.
 """

@@ -1,6 +1,6 @@
-"""The process of an agent: `python -m orchestrator.backends.entry.agent --run-dir DIR --host NAME`.
+"""The agent process: `python -m orchestrator.backends.entry.agent --run-dir DIR --host NAME`.
 
-With `--lead` it is the leader as well.
+With `--lead` it is also the leader.
 """
 
 import argparse
@@ -39,29 +39,29 @@ from orchestrator.system import SystemClock, log_to_stderr, run_command
 log = logging.getLogger("orchestrator.backends.entry.agent")
 
 LOCK_WAIT_S = 60.0
-"""For a former agent of this host, or what it left running, to be gone."""
+"""Time for a former agent of this host and its ranks to exit."""
 LOCK_POLL_S = 0.1
 FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
-"""For a leader in an allocation: after both of these, and after its interpreter and its look at its
-host, each of which takes a minute on a cold file server."""
+"""Time to find a leader in an allocation: both waits above, plus two minutes for its interpreter
+and its host check on a cold file server."""
 ORPHANS_S = 5.0
-"""The kernel ends what a former agent left running; what then still runs, a rank left itself."""
+"""The kernel kills the children of a dead agent. Processes that run longer belong to a rank."""
 
 
 def main(argv: list[str], environ: Mapping[str, str]) -> int:
     args = _parser().parse_args(argv)
     log_to_stderr()
-    log.info("up to %s open files", allow_files())  # its launcher, torchrun and ranks inherit it
+    log.info("open file limit: %s", allow_files())  # fork server, torchrun and ranks inherit it
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
-    once_it_serves(run_dir.make, "there is no room for logs", clock)
+    once_it_serves(run_dir.make, "failed to create the run directory", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
         with private_folder(environ) as folder:
             return _be_agent(args, folder / SOCKET, environ, clock)
     except NoPrivateFolder as exc:
-        log.error("leaving: there is no safe place for the socket of this host's ranks: %s", exc)
+        log.error("exiting: no private folder for the socket of the ranks: %s", exc)
         return exit_codes.FAILED
 
 
@@ -91,15 +91,15 @@ def _be_agent(
         leader_at=args.leader_at,
         probe=prober(_wanted(args), environ, sight(run_command)),
     )
-    # Ranks have no use for it, and what they start may write its environment down.
+    # Ranks do not need the secret, and their child processes might log the environment.
     environ = {name: value for name, value in environ.items() if name != env.TOKEN}
     looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
-    why = once_it_serves(looked, "whether this host counts is not known", clock)
+    why = once_it_serves(looked, "failed to check whether the launch is current", clock)
     if why is not None:
-        log.error("leaving: %s", why)
+        log.error("exiting: %s", why)
         return exit_codes.NOT_ADMITTED
     if args.lead:
-        # Late: the agents of 2,047 hosts of 2,048 begin without it.
+        # Imported here, because of 2,048 agents only one leads.
         from orchestrator.backends.entry.leader import lead
 
         return asyncio.run(lead(config, args.bind, scheduled, environ, clock, args.port))
@@ -107,10 +107,10 @@ def _be_agent(
 
 
 def _look_at_host(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """What of this host is not in order."""
+    """Problems of this host."""
     found = troubles(examine_host(_wanted(args), environ, sight(run_command)))
     if args.hook_failed:
-        fix = "where it fails on every host, correct cluster.slurm.hooks.before"
+        fix = "if it fails on every host, correct cluster.slurm.hooks.before"
         hook = Finding(what=BEFORE_HOOK, verdict="stops", found=args.hook_failed, fix=fix)
         found = (hook, *found)
     for finding in found:
@@ -126,15 +126,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.agent")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--host", required=True)
-    parser.add_argument("--address", required=True, help="where other hosts reach this one")
-    parser.add_argument("--bind", default="0.0.0.0", help="where the leader listens")
-    parser.add_argument("--port", type=int, default=0, help="there, if it is free [any]")
+    parser.add_argument("--address", required=True, help="address for other hosts")
+    parser.add_argument("--bind", default="0.0.0.0", help="address on which the leader listens")
     parser.add_argument(
-        "--leader-at", default="", help="HOST:PORT to try where the run directory leads to nobody"
+        "--port", type=int, default=0, help="port of the leader, if it is free [any]"
+    )
+    parser.add_argument(
+        "--leader-at",
+        default="",
+        help="HOST:PORT to try if the run directory names no reachable leader",
     )
     parser.add_argument("--launch", type=int, required=True)
     parser.add_argument(
-        "--restarts", type=int, help="how often the scheduler, if there is one, started it again"
+        "--restarts", type=int, help="number of restarts by the scheduler, if there is one"
     )
     parser.add_argument("--devices", type=int, required=True)
     parser.add_argument("--agent-timeout", type=float, required=True)
@@ -142,24 +146,22 @@ def _parser() -> argparse.ArgumentParser:
         "--patience",
         type=float,
         default=0.0,
-        help="seconds to wait in place for another leader, where the scheduler replaces lost hosts",
+        help="seconds to wait for another leader, if the scheduler replaces lost hosts",
     )
     parser.add_argument(
         "--turn",
         type=int,
         default=1,
-        help="of hosts that wait so, which one sees to it first that the leader is replaced",
+        help="order in which waiting hosts try to replace the leader",
     )
     parser.add_argument("--lead", action="store_true")
     parser.add_argument(
         "--leader-late",
         type=float,
         default=0.0,
-        help="seconds more than usual that a leader may take to begin",
+        help="extra seconds for the leader to start",
     )
-    parser.add_argument(
-        "--hook-failed", default="", help="why the spec's own line of shell failed on this host"
-    )
+    parser.add_argument("--hook-failed", default="", help="why the before hook failed on this host")
     return parser
 
 
@@ -170,11 +172,11 @@ async def _follow(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> int:
-    """Run a mere agent; SIGTERM ends its ranks and it.
+    """Run an agent that does not lead. SIGTERM ends it and its ranks.
 
-    Where a scheduler sends it, the leader has it as well, or is told, and says what is to be done:
-    ranks have until SIGKILL to write a checkpoint. A follower whose leader is gone takes over, or
-    follows the one that does, or has the job queued again, which is when the scheduler ends it.
+    If the scheduler sends SIGTERM, the leader also gets it or is told, and decides: ranks have
+    until SIGKILL to write a checkpoint. If the leader is lost, an agent takes over, or follows
+    the agent that did, or requeues the job.
     """
     agent = Agent(config, environ, clock)
     named = _named(environ, clock)
@@ -194,7 +196,7 @@ async def _follow(
     leave_to_the_leader(agent)
 
     async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
-        # Late, as most agents never lead.
+        # Imported here, because most agents never lead.
         from orchestrator.backends.entry.leader import lead_on
 
         return await lead_on(agent, following, claim, args.bind, environ, clock)
@@ -207,29 +209,29 @@ def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Allocati
 
 
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
-    """Be the only agent of this host, with no process of a former one left."""
+    """Lock the host for this agent, and wait until all processes of a former agent exited."""
     opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
-    fd = once_it_serves(opened, f"{host} cannot be taken over", clock)
+    fd = once_it_serves(opened, f"failed to lock {host}", clock)
     begun = clock.monotonic()
     while not try_lock(fd):
         if clock.monotonic() - begun > LOCK_WAIT_S:
-            log.error("%s cannot be taken over: another agent holds it", host)
+            log.error("failed to lock %s: another agent holds it", host)
             return False
         clock.sleep(LOCK_POLL_S)
-    # At once: whoever wants to end the holder of the lock reads here which process that is.
-    with contextlib.suppress(OSError):  # a full disk has no room for it
+    # Written immediately, because `end_holder` reads here which process holds the lock.
+    with contextlib.suppress(OSError):  # the disk may be full
         os.ftruncate(fd, 0)
         os.write(fd, str(os.getpid()).encode())
     ranks, begun, patience = run_dir.ranks_lock(host), clock.monotonic(), ORPHANS_S
     while not is_free(ranks):
         waited = clock.monotonic() - begun
         if waited > LOCK_WAIT_S:
-            log.error("%s cannot be taken over: ranks of a former agent still run", host)
+            log.error("failed to lock %s: ranks of a former agent are still running", host)
             return False
         if waited > patience:
             patience += ORPHANS_S
             for pid in holders(ranks):
-                log.warning("process %s was left by a former agent: killing it", pid)
+                log.warning("killing process %s of a former agent", pid)
                 send_signal(pid, signal.SIGKILL)
         clock.sleep(LOCK_POLL_S)
     return True

@@ -1,6 +1,6 @@
-"""An agent that leads as well: the leader and the agent of its own host, in one process.
+"""The leader and the agent of its host, in one process.
 
-Imported late: an agent that only follows needs nothing of it, and all begin at the same time.
+Imported only by an agent that leads, so that the other agents start faster.
 """
 
 import asyncio
@@ -58,39 +58,39 @@ async def lead(
     clock: Clock,
     port: int = 0,
 ) -> int:
-    """Run the leader, and beside it the agent of its own host."""
+    """Run the leader and the agent of its host."""
     place = config.place
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     name = secrets.token_hex(8)
     taking = partial(take_over, place.run_dir.fence, name)
-    once_it_serves(taking, "the fence cannot be taken", clock)
+    once_it_serves(taking, "failed to take the fence", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
         supervisor = Supervisor(journal, known=snapshot.load(place.run_dir))
         job = supervisor.run.job
         assert job is not None
-        if job.launch.launch != config.term.launch:  # submitted again since it was looked
-            log.error("leaving: %s", later_launch(job.launch, config.term))
+        if job.launch.launch != config.term.launch:  # submitted again since the check in `agent.py`
+            log.error("exiting: %s", later_launch(job.launch, config.term))
             return exit_codes.NOT_ADMITTED
         backend = backend_named(job.backend, environ, clock, run_command)
-        # First of all: it imports while the scheduler is asked.
+        # Started first, because it imports torch while the scheduler is asked.
         standby = Standby(place, with_defaults(environ))
         await standby.prepare()
-        granted = _granted_at_last(config, backend, supervisor, clock)
+        granted = _await_granted(config, backend, supervisor, clock)
         if granted is None:
             await standby.close()
             return exit_codes.FAILED
-        # Not when it is needed: what an upgrade has changed by then would not fit together.
+        # Imported now and not when it is needed: an upgrade until then could mix two versions.
         planning = asyncio.create_task(asyncio.to_thread(import_module, PLANNING))
         planners = _planners(place.run_dir, environ)
         leader = Leader(
             supervisor, place.run_dir, config.secret, backend, clock, granted, planners, name
         )
         agent = Agent(config, environ, clock, standby)
-        _hear_signals(leader, scheduled)
+        _handle_signals(leader, scheduled)
         serving = leader.serve(place.host, bind, place.address, place.socket.parent, port)
         try:
-            with _told(backend, supervisor, place.run_dir, guard):
+            with _reporting(backend, supervisor, place.run_dir, guard):
                 return await _run_both(serving, agent, asyncio.create_task(agent.run()))
         finally:
             await planning
@@ -104,9 +104,11 @@ async def lead_on(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> int | None:
-    """Have an agent that followed a leader lead from now on, as `claim` lets it; `following` is its
-    own run, which goes on beside. None: another agent has claimed the job as well, and leads it
-    before this one began."""
+    """Make an agent that followed a leader the leader. `following`: its running agent task.
+
+    Returns the exit code; None: another agent took over before this one wrote to the journal, so
+    this one continues to follow.
+    """
     config, place = agent.config, agent.config.place
     with contextlib.closing(claim.turn), claim.journal as journal:
         known = await asyncio.to_thread(snapshot.load, place.run_dir)
@@ -114,7 +116,7 @@ async def lead_on(
         job, begun = supervisor.run.job, journal.seq
         assert job is not None
         backend = backend_named(job.backend, environ, clock, run_command)
-        asking = partial(_granted_at_last, config, backend, supervisor, clock, claim.how)
+        asking = partial(_await_granted, config, backend, supervisor, clock, claim.how)
         granted = await asyncio.to_thread(asking)
         if granted is None:
             agent.leave(exit_codes.FAILED)
@@ -124,13 +126,13 @@ async def lead_on(
         leader = Leader(
             supervisor, place.run_dir, config.secret, backend, clock, granted, planners, claim.name
         )
-        _hear_signals(leader, scheduled=True)
+        _handle_signals(leader, scheduled=True)
         serving = leader.serve(place.host, bind, place.address, place.socket.parent)
         letting_go = asyncio.create_task(_begun(leader, claim, agent.unheeded))
         try:
             lost = partial(_has_lost, journal, begun)
             return await _run_both(serving, agent, following, lost)
-        except _Outrun:
+        except _LostRace:
             leave_to_the_leader(agent)
             return None
         finally:
@@ -138,26 +140,26 @@ async def lead_on(
             await planning
 
 
-class _Outrun(Exception):
-    """Another agent was faster, and nothing was done."""
+class _LostRace(Exception):
+    """Another agent took over first, and this one did nothing yet."""
 
 
 def _has_lost(journal: OpenJournal, begun: int) -> None:
-    """Raises _Outrun where no line was written yet."""
+    """Raises _LostRace if this leader wrote no journal line yet."""
     if journal.seq == begun:
-        raise _Outrun
+        raise _LostRace
 
 
 async def _begun(leader: Leader, claim: Claim, unheeded: str) -> None:
-    """The other agents find the new leader: should it end now, the next one's turn has come.
-    `unheeded`: the signal that the former leader was too late for."""
+    """When the other agents can find the new leader, release the turn, so that the next agent can
+    take over if this one dies. `unheeded`: a signal that the former leader did not handle."""
     await leader.announced.wait()
     claim.turn.close()
     if unheeded:
         leader.warned(unheeded)
 
 
-def _hear_signals(leader: Leader, scheduled: bool) -> None:
+def _handle_signals(leader: Leader, scheduled: bool) -> None:
     loop = asyncio.get_running_loop()
     if not scheduled:
         loop.add_signal_handler(signal.SIGTERM, leader.cancel, "SIGTERM to the leader")
@@ -167,10 +169,10 @@ def _hear_signals(leader: Leader, scheduled: bool) -> None:
 
 
 @contextmanager
-def _told(
+def _reporting(
     backend: AllocationBackend, supervisor: Supervisor, run_dir: RunDir, guard: Callable[[], None]
 ) -> Iterator[None]:
-    """A cluster that shows how its jobs go hears of each line of the journal."""
+    """Report each journal line to a cluster that shows the state of jobs."""
     job = supervisor.run.job
     if job is None or not isinstance(backend, TellsCluster):
         yield
@@ -184,7 +186,7 @@ def _told(
 
 
 def _planners(run_dir: RunDir, environ: Mapping[str, str]) -> Planners:
-    """They take long to import, and nobody needs them before ranks have run."""
+    """Planners, imported at the first use because that takes long."""
 
     def fewer(former: Plan, hosts: Sequence[str], switches: Switches) -> JobPlan:
         from orchestrator.app.planning.replan import replan
@@ -205,24 +207,27 @@ async def _run_both(
     following: asyncio.Task[int],
     given_up: Callable[[], None] = lambda: None,
 ) -> int:
-    """The leader and its own agent: neither outlives the other, unless `given_up`, which is called
-    where another leader has taken over, raises."""
+    """Run the leader and its agent until one ends, and end the other.
+
+    `given_up` is called if another leader has taken over. If it raises _LostRace, the agent
+    continues.
+    """
     leading = asyncio.create_task(serving)
     stays = False
     try:
         await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
         if not leading.done() and following.result() != exit_codes.OK:
-            log.critical("the leader's own agent left: so does the leader")
+            log.critical("exiting: the agent of the leader's host exited")
             return exit_codes.FAILED
         return _exit_code(await leading)
     except GivenUp as exc:
         try:
             given_up()
-        except _Outrun:
+        except _LostRace:
             stays = True
             log.warning("following again: %s", exc)
             raise
-        log.error("leaving: %s", exc)
+        log.error("exiting: %s", exc)
         return exit_codes.LEADER_LOST
     finally:
         leading.cancel()
@@ -233,23 +238,23 @@ async def _run_both(
             await asyncio.gather(leading, following, return_exceptions=True)
 
 
-def _granted_at_last(
+def _await_granted(
     config: AgentConfig,
     backend: AllocationBackend,
     supervisor: Supervisor,
     clock: Clock,
     former: str = "",
 ) -> Granted | None:
-    """A scheduler that is away comes back; until then nothing can begin, and nothing is lost.
-    None: from this place it cannot be asked, and the job ends with that."""
+    """What the scheduler granted. Retries while the scheduler is unreachable, because the job
+    cannot start without the answer. None: this host cannot ask the scheduler, so the job ends."""
     while True:
         try:
             return _granted(config, backend, supervisor.run, clock, former)
         except Unanswered as exc:
-            log.error("what was granted is not known yet, asking again: %s", exc)
+            log.error("failed to read the allocation, retrying: %s", exc)
             clock.sleep(RETRY_S)
         except CannotLead as exc:
-            log.critical("the leader cannot begin: %s", exc)
+            log.critical("the leader cannot start: %s", exc)
             at, why = clock.now(), f"{exc.message}; {exc.fix}"
             host, pid = config.place.host, os.getpid()
             supervisor.feed(LeaderStarted(at=at, host=host, pid=pid, unable=why))
@@ -270,7 +275,7 @@ def _granted(
         try:
             taken = backend.successors.taken(launch, silent_s)
         except BackendError as exc:
-            log.warning("why the leader before went is not known: %s", exc)
+            log.warning("failed to find out why the former leader was lost: %s", exc)
     path = host_strikes.path_of(config.place.run_dir.path.parent, backend.cluster())
     return Granted(
         term=config.term,

@@ -1,8 +1,7 @@
-"""What a pod does (`pod_start.py` begins it): it is the agent of its host.
+"""The agent in a pod; `pod_start.py` starts it.
 
-Who this one is says its environment, what is to be done the ConfigMap that is mounted. The pod of
-node rank 0 leads, and writes the run directory of a launch that it does not have yet; the others
-wait for it.
+The environment identifies the pod, and the mounted ConfigMap describes the job. The pod of node
+rank 0 leads and writes the run directory of a new launch; the other pods wait for it.
 """
 
 import logging
@@ -36,22 +35,22 @@ log = logging.getLogger("orchestrator.kubernetes")
 
 FOLDER = "/etc/ndctl/submission"
 RANKS = ("JOB_COMPLETION_INDEX", "RANK", "PET_NODE_RANK")
-"""The node rank, in what JobSet and Trainer v2 and the training operator set."""
+"""Variables with the node rank, set by JobSet, by Trainer v2 and by the training operator."""
 OPERATORS = ("PET_", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that torchrun would take for its own defaults."""
+"""Variables that torchrun would use as its defaults."""
 WAIT_S = 1.0
 SAY_S = 30.0
 OTHERS_END_S = 30.0
-"""A kubelet may take as long to say that a pod has ended."""
+"""Seconds; a kubelet may take this long to report the end of a pod."""
 NOT_WHAT_RUNS = (
-    "what was applied is not what runs: launch %s in %s began otherwise, and goes on as it began."
-    " To run this: `ndctl cancel`, then `ndctl submit --resume`"
+    "the applied objects differ from the running launch %s in %s, which continues unchanged."
+    " To run them: `ndctl cancel`, then `ndctl submit --resume`"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """Who this pod is, by the downward API and its operator."""
+    """Identity of this pod, from the downward API and the operator."""
 
     host: str
     """The node's name."""
@@ -59,11 +58,11 @@ class Pod:
     node_rank: int
     folder: Path
     kind: str = ""
-    """Of the object that it is of; one that was applied by an older ndctl does not say."""
+    """Kind of the job object; empty if an older ndctl created it."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self:
-        """Raises KeyError with the name of what is missing."""
+        """Raises KeyError with the name of a missing variable."""
         said = next((environ[name] for name in RANKS if environ.get(name)), None)
         if said is None:
             raise KeyError(" or ".join(RANKS))
@@ -81,16 +80,19 @@ class Pod:
 
 
 def run(environ: Mapping[str, str]) -> int:
-    """The exit code of the pod. Final are those alone that are meant: to the operator one of them,
-    of one pod, is the end of the job."""
+    """Run the pod and return its exit code.
+
+    The operator ends the whole job at a final exit code of one pod. So unexpected errors give a
+    code that restarts the pod.
+    """
     log_to_stderr()
     try:
         return _run(environ)
     except (OSError, JobError) as exc:
-        log.critical("this pod cannot go on, another in its place may: %s", exc)
+        log.critical("this pod failed, a replacement may succeed: %s", exc)
     except Exception as exc:
-        log.exception("this pod has a defect")
-        log.critical("this pod has a defect, another in its place is to try: %r", exc)
+        log.exception("unexpected error in this pod")
+        log.critical("unexpected error in this pod, a replacement will retry: %r", exc)
     return exit_codes.LEADER_LOST
 
 
@@ -100,7 +102,7 @@ def _run(environ: Mapping[str, str]) -> int:
         pod = Pod.from_mapping(environ)
         handover = handover_from(read_folder(pod.folder))
     except (KeyError, ValueError, OSError, Invalid) as exc:
-        log.critical("this is no pod of a job of this ndctl: %s", exc)
+        log.critical("this pod does not belong to a job of this version of ndctl: %s", exc)
         return exit_codes.REFUSED
     run_dir = RunDir(Path(handover.launch.run_dir))
     token = environ.get(env.TOKEN)
@@ -125,28 +127,28 @@ def _run(environ: Mapping[str, str]) -> int:
         return _has_ended(pod, handover, begun, run_dir)
     theirs = begun.job and begun.job.launch.kubernetes and begun.job.launch.kubernetes.kind
     if pod.kind and theirs and pod.kind != theirs:
-        words = "this pod is of a %s, and launch %s in %s is of a %s of the same name: delete one"
+        words = "this pod belongs to a %s, but launch %s in %s to a %s of the same name: delete one"
         log.critical(words, pod.kind, handover.launch.launch, run_dir.path, theirs)
         return exit_codes.FAILED
     return _be_agent(pod, handover, run_dir, environ)
 
 
 def hear_late(is_leaving: Callable[[], bool], leave: Callable[[], object]) -> threading.Thread:
-    """Hear of the SIGTERM that came before this process listened for it.
+    """Exit if SIGTERM arrived before this process handled it.
 
-    The kernel drops it then, for this is the first process of its container: a pod that is deleted
-    in its first moment would go on as if it was to stay, and be killed at the end of its grace. The
-    API server knows of the deletion before the kubelet does, so that to ask once is enough.
+    The kernel drops SIGTERM for the first process of a container without a handler. A pod that is
+    deleted in its first moment would then run until SIGKILL. The API server knows of the deletion
+    before the kubelet sends the signal, so asking once is enough.
     """
 
     def ask() -> None:
         try:
             leaving = is_leaving()
         except BackendError as exc:
-            log.info("whether this pod is to go already is not known: %s", exc)
+            log.info("failed to check whether this pod was deleted: %s", exc)
             return
         if leaving:
-            log.warning("this pod was deleted before its process listened: it leaves")
+            log.warning("exiting: this pod was deleted before its process handled signals")
             leave()
 
     thread = threading.Thread(target=ask, name="hear-late", daemon=True)
@@ -161,27 +163,28 @@ def _was_deleted(handover: Handover, environ: Mapping[str, str], clock: Clock) -
 
 
 def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[float], None]) -> Run:
-    """What is known of the run once the leader has begun `launch`.
+    """Wait until the leader has started `launch`, and return the run.
 
     Args:
-        see: called now and then with the seconds that were waited, to see to the leader's pod.
+        see: called every `SAY_S` seconds with the seconds waited, to replace the leader's pod.
 
-    Raises JobError when a later one has come.
+    Raises:
+        JobError: a later launch has started.
     """
     (run, tail), waited = recall(run_dir), 0.0
     while True:
         try:
             for entry in tail.each():
                 run, _ = step(run, entry.event)
-        except (OSError, JobError) as exc:  # whether it is damaged is the leader's to say
-            log.warning("the journal cannot be read, trying again: %s", exc)
+        except (OSError, JobError) as exc:  # only the leader decides whether the journal is damaged
+            log.warning("failed to read the journal, retrying: %s", exc)
         known = run.job.launch.launch if run.job else 0
         if known == launch:
             return run
         if known > launch:
-            raise JobError(f"this pod is of launch {launch}, and launch {known} has come after it")
+            raise JobError(f"this pod belongs to launch {launch}, but the newest launch is {known}")
         if waited % SAY_S == 0:
-            log.info("waiting for the leader's pod to begin launch %s", launch)
+            log.info("waiting for the leader's pod to start launch %s", launch)
             see(waited)
         clock.sleep(WAIT_S)
         waited += WAIT_S
@@ -190,8 +193,10 @@ def await_launch(run_dir: RunDir, launch: int, clock: Clock, see: Callable[[floa
 def _see_to_the_leader(
     pod: Pod, handover: Handover, environ: Mapping[str, str], clock: Clock, waited_s: float
 ) -> None:
-    """Where its pod never begins; one that runs may only be slow. Pods take turns, the later ones
-    more seldom: together they ask no more than a few."""
+    """Replace the leader's pod if it never starts. A running pod is left alone, as it may be slow.
+
+    Pods with a higher rank ask less often, so that a large job sends few requests.
+    """
     from orchestrator.backends.kubernetes.backend import KubernetesBackend
 
     if not waited_s or waited_s % (SAY_S * pod.node_rank):
@@ -199,12 +204,12 @@ def _see_to_the_leader(
     try:
         KubernetesBackend(environ, clock).revive_leader(handover.launch, silent_s=None)
     except BackendError as exc:
-        log.error("no other leader can be had yet, trying again: %s", exc)
+        log.error("failed to replace the leader, retrying: %s", exc)
 
 
 def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: bool) -> None:
-    """Of what `kubectl apply` made, too, one delete of the job takes everything away. `same`: what
-    was applied is what runs."""
+    """Make the job the owner of the objects that `kubectl apply` created, so that deleting the job
+    deletes them. `same`: the applied objects match the running launch."""
     from orchestrator.backends.kubernetes.backend import KubernetesBackend
     from orchestrator.backends.kubernetes.render import spec_hash
 
@@ -212,19 +217,19 @@ def _own(handover: Handover, environ: Mapping[str, str], clock: Clock, same: boo
     try:
         KubernetesBackend(environ, clock).own(handover.launch, runs)
     except BackendError as exc:
-        log.warning("the job does not own what was applied beside it: %s", exc.message)
+        log.warning("failed to make the job the owner of its objects: %s", exc.message)
 
 
 def _has_ended(pod: Pod, handover: Handover, run: Run, run_dir: RunDir) -> int:
-    """A pod that came again after the end, or objects that were deleted and applied once more."""
+    """Exit code of a pod that starts after the end, or after its objects were applied again."""
     launch = handover.launch
     log.warning(
-        "nothing is run: launch %s of job %s has ended in %s, %s: %s. To go on from its newest"
+        "nothing to run: launch %s of job %s in %s has ended, %s: %s. To resume from its newest"
         " checkpoint: `ndctl submit --resume`; to start over: `ndctl submit --new`",
         *(launch.launch, launch.job, run_dir.path, run.state, run.reason),
     )
     if pod.leads:
-        _tell_journal(run_dir)
+        _print_journal(run_dir)
     return exit_codes.FAILED if run.ending == "FAILED" else exit_codes.OK
 
 
@@ -249,33 +254,33 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
     with Echo(run_dir, pod.host, sys.stdout):
         try:
             code = agent(argv, rest)
-        except BackendError as exc:  # a right that is missing now is missing in the next pod, too
-            log.critical("the leader cannot begin: %s", exc)
+        except BackendError as exc:  # the next pod would also lack this permission
+            log.critical("the leader cannot start: %s", exc)
             return exit_codes.REFUSED
     if pod.leads:
-        _tell_journal(run_dir)
+        _print_journal(run_dir)
     code = _of_the_pod(code, pod, run_dir)
     if pod.leads and code in (exit_codes.OK, exit_codes.FAILED):
         clock = SystemClock()
         await_others(partial(_others_run, handover, environ, clock), clock)
-    log.info("leaving with %s", code)
+    log.info("exiting with code %s", code)
     return code
 
 
 def await_others(others_run: Callable[[], int], clock: Clock) -> None:
-    """Until the other pods have ended: with the leader's the job is over for its operator, which
-    then deletes those that still run, and what they printed with them."""
+    """Wait until the other pods have ended. When the leader's pod ends, the operator deletes
+    running pods, and their logs are lost."""
     until = clock.monotonic() + OTHERS_END_S
     while True:
         try:
             left = others_run()
         except BackendError as exc:
-            log.info("whether other pods still run is not known: %s", exc)
+            log.info("failed to count the other pods: %s", exc)
             return
         if not left:
             return
         if clock.monotonic() >= until:
-            log.warning("%s other pods still run %.0f s after the end", left, OTHERS_END_S)
+            log.warning("pods still running %.0f s after the end: %s", OTHERS_END_S, left)
             return
         clock.sleep(WAIT_S)
 
@@ -287,16 +292,16 @@ def _others_run(handover: Handover, environ: Mapping[str, str], clock: Clock) ->
 
 
 def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
-    """An agent that fails is no job that has FAILED: that is the journal's to say."""
+    """A failed agent does not mean a FAILED job. Only the journal says that."""
     if code == exit_codes.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
-        log.critical("this pod's agent failed, another in its place is to try")
+        log.critical("the agent of this pod failed, a replacement will retry")
         return exit_codes.LEADER_LOST
     return code
 
 
 def _rendezvous(environ: Mapping[str, str]) -> list[str]:
-    """Where the operator says that the first pod is: torchrun, for which it says so, needs no port
-    there, so the leader takes it. A TrainJob says it with torchrun's prefix alone."""
+    """Use the operator's MASTER_ADDR and MASTER_PORT for the leader. They are meant for torchrun,
+    which does not need the port. A TrainJob sets them only with the prefix PET_."""
     host, port = (
         environ.get(name) or environ.get(f"PET_{name}", "")
         for name in ("MASTER_ADDR", "MASTER_PORT")
@@ -304,8 +309,8 @@ def _rendezvous(environ: Mapping[str, str]) -> list[str]:
     return [f"--port={port}", f"--leader-at={host}:{port}"] if host and port.isdigit() else []
 
 
-def _tell_journal(run_dir: RunDir) -> None:
-    """For who looks from outside when no pod runs any more: they read it in this pod's log."""
+def _print_journal(run_dir: RunDir) -> None:
+    """Print the journal and the metrics to the pod log, where `ndctl` reads them after the end."""
     for mark, path in ((JOURNAL_MARK, run_dir.journal), (METRICS_MARK, run_dir.metrics)):
         try:
             data = path.read_bytes()
@@ -319,16 +324,16 @@ def _tell_journal(run_dir: RunDir) -> None:
 
 
 MOST_TOLD = 4 << 20
-"""Bytes of the journal. A node keeps 10 MiB of a pod's log; who looked before has what came
-before."""
+"""Maximum bytes of the journal. A node keeps 10 MiB of a pod log, and earlier readers have earlier
+lines."""
 ENDS = 200
 
 
 def newest_line(data: bytes, most: int) -> int:
-    """Where the last lines begin that are no longer than `most` bytes together."""
+    """Start of the last complete lines that fit in `most` bytes."""
     return 0 if len(data) <= most else data.index(b"\n", len(data) - most - 1) + 1
 
 
 def ends(lines: list[str]) -> list[str]:
-    """The first line and the last ones: enough to say how a job went."""
+    """The first line and the last `ENDS - 1` lines."""
     return lines if len(lines) <= ENDS else [lines[0], *lines[1 - ENDS :]]

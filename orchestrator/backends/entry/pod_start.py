@@ -1,8 +1,8 @@
 """The first process of each pod: `python -m orchestrator.backends.entry.pod_start`
 
-Takes no arguments: all pods of a job have one command. The kernel keeps SIGTERM from the first
-process of a container that does not ask for it, and the pod would then stay until SIGKILL: so it is
-asked for before anything is imported that takes time, as all else does on a cold node.
+It takes no arguments, because all pods of a job have the same command. The kernel does not deliver
+SIGTERM to the first process of a container without a handler, and the pod would run until SIGKILL.
+So the handler is set before the slow imports.
 """
 
 import os
@@ -13,7 +13,7 @@ from types import FrameType
 
 
 def main(environ: Mapping[str, str]) -> int:
-    signal.signal(signal.SIGTERM, _leave)  # until the agent listens for it
+    signal.signal(signal.SIGTERM, _leave)  # until the agent sets its own handler
     from orchestrator.backends.entry.pod_agent import run
 
     return run(environ)

@@ -1,10 +1,10 @@
-"""The end of the batch script, where srun did not end well.
+"""The end of the batch script after srun failed.
 
-srun alone can be killed on a node that lives, by its memory cgroup or by a person. What it started
-goes on without it; without the script it would not. So this waits in the place of srun, and where
-no agent is left that could, has the job queued again (`failover/requeue_after_exit.py`).
+srun can be killed alone, by its memory cgroup or by a person. Its agents continue without it, but
+only as long as the batch script runs. So this program waits for them. If no agent is left to
+requeue the job, it requeues the job (`failover/requeue_after_exit.py`).
 
-scancel and a requeue end the script by SIGTERM, before it comes here or while it is here.
+scancel and a requeue end the script by SIGTERM, before or during this program.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from orchestrator.system import SystemClock, log_to_stderr, run_command
 log = logging.getLogger(__name__)
 
 SOON_S = 1.0
-"""Between the first two looks at the steps; each next pause is twice as long, …"""
+"""Seconds between the first two queries of steps; each pause is twice as long as the last, …"""
 LOOK_S = 8.0
-"""… and from this on they go on without srun, which may be for days."""
+"""… up to this. From then on the agents run without srun, maybe for days."""
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str], clock: Clock, shell: Shell) -> int:
@@ -56,33 +56,33 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.slurm_after_srun")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--launch", type=int, required=True)
-    parser.add_argument("--code", type=int, required=True, help="of srun")
+    parser.add_argument("--code", type=int, required=True, help="exit code of srun")
     return parser
 
 
 def await_agents(slurm: Slurm, environ: Mapping[str, str], code: int) -> None:
-    """Until no step of the job is left: when srun is killed alone, it mostly has the step ended."""
+    """Wait until no step of the job is left. Slurm usually ends the step if srun is killed."""
     pause = SOON_S
     while steps := _steps(slurm, environ):
         if pause == LOOK_S:
-            log.warning("srun ended with code %s, and %s goes on without it", code, steps[0])
+            log.warning("srun exited with code %s, but %s continues without it", code, steps[0])
         slurm.clock.sleep(pause)
         pause *= 2 if pause <= LOOK_S else 1
 
 
 def _steps(slurm: Slurm, environ: Mapping[str, str]) -> Sequence[str]:
-    """Not known is as good as that they go on: nothing is lost by it."""
+    """The steps of the job. If they are unknown, assume that there are some and wait."""
     try:
         listed = slurm.told(["squeue", "-h", "-s", "-j", own_id(environ) or "", "-o", "%i"])
     except BackendError as exc:
-        log.warning("whether any agent is left is not known: %s", exc)
-        return ("perhaps a step",)
+        log.warning("failed to list the steps of the job: %s", exc)
+        return ("an unknown step",)
     return parse_steps(listed, own=environ.get("SLURM_STEP_ID", ""))
 
 
 def parse_steps(text: str, own: str) -> tuple[str, ...]:
-    """Of `squeue -s -o %i`: what srun started, without what Slurm itself keeps beside it (as
-    `7.batch`), and without the step in which this runs."""
+    """Parse `squeue -s -o %i`: steps of srun, without Slurm's own (such as `7.batch`) and without
+    the step of this process."""
     steps = (line.strip() for line in text.splitlines())
     numbers = ((step, step.rpartition(".")[2]) for step in steps)
     return tuple(f"step {step}" for step, number in numbers if number.isdigit() and number != own)

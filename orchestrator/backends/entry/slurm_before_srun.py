@@ -1,8 +1,8 @@
-"""The start of the batch script: makes the run directory, or ends where the name is taken.
+"""The start of the batch script: create the run directory, or exit if the job name is taken.
 
-`ndctl submit` has made it, and the script of a job that is queued again finds it as it was; for a
-script that a person gave to sbatch it is made here. What the script carries of the job is read from
-standard input; an element of a job array is a job of its own, with its number behind its name.
+After `ndctl submit` and after a requeue the run directory exists. For a script that a person gave
+to sbatch, it is created here. Standard input has the job from the script. Each array task is a
+separate job with its number in the name.
 """
 
 import argparse
@@ -37,7 +37,7 @@ log = logging.getLogger("ndctl")
 
 RETRY_S = 5.0
 LOCK_S = 120.0
-"""For another process that submits or begins a job of this name, and asks Slurm about it."""
+"""Time for another process that submits a job of this name."""
 LOCK_POLL_S = 0.2
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def main(
         sys.stderr.write(f"ndctl: {exc}\n")
         return exc.exit_code
     except OSError as exc:
-        sys.stderr.write(f"ndctl: the run directory cannot be written: {exc}\n")
+        sys.stderr.write(f"ndctl: cannot write the run directory: {exc}\n")
         return exit_codes.BACKEND
     _keep(args.script, render.script_path(handover.launch))
     return exit_codes.OK
@@ -64,7 +64,7 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="orchestrator.backends.entry.slurm_before_srun")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--script", type=Path, help="the batch script, to be kept")
+    parser.add_argument("--script", type=Path, help="path of the batch script, which is copied")
     return parser
 
 
@@ -73,24 +73,24 @@ def _read(text: str, run_dir: Path) -> Handover:
     handover = embedded.from_text(text)
     if not NAME.admits(run_dir.name) or not run_dir.is_absolute():
         raise JobError(
-            f"{run_dir} cannot be the run directory of a job: its name is not {NAME}",
-            fix="give the job another name, a shorter one for an array, and render it again",
+            f"{run_dir} cannot be a run directory: its name must be {NAME}",
+            fix="give the job another name (a shorter one for an array), and render it again",
         )
     if "%" in str(run_dir):
         raise JobError(
-            f"{run_dir} cannot be a run directory on Slurm, which replaces % in names of files",
+            f"{run_dir} cannot be a run directory on Slurm, which replaces % in file names",
             fix="render it again with another --run-root",
         )
     return renamed(handover, run_dir)
 
 
 def begin_here(handover: Handover, environ: Mapping[str, str], clock: Clock, shell: Shell) -> None:
-    """See to it that the run directory has this launch, and that this Slurm job is it.
+    """Make sure that the run directory has this launch, recorded with this Slurm job.
 
     Raises:
-        JobError: another job has the name, or this allocation is none for it.
-        BackendError: Slurm refuses what is asked of it.
-        OSError: the run directory cannot be made.
+        JobError: another job has the name, or this allocation is not suitable.
+        BackendError: Slurm refuses a command.
+        OSError: the run directory cannot be created.
     """
     backend, launch = SlurmBackend(environ, clock, shell), handover.launch
     run_dir = RunDir(Path(launch.run_dir))
@@ -98,70 +98,70 @@ def begin_here(handover: Handover, environ: Mapping[str, str], clock: Clock, she
     _once_answered(partial(backend.take_allocation, launch), clock)
     restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
     looking = partial(_has_begun, run_dir, handover, backend, restarts, clock)
-    look = partial(once_it_serves, looking, "the run directory cannot be read", clock)
+    look = partial(once_it_serves, looking, "failed to read the run directory", clock)
     if not look():
-        with _alone(run_dir, clock):
-            if not look():  # nor while the lock was waited for
+        with _submission_lock(run_dir, clock):
+            if not look():  # another process may have started it meanwhile
                 beginning = partial(begin, run_dir, handover, clock, token=True)
-                once_it_serves(beginning, "there is no room for the run directory", clock)
+                once_it_serves(beginning, "failed to create the run directory", clock)
                 backend.record(launch)
-                log.info("job %s begins in %s", launch.job, run_dir.path)
+                log.info("starting job %s in %s", launch.job, run_dir.path)
     making = partial(backend.make_folder, launch)
-    once_it_serves(making, "there is no room in the run directory", clock)
+    once_it_serves(making, "failed to write to the run directory", clock)
 
 
 def _check_nodes(handover: Handover, environ: Mapping[str, str]) -> None:
     if not environ.get("SLURM_JOB_ID"):
         raise JobError(
-            "this is the batch script of a Slurm job, and runs in none",
-            fix="give it to sbatch; `ndctl submit SPEC --backend local` trains on this machine",
+            "this batch script must run in a Slurm job",
+            fix="give it to sbatch, or train here with `ndctl submit SPEC --backend local`",
         )
     if environ.get("SLURM_HET_SIZE"):
         raise JobError(
-            f"Slurm job {environ['SLURM_JOB_ID']} is heterogeneous: where a node of its second"
-            " component is lost, Slurm queues that component again alone, and cannot start it",
-            fix="give the script to sbatch without `:` and `#SBATCH hetjob`; spare hosts are asked"
-            " for by cluster.spare_hosts",
+            f"Slurm job {environ['SLURM_JOB_ID']} is heterogeneous: if it loses a node of its"
+            " second component, Slurm requeues only that component and cannot start it",
+            fix="give the script to sbatch without `:` and `#SBATCH hetjob`; for spare hosts set"
+            " cluster.spare_hosts",
         )
     job = handover.job
     least = job.min_hosts if job.shrink else len(job.plan.hosts)
     nodes = int(environ.get("SLURM_JOB_NUM_NODES", least))
     if nodes < least:
         raise JobError(
-            f"Slurm job {environ['SLURM_JOB_ID']} has {nodes} of the {least} nodes that the plan"
-            " is for",
-            fix="leave --nodes as it is in the script, or set cluster.hosts and render it again",
+            f"Slurm job {environ['SLURM_JOB_ID']} has {nodes} nodes, but the plan needs {least}",
+            fix="keep --nodes of the script, or set cluster.hosts and render it again",
         )
 
 
 def _has_begun(
     run_dir: RunDir, handover: Handover, backend: SlurmBackend, restarts: int, clock: Clock
 ) -> bool:
-    """Whether the newest launch of the run directory is this very one, and this allocation's.
+    """Whether the newest launch in the run directory is this one and belongs to this Slurm job.
 
-    Raises JobError where it is another's.
+    Raises:
+        JobError: another job has the name.
     """
     counts, launch = counting(run_dir), handover.launch
     if counts is None or counts.launch.launch != launch.launch:
-        return False  # whether this one may come after it, `begin` says
+        return False  # `begin` checks whether this launch may follow
     if restarts and backend.is_recorded(launch):
-        return True  # Slurm has started it again; the journal of weeks is for its leader to read
+        return True  # a requeue; the journal may be long, so only the leader reads it
     run = known(run_dir)
     if run.job is None:
-        return False  # its submission was killed before it wrote the journal
+        return False  # the submission was killed before it wrote the journal
     if run.ending is not None or not is_of(run_dir, handover, run):
         again = _command(run_dir, "submit", str(run_dir.spec), "--resume")
         raise JobError(
-            f"job {launch.job} exists in {run_dir.path}: {run.state}, {run.reason}",
-            fix=f"go on with that one: `{again}`; or start over, with --new instead of --resume,"
-            f" which keeps the old run in {ARCHIVE}/; or give this one another name:"
-            " `ndctl render SPEC --set name=…`",
+            f"job {launch.job} already exists in {run_dir.path}: {run.state}, {run.reason}",
+            fix=f"resume that job: `{again}`; or start over with --new instead of --resume, which"
+            f" moves the old run to {ARCHIVE}/; or give this job another name: `ndctl render SPEC"
+            " --set name=…`",
         )
     rival = _once_answered(partial(backend.rival, launch), clock)
     if rival is not None:
         raise JobError(
-            f"job {launch.job} exists in {run_dir.path}: {rival}",
-            fix=f"end that one: `{_command(run_dir, 'cancel', launch.job)}`; or give this one"
+            f"job {launch.job} already exists in {run_dir.path}: {rival}",
+            fix=f"cancel that job: `{_command(run_dir, 'cancel', launch.job)}`; or give this job"
             " another name: `ndctl render SPEC --set name=…`",
         )
     return True
@@ -176,13 +176,13 @@ def _once_answered(ask: Callable[[], T], clock: Clock) -> T:
         try:
             return ask()
         except Unanswered as exc:
-            log.error("nothing begins before Slurm answers, asking again: %s", exc)
+            log.error("waiting for Slurm to answer: %s", exc)
             clock.sleep(RETRY_S)
 
 
 @contextlib.contextmanager
-def _alone(run_dir: RunDir, clock: Clock) -> Iterator[None]:
-    """Be the only one that submits or begins a job of this name. Raises JobError and OSError."""
+def _submission_lock(run_dir: RunDir, clock: Clock) -> Iterator[None]:
+    """Hold the submission lock of the job name. Raises JobError and OSError."""
     path, begun = run_dir.submission_lock, clock.monotonic()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -191,17 +191,17 @@ def _alone(run_dir: RunDir, clock: Clock) -> Iterator[None]:
                 raise JobError(
                     f"job {run_dir.path.name} is being submitted by another process, which holds"
                     f" {path}",
-                    fix="give it to sbatch again once that has ended",
+                    fix="give the script to sbatch again when that process has ended",
                 )
             clock.sleep(LOCK_POLL_S)
         yield
 
 
 def _keep(script: Path | None, place: Path) -> None:
-    """A copy of what runs, for who looks later; the script lies with slurmd."""
+    """Copy the script to the run directory; slurmd deletes its own copy after the job."""
     if script is None or place.exists():
         return
-    with contextlib.suppress(OSError):  # in a container it is not to be seen
+    with contextlib.suppress(OSError):  # not visible in a container
         shutil.copyfile(script, place)
 
 

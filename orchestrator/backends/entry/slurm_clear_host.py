@@ -1,9 +1,9 @@
-"""Ends what the agent of this host left of a run: a step that an agent of another host starts here,
-before it takes over from the leader that was here (`failover/takeover.py`).
+"""End the processes that the agent of this host left. An agent of another host starts this step
+before it takes over from the leader of this host (`failover/takeover.py`).
 
-A leader that is merely stopped keeps the journal's lock, and its ranks may run on without it. The
-kernel ends them with it, so what is left is seen by their locks. That this step runs at all shows
-that the host is well: slurmd starts programs, and the file system of the run directory is there.
+A leader that is stopped by a signal keeps the lock of the journal, and its ranks may continue.
+Killing it also ends its ranks, and locks show what is left. If this step runs at all, the host is
+healthy: slurmd starts programs, and the file system of the run directory is mounted.
 """
 
 import argparse
@@ -27,22 +27,26 @@ def main(argv: Sequence[str], clock: Clock) -> int:
     try:
         sys.stdout.write(clear(RunDir(args.run_dir), args.host, clock) + "\n")
     except (BackendError, OSError) as exc:
-        sys.stderr.write(f"{args.host} cannot be cleared: {exc}\n")
+        sys.stderr.write(f"failed to clear {args.host}: {exc}\n")
         return exit_codes.FAILED
     return exit_codes.OK
 
 
 def clear(run_dir: RunDir, host: str, clock: Clock) -> str:
-    """In words, what was left of the agent of `host`. Raises BackendError where some of it does not
-    end, and OSError where its locks cannot be looked at."""
+    """End what is left of the agent of `host`. Returns what was left, as text.
+
+    Raises:
+        BackendError: a process does not exit.
+        OSError: its locks cannot be read.
+    """
     lock = run_dir.agent_lock(host)
     pid = pid_in(lock)
     state = state_of(pid)
     ended = end_holder(lock, clock, leave_s=0.0)
     await_free(run_dir.ranks_lock(host), clock)
     if ended is None:
-        return f"its process on {host} had ended, and {host} is well"
-    return f"its process {ended} on {host} was still there ({state}) and was killed"
+        return f"its process on {host} had exited, and {host} is healthy"
+    return f"its process {ended} on {host} still existed ({state}) and was killed"
 
 
 if __name__ == "__main__":

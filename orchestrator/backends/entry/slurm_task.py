@@ -1,4 +1,4 @@
-"""What runs on each node of the allocation: the agent, in the process that Slurm started."""
+"""The task on each node of a Slurm allocation: run the hooks and the agent."""
 
 import argparse
 import contextlib
@@ -25,16 +25,16 @@ ASK_S = 10.0
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Be the agent, to its end."""
+    """Run the before hook, the agent, and the after hook."""
     args = _parser().parse_args(argv)
-    _await_agent()
+    _ignore_notices()
     host = environ.get("SLURMD_NODENAME") or socket.gethostname()
     log_to(RunDir(Path(args.run_dir)).agent_log(host))
     reached = _address(host, environ)
     environ = {**environ, "NDCTL_RUN_DIR": args.run_dir, env.HOST: host}
     hook_log, failed = RunDir(Path(args.run_dir)).hook_log(host), ""
     if args.before:
-        # Before anything of the agent is imported: it may bring what that needs.
+        # Before the agent is imported, because the hook may create files that the import needs.
         failed = run_hook("before", args.before, environ, hook_log, args.before_limit)
     from orchestrator.backends.entry.agent import main as agent
 
@@ -52,9 +52,11 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
     ]
     code = agent(words, _for_gloo(environ, reached))
     if args.after:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Slurm kills what is left
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # the hook may run until Slurm kills this step
         if why := run_hook("after", args.after, environ, hook_log, args.after_limit):
-            log.warning("the after hook of %s: %s", host, why)
+            log.warning("after hook failed on %s: %s", host, why)
     sys.exit(code)
 
 
@@ -67,18 +69,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--first-leads",
         action="store_true",
-        help="the agent of the step's first node leads; one that is started again never does",
+        help="the agent of the first node of the step leads; a restarted agent never leads",
     )
-    parser.add_argument("--before", default="", help="line of shell, before the agent begins")
-    parser.add_argument("--before-limit", type=float, default=0.0, help="seconds for it")
-    parser.add_argument("--after", default="", help="line of shell, when the agent has ended")
-    parser.add_argument("--after-limit", type=float, default=0.0, help="seconds for it")
+    parser.add_argument("--before", default="", help="shell command to run before the agent")
+    parser.add_argument("--before-limit", type=float, default=0.0, help="its timeout in seconds")
+    parser.add_argument("--after", default="", help="shell command to run after the agent")
+    parser.add_argument("--after-limit", type=float, default=0.0, help="its timeout in seconds")
     return parser
 
 
-def _await_agent() -> None:
-    """A notice that comes before the agent listens must not kill it; the end itself is announced
-    by SIGTERM."""
+def _ignore_notices() -> None:
+    """Ignore Slurm's early notices until the agent handles them. Their default action would kill
+    this process. SIGTERM announces the end itself."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
@@ -87,8 +89,8 @@ def log_to(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    except OSError as exc:  # no room, say: then it is in the log of the step
-        sys.stderr.write(f"{path} cannot be opened, so the log is here: {exc}\n")
+    except OSError as exc:  # for example a full disk: log to the output of the step
+        sys.stderr.write(f"failed to open {path}, logging here: {exc}\n")
         return
     os.dup2(fd, 1)
     os.dup2(fd, 2)
@@ -96,7 +98,7 @@ def log_to(path: Path) -> None:
 
 
 def _address(host: str, environ: Mapping[str, str]) -> str:
-    """Raises OSError when there is none: nobody could reach this host."""
+    """The address of this host for other hosts. Raises OSError if there is none."""
     resolved = address.resolve(host)
     if resolved and not address.is_loopback(resolved):
         return resolved
@@ -105,7 +107,7 @@ def _address(host: str, environ: Mapping[str, str]) -> str:
     routed = address.routed_towards(others)
     found = address.choose_address(resolved, _node_addr(host), routed, address.resolve)
     if found is None:
-        raise OSError(f"{host}, the name of this host, means nothing here, nor does its NodeAddr")
+        raise OSError(f"cannot resolve the name of this host, {host}, or its NodeAddr")
     return found
 
 
@@ -117,7 +119,7 @@ def _node_addr(host: str) -> str:
 
 
 def _for_gloo(environ: Mapping[str, str], reached: str) -> Mapping[str, str]:
-    """gloo takes what the machine's own name means; where that is no use, its interface is said."""
+    """gloo uses the address of the machine's own name. If it differs, set its interface."""
     own = address.resolve(socket.gethostname())
     known = any(name in environ for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"))
     if known or own == reached:

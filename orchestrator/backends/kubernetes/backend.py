@@ -1,4 +1,4 @@
-"""The Kubernetes backend: apply, observe, replace a pod, give all of them back, clear."""
+"""The Kubernetes backend: apply, observe, replace one pod, requeue all pods, clear."""
 
 import getpass
 import logging
@@ -12,9 +12,9 @@ from orchestrator.backends.kubernetes import submitting
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.api.cluster_id import cluster_name
 from orchestrator.backends.kubernetes.checks.launch_checks import check
-from orchestrator.backends.kubernetes.controller import asking
-from orchestrator.backends.kubernetes.controller.wishes import GangRestart
-from orchestrator.backends.kubernetes.leader.node_cache import LeadersNodes
+from orchestrator.backends.kubernetes.controller import controller_client
+from orchestrator.backends.kubernetes.controller.pod_requests import GangRestart
+from orchestrator.backends.kubernetes.leader.node_cache import NodeCache
 from orchestrator.backends.kubernetes.leader.own_job import OwnJob
 from orchestrator.backends.kubernetes.leader.reporting import LeaderReporter
 from orchestrator.backends.kubernetes.leader.trainer_status import TrainerServer
@@ -62,9 +62,9 @@ POD_NAME = "NDCTL_POD_NAME"
 POD_UID = "NDCTL_POD_UID"
 NAMESPACE = "NDCTL_POD_NAMESPACE"
 DELETED_S = 2.0
-"""For the watch to tell that the job was deleted, with which its pods go; ranks stop meanwhile."""
+"""How long to wait for the watch to report the deletion of the job, while ranks stop."""
 CLOCKS_S = 3.0
-"""By which times of the API server and the nodes, in whole seconds, may be off."""
+"""Clock difference between the API server and the nodes, which report whole seconds."""
 
 
 class KubernetesBackend:
@@ -77,7 +77,7 @@ class KubernetesBackend:
         self.environ = environ
         self.clock = clock
         self.apis: dict[str | None, Api] = {}
-        self.nodes = LeadersNodes(clock)
+        self.nodes = NodeCache(clock)
         self.own_job: OwnJob | None = None
         """Of a leader."""
 
@@ -90,7 +90,7 @@ class KubernetesBackend:
         return self
 
     def api(self, spec: KubernetesSpec) -> Api:
-        """In a pod a kubeconfig's contexts mean nothing."""
+        """A pod has no kubeconfig, so the spec's context is ignored there."""
         context = None if POD_NAME in self.environ else spec.context
         if context not in self.apis:
             self.apis[context] = Api(context, self.environ, self.clock)
@@ -128,7 +128,7 @@ class KubernetesBackend:
             submitting.adopt(api, namespace, kind, job)
             if runs:
                 noted = {names.RUNS_ANNOTATION: runs}
-                asking.note(api, namespace, launch.job, lambda _: noted)
+                controller_client.note(api, namespace, launch.job, lambda _: noted)
 
     def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
         seen, spec = self._seen([launch])[0], spec_of(launch)
@@ -136,13 +136,13 @@ class KubernetesBackend:
         remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
         number = remote.launch if remote is not None else None
         if seen.meaning != "missing" or seen.pods:
-            # A copy of another launch's journal says nothing of how far this one came.
+            # A copy of another launch's journal does not show the progress of this launch.
             copy = RunDir(path) if number is not None and number == seen.launch else None
             words, launched = seen.words, seen.launch or 0
             return Former(launch=launched, over=seen.is_over, words=words, copy=copy)
         if number is None or (remote is not None and not remote.settled):
-            return None  # never submitted, or not to the end
-        words = f"{seen.name} was deleted after launch {number}; its run directory may be there"
+            return None  # never submitted, or only partly
+        words = f"{seen.name} was deleted after launch {number}; its run directory may still exist"
         return Former(launch=number, over=True, words=words, copy=RunDir(path))
 
     def copy(self, handover: Handover, run_root: Path) -> Mirror:
@@ -152,7 +152,7 @@ class KubernetesBackend:
         made.expect(handover, namespace)
         return made
 
-    # What Kubernetes has of it
+    # What exists in Kubernetes
 
     def standing(self, launch: LaunchPlan) -> str | None:
         seen = self._seen([launch])[0]
@@ -181,7 +181,7 @@ class KubernetesBackend:
         yield from places.values()
 
     def _seen(self, launches: Sequence[LaunchPlan]) -> list[Observed]:
-        """Of launches of one place and kind."""
+        """All `launches` have the same context, namespace and kind."""
         spec = spec_of(launches[0])
         return look(self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind], launches)
 
@@ -193,7 +193,7 @@ class KubernetesBackend:
         return cluster_name(self.api(KubernetesSpec()).access)
 
     def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """A name that no node has keeps no pod from anywhere."""
+        """Unknown node names are harmless: excluding one affects no pod."""
         return tuple(hosts)
 
     # For the leader, inside a pod
@@ -206,7 +206,7 @@ class KubernetesBackend:
         hosts = tuple(dict.fromkeys(node for pod in pods if (node := object_fields.node_of(pod))))
         return Allocation(
             id=shown_name(kind, namespace, launch.job),
-            restarts=asking.restarts_of(api, namespace, launch.job, job),
+            restarts=controller_client.restarts_of(api, namespace, launch.job, job),
             hosts=hosts,
             switches=self._switches(spec, hosts),
             successor_s=spec.pod_patience,
@@ -214,11 +214,11 @@ class KubernetesBackend:
         )
 
     def _switches(self, spec: KubernetesSpec, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """Helpful, not needed."""
+        """Optional: placement works without switches."""
         try:
             nodes = self.nodes.of(self.api(spec), hosts)
         except BackendError as exc:
-            log.warning("the nodes' switches are not known: %s", exc)
+            log.warning("cannot read the switches of the nodes: %s", exc)
             return {}
         return allocation_switches(nodes.values(), spec)
 
@@ -239,7 +239,7 @@ class KubernetesBackend:
             for one in shut_nodes(nodes.values(), tolerations_of(spec))
         }
         for host in set(hosts) - set(nodes):
-            found[host] = HostNotice(host, "REMOVED", "the cluster has no such node any more")
+            found[host] = HostNotice(host, "REMOVED", "the node was deleted from the cluster")
         return tuple(found[host] for host in hosts if host in found)
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
@@ -270,7 +270,7 @@ class KubernetesBackend:
         return made
 
     def is_leaving(self, launch: LaunchPlan) -> bool:
-        """Whether the pod in which we are was deleted; another one may have its name by now."""
+        """Whether our own pod is being deleted. Another pod may have its name by now."""
         spec, name = spec_of(launch), self.environ.get(POD_NAME)
         if not name:
             return False
@@ -282,7 +282,7 @@ class KubernetesBackend:
         )
 
     def others_run(self, launch: LaunchPlan) -> int:
-        """How many pods of the job run but the one in which we are, and are not to go."""
+        """How many other pods of the job run and are not being deleted."""
         others = [pod for pod in self._pods(launch) if name_of(pod) != self.environ.get(POD_NAME)]
         return sum(
             object_fields.is_running(pod) and not object_fields.is_leaving(pod) for pod in others
@@ -334,7 +334,7 @@ class KubernetesBackend:
         shut: bool = False,
         silent_s: float = 0.0,
     ) -> None:
-        """The operator makes a pod anew once the old one is gone; perhaps it is already."""
+        """Delete the pod; the operator then creates another. It may have done so already."""
         spec = spec_of(launch)
         if elsewhere and not shut:
             self._keep_off(launch, [host])
@@ -342,10 +342,10 @@ class KubernetesBackend:
             if object_fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
             if not object_fields.alive([pod]):
-                continue  # its end is the operator's to see
+                continue  # the operator replaces a pod that has ended
             age_s = self.clock.now() - object_fields.begun_at(pod)
             if not elsewhere and age_s < silent_s + CLOCKS_S:
-                words = "pod %s on %s began %.0f s ago: it may yet be heard"
+                words = "pod %s on %s started %.0f s ago: waiting for its agent"
                 log.info(words, name_of(pod), host, age_s)
                 continue
             end_pod(self.api(spec), self.clock, spec.kind, host, pod, spec.force_delete_after)
@@ -368,7 +368,7 @@ class KubernetesBackend:
         agents do themselves: they leave with a code for which an operator makes a pod again."""
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
-        if whole and asking.ask(
+        if whole and controller_client.ask(
             api,
             self.clock,
             namespace,
@@ -378,44 +378,46 @@ class KubernetesBackend:
             return
         self._keep_off(launch, exclude, counted=whole)
         if whole and spec.kind in NAMED:
-            # Also those that no agent runs in. By their names, as the account may; ours at last.
+            # Also pods without an agent. By name, because the account may do only that; ours last.
             mine = self.environ.get(POD_NAME)
             for pod in sorted(self._pods(launch), key=lambda one: name_of(one) == mine):
                 api.delete(PODS, namespace, name_of(pod))
 
     def _keep_off(self, launch: LaunchPlan, hosts: Sequence[str], *, counted: bool = False) -> None:
-        """Ask for new pods to be kept off `hosts`. `counted`: note that all pods are given back."""
+        """Request that new pods avoid `hosts`. `counted`: count a requeue of all pods."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
         if job is None or object_fields.launch_of(job) != launch.launch:
             raise BackendError(
-                f"{launch.job} is no job of the cluster any more: it cannot be queued again"
+                f"{launch.job} no longer exists in the cluster: it cannot be requeued"
             )
         try:
             if counted:
-                asking.note(api, namespace, launch.job, asking.given_back)
+                controller_client.note(api, namespace, launch.job, controller_client.given_back)
             if hosts:
-                asking.note(api, namespace, launch.job, asking.avoid(hosts))
+                controller_client.note(api, namespace, launch.job, controller_client.avoid(hosts))
         except Unanswered:
             raise
         except BackendError as exc:
-            # Then the leader alone keeps to the list of those it does not use.
-            log.warning("%s are not excluded: %s", ", ".join(hosts) or "no nodes", exc.message)
+            # Then only the leader's own list of excluded hosts has effect.
+            log.warning("cannot exclude %s: %s", ", ".join(hosts) or "no nodes", exc.message)
             return
-        if hosts and not asking.kept_off(api, self.clock, namespace, spec.kind, job, hosts):
+        if hosts and not controller_client.kept_off(
+            api, self.clock, namespace, spec.kind, job, hosts
+        ):
             log.warning("%s", not_kept_off(hosts))
 
     # The end
 
     def clear(self, launch: LaunchPlan) -> None:
-        """The objects stay, suspended, for whoever wants to know; no pod does."""
+        """Suspend the job: its objects stay for inspection, its pods are deleted."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         if POD_NAME in self.environ:
             raise BackendError(
-                f"a pod of {launch.job} may not end it: that takes a change of the job",
-                fix=f"`ndctl cancel {launch.job} -n {namespace}`, where you have a kubeconfig",
+                f"a pod of {launch.job} may not end the job: that requires changing the job object",
+                fix=f"`ndctl cancel {launch.job} -n {namespace}`, on a machine with a kubeconfig",
             )
         job = api.get(kind.resource, namespace, launch.job)
         if job is not None and not observe.has_ended(job):
@@ -424,7 +426,7 @@ class KubernetesBackend:
             api.merge(kind.resource, namespace, launch.job, change)
         if job is not None or self._pods(launch):
             await_no_pods(api, self.clock, namespace, launch.job)
-        if job is None:  # of a submission that was cut off, there may be something beside it
+        if job is None:  # an interrupted submission may have left helper objects
             submitting.remove_orphans(api, self.clock, namespace, spec, launch.job)
 
     def _who(self) -> str:
@@ -450,5 +452,5 @@ def sighting_of(seen: Observed, launch: LaunchPlan) -> Sighting:
 
 
 def _other(seen: Observed, launch: LaunchPlan) -> bool:
-    """The object of that name is of another submission."""
+    """The object with this name belongs to another submission."""
     return seen.launch is not None and seen.launch != launch.launch

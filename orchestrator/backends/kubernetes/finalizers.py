@@ -23,7 +23,7 @@ def failed(pod: Object) -> dict[str, Any]:
     """The change of its status; a disruption, which no podFailurePolicy of ours counts."""
     conditions = lookup(pod, ("status", "conditions"), ())
     kept = [one for one in conditions if one.get("type") != "DisruptionTarget"]
-    said = "ndctl: its node does not answer"
+    said = "ndctl: its node is unreachable"
     lost = {"type": "DisruptionTarget", "status": "True", "reason": LOST, "message": said}
     status = {"phase": "Failed", "reason": LOST, "message": said, "conditions": [*kept, lost]}
     return {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}

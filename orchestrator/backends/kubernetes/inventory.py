@@ -1,10 +1,10 @@
-"""Asks the API server what nodes there are, and what pods take of them."""
+"""Read nodes and the resources that pods use from the API server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.resources import NODES, PODS, Object, Resource, lookup
 from orchestrator.contract.devices import GPU_NAMES
 from orchestrator.contract.files.env import KUBERNETES_GPUS
@@ -20,19 +20,19 @@ from orchestrator.inventory.kubernetes.pods import Taken, taken
 BOUND = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 KUEUE = "kueue.x-k8s.io"
 WITHOUT_NODES = (
-    f"set cluster.gpu to one of {', '.join(GPU_NAMES)}: then no nodes need be looked at, nor be"
-    " there yet; or give the hosts with --inventory FILE"
+    f"set cluster.gpu to one of {', '.join(GPU_NAMES)}: then ndctl reads no nodes, and none must"
+    " exist yet; or list the hosts with --inventory FILE"
 )
 MAKERS = {"karpenter.sh": "Karpenter", "autoscaling.x-k8s.io": "an autoscaler"}
 """Groups of an API whose controllers make nodes for pods that wait. (The cluster autoscaler alone
 serves none: there the spec says `cluster.gpu`.)"""
 ANY = tuple({*Use().resources, *Use(device=None).resources})
-"""What devices may be where no spec says it."""
+"""Resource names of GPUs, used without a spec."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What Kubernetes said, at one moment."""
+    """One snapshot of the cluster."""
 
     nodes: tuple[Node, ...]
     used: Mapping[str, Taken]
@@ -44,22 +44,22 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsFor:
-    """What a job is planned for."""
+    """The hosts that a job is planned for."""
 
     inventory: Inventory
     nodes: tuple[Node, ...]
     kueue: tuple[str, ...] | None = None
-    """The labels that are levels of Kueue's Topology; None where these were not read."""
+    """The node labels in Kueue's Topology; None if it could not be read."""
     notes: tuple[str, ...] = ()
-    """What a person should know of it."""
+    """A remark for the user."""
     to_come: str | None = None
-    """Where too few of the nodes are there, and more are made on demand: the profile of those."""
+    """Profile of nodes created on demand, if too few nodes exist now."""
     advice: str = ""
     """The end of a fix, where too few nodes are there: what to write if more are to come."""
 
 
 def read_cluster(
-    api: Asks, namespace: str | None = None, resources: Sequence[str] = ANY
+    api: ApiReader, namespace: str | None = None, resources: Sequence[str] = ANY
 ) -> Cluster:
     """Every node, with what pods take of `resources`: those of all namespaces, or where this may
     not be asked those of `namespace`, which a note says then.
@@ -74,20 +74,20 @@ def read_cluster(
     return Cluster(nodes=nodes, used=taken(pods, resources), notes=notes)
 
 
-def _pods(api: Asks, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
+def _pods(api: ApiReader, namespace: str) -> tuple[Sequence[Object], tuple[str, ...]]:
     try:
         return _listed(api, PODS, None), ()
     except Forbidden as exc:
-        note = f"{exc.message}: what pods of other namespaces take of the nodes is not known, so"
+        note = f"{exc.message}: the usage of pods in other namespaces is unknown, so"
     try:
         own = _listed(api, PODS, namespace)
     except Forbidden:
         return (), (f"{note} all devices count as free",)
-    return own, (f"{note} only those that pods of {namespace} take are left out",)
+    return own, (f"{note} only devices used by pods of {namespace} are excluded",)
 
 
-def _listed(api: Asks, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
-    """In pages; from the start again where the pages that are left have expired meanwhile."""
+def _listed(api: ApiReader, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
+    """In pages. Starts over when the continue token has expired."""
     fields = BOUND if resource is PODS else ""
     try:
         return api.list(resource, namespace, fields=fields).items
@@ -96,13 +96,13 @@ def _listed(api: Asks, resource: Resource, namespace: str | None) -> tuple[Objec
 
 
 def usual(cluster: Cluster) -> Use:
-    """What is looked at without a spec: GPUs, or CPUs where no node has any."""
+    """The device to read without a spec: GPUs, or CPUs if no node has GPUs."""
     use = Use()
     has_gpus = any(use.device in node.capacity for node in cluster.nodes)
     return use if has_gpus else replace(use, device=None)
 
 
-def hosts_for(api: Asks, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
+def hosts_for(api: ApiReader, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     """The hosts to plan a job for.
 
     Those that are free; where these are too few, those as well that other pods use now, for the
@@ -123,15 +123,17 @@ def hosts_for(api: Asks, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
         return found
     later = seen.inventory(table, replace(use, patient=True))
     if (in_all := len(later.with_devices(devices))) > count:
-        waits = "in the queue" if spec.queue else "until pods of others have ended"
-        note = f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as"
-        notes = (*found.notes, f"{note} well, so the job waits {waits}")
+        waits = "in the queue" if spec.queue else "until other users' pods end"
+        note = f"{count} of the {wanted} hosts are free now: the plan also uses busy hosts,"
+        notes = (*found.notes, f"{note} so the job waits {waits}")
         found = replace(found, inventory=later, notes=notes)
     return found if in_all >= wanted else _with_those_to_come(api, found, cluster, in_all)
 
 
-def _with_those_to_come(api: Asks, found: HostsFor, cluster: ClusterSpec, in_all: int) -> HostsFor:
-    """Of a job that wants more hosts than the `in_all` that there are."""
+def _with_those_to_come(
+    api: ApiReader, found: HostsFor, cluster: ClusterSpec, in_all: int
+) -> HostsFor:
+    """For a job that requests more than the `in_all` existing hosts."""
     kinds = {
         host.profile.name
         for host in found.inventory.hosts
@@ -141,16 +143,16 @@ def _with_those_to_come(api: Asks, found: HostsFor, cluster: ClusterSpec, in_all
     maker = f"queue {cluster.kubernetes.queue}" if cluster.kubernetes.queue else makes_nodes(api)
     if maker is None or kind is None:
         name = kind or f"one of {', '.join(GPU_NAMES)}"
-        advice = f"; where nodes are made on demand, set cluster.gpu to {name}: then none has to"
-        return replace(found, advice=f"{advice} be there yet")
+        advice = f"; where nodes are created on demand, set cluster.gpu to {name}: then none must"
+        return replace(found, advice=f"{advice} exist yet")
     wanted = cluster.hosts + cluster.spare_hosts
-    note = f"{in_all} of the {wanted} hosts are there: planned for {wanted} of {kind} all the same,"
-    notes = (*found.notes, f"{note} for {maker} may bring them")
+    note = f"{in_all} of the {wanted} hosts exist: planned for {wanted} of {kind} anyway,"
+    notes = (*found.notes, f"{note} because {maker} may add them")
     return replace(found, to_come=kind, notes=notes)
 
 
-def makes_nodes(api: Asks) -> str | None:
-    """What makes nodes on demand in this cluster; None where nothing is known to."""
+def makes_nodes(api: ApiReader) -> str | None:
+    """What creates nodes on demand in this cluster; None if unknown."""
     try:
         groups = api.read("/apis").get("groups", ())
     except BackendError:
@@ -163,11 +165,11 @@ def _check_known(found: HostsFor, use: Use, devices: int) -> None:
     hosts = found.inventory.hosts
     if not hosts:
         known = {name for node in found.nodes for name in node.capacity if "/" in name}
-        there = f"; they have {', '.join(sorted(known))}" if known else ""
+        there = f"; found: {', '.join(sorted(known))}" if known else ""
         raise PlanError(
             f"none of the {len(found.nodes)} nodes has {use.device}{there}",
-            fix="set cluster.kubernetes.gpu_resource to what the device plugin calls them, or to"
-            f" null for ranks on CPUs; where nodes are made on demand, {WITHOUT_NODES}",
+            fix="set cluster.kubernetes.gpu_resource to the device plugin's resource name, or to"
+            f" null for ranks on CPUs; where nodes are created on demand, {WITHOUT_NODES}",
         )
     able = [host for host in hosts if host.devices >= devices]
     if not able or any(host.profile for host in able):
@@ -180,14 +182,14 @@ def _check_known(found: HostsFor, use: Use, devices: int) -> None:
         said += f" ({', '.join(words)})"
     entry = f"feature: {words[0].lower()}" if words and not product else f'type: "{product or ""}"'
     raise PlanError(
-        f"what the GPUs are is not known: {node.name} has {said}",
+        f"unknown GPU model: {node.name} has {said}",
         fix=f"write it into a file, for example gpus: [{{{entry.lower()}, profile: h100-sxm-80gb}}]"
         f", and name that in {KUBERNETES_GPUS}; or {WITHOUT_NODES}",
     )
 
 
-def kueue_levels(api: Asks) -> tuple[str, ...] | None:
-    """Labels that are levels in every Topology of Kueue; None where there is no telling."""
+def kueue_levels(api: ApiReader) -> tuple[str, ...] | None:
+    """Node labels in every Topology of Kueue; None if unknown."""
     try:
         group = api.read(f"/apis/{KUEUE}")
         version = group["preferredVersion"]["version"]

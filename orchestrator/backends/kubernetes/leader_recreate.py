@@ -1,4 +1,4 @@
-"""The pod that is to lead, when nobody hears it: another one in its place.
+"""Replace the leader's pod when no agent hears the leader.
 
 An operator makes a pod anew once it is gone. Yet a node that is dead keeps its pods, and a kubelet
 that cannot begin one (it cannot pull the image, or mount a volume) tries for ever. Such a pod is
@@ -12,7 +12,7 @@ from typing import Literal
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.controller import controller_client
 from orchestrator.backends.kubernetes.observe.object_fields import (
     LABEL,
     alive,
@@ -24,7 +24,7 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
     node_of,
     scheduled_at,
 )
-from orchestrator.backends.kubernetes.observe.pending_reasons import pod_trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import pod_problem
 from orchestrator.backends.kubernetes.pod_deletion import end_pod, node_answers
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
@@ -42,18 +42,18 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 BEGIN_S = 120.0
-"""For the pod to begin on its node; at most half of `pod_patience`, after which nobody waits."""
+"""Time for the pod to start on its node; at most half of `pod_patience`."""
 YOUNG_S = 300.0
-"""For one that runs to be heard: it may have to wait for its predecessor's lock."""
+"""Time for a running pod to be heard; it may wait for its predecessor's lock."""
 MOST = 3
-"""Nodes that it is taken away from, in one launch."""
+"""How many times one launch moves the leader's pod to another node."""
 CLOCKS_S = 3.0
-"""By which times of the API server and the nodes, in whole seconds, may be off."""
+"""Clock difference between the API server and the nodes, which report whole seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What is to become of the pod that is to lead."""
+    """The decision about the leader's pod."""
 
     pod: Object
     does: Literal["wait", "end", "move", "move-if-silent"]
@@ -70,32 +70,32 @@ def fate_of(
     silent_s: float | None,
     patience_s: float,
 ) -> Fate | None:
-    """None: there is no such pod, and it is the operator's to make one."""
+    """None: no such pod exists; the operator will create it."""
     pod = next((one for one in alive(pods) if leads(one)), None)
     if pod is None:
         return None
     host = node_of(pod)
     if not host:
-        trouble = pod_trouble(pod, events)
-        return Fate(pod=pod, does="wait", why=str(trouble or "it has no node yet"))
+        trouble = pod_problem(pod, events)
+        return Fate(pod=pod, does="wait", why=str(trouble or "no node is assigned yet"))
     if is_leaving(pod):
-        return Fate(pod=pod, does="end", why=f"it is to go, and is on {host} still")
+        return Fate(pod=pod, does="end", why=f"it is being deleted but still runs on {host}")
     if has_begun(pod):
         return _of_one_that_runs(pod, now - begun_at(pod), silent_s)
     waited_s = now - scheduled_at(pod)
     if waited_s < min(BEGIN_S, patience_s / 2):
-        return Fate(pod=pod, does="wait", why=f"it came to {host} {waited_s:.0f} s ago")
-    trouble = pod_trouble(pod, events)
-    if trouble is None:  # an image may be large
-        return Fate(pod=pod, does="move-if-silent", why=f"{host} does not answer")
-    why = f"it has not begun on {host} for {waited_s:.0f} s, {trouble.what}: {trouble.why}"
+        return Fate(pod=pod, does="wait", why=f"it was scheduled to {host} {waited_s:.0f} s ago")
+    trouble = pod_problem(pod, events)
+    if trouble is None:  # pulling a large image takes long
+        return Fate(pod=pod, does="move-if-silent", why=f"{host} is unreachable")
+    why = f"it has not started on {host} for {waited_s:.0f} s, {trouble.what}: {trouble.why}"
     return Fate(pod=pod, does="move", why=why)
 
 
 def _of_one_that_runs(pod: Object, age_s: float, silent_s: float | None) -> Fate:
     if silent_s is None or age_s < min(silent_s + CLOCKS_S, YOUNG_S):
-        return Fate(pod=pod, does="wait", why=f"it began {age_s:.0f} s ago: it may yet be heard")
-    return Fate(pod=pod, does="end", why=f"its agent has not been heard for {silent_s:.0f} s")
+        return Fate(pod=pod, does="wait", why=f"started {age_s:.0f} s ago: waiting for its agent")
+    return Fate(pod=pod, does="end", why=f"no heartbeat from its agent for {silent_s:.0f} s")
 
 
 def revive(
@@ -107,24 +107,24 @@ def revive(
     *,
     silent_s: float | None,
 ) -> None:
-    """Raises BackendError where it may not, or where nothing more can be done about it here."""
+    """Raises BackendError without the right, or when moving the pod cannot help."""
     spec = launch.kubernetes or KubernetesSpec()
     pods = api.list(PODS, namespace, labels=f"{LABEL}={launch.job}").items
     events, unseen = events_of(api, namespace)
     if unseen:
-        log.warning("why the leader's pod does not begin may not be known: %s", unseen)
+        log.warning("cannot read why the leader's pod does not start: %s", unseen)
     patience_s = spec.pod_patience
     fate = fate_of(pods, events, clock.now(), silent_s=silent_s, patience_s=patience_s)
     if fate is None:
-        log.info("the operator has not made the leader's pod yet")
+        log.info("the operator has not created the leader's pod yet")
         return
     pod, host = fate.pod, node_of(fate.pod)
     if fate.does == "move-if-silent" and node_answers(api, host) is not False:
-        fate = replace(fate, does="wait", why=f"it is being made on {host}")
+        fate = replace(fate, does="wait", why=f"it is being created on {host}")
     if fate.does == "wait":
-        log.info("the leader's pod %s is waited for: %s", name_of(pod), fate.why)
+        log.info("waiting for the leader's pod %s: %s", name_of(pod), fate.why)
         return
-    log.warning("the leader's pod %s is made anew: %s", name_of(pod), fate.why)
+    log.warning("replacing the leader's pod %s: %s", name_of(pod), fate.why)
     if fate.does != "end":
         if not _noted(api, namespace, launch, fate):
             return
@@ -133,15 +133,15 @@ def revive(
 
 
 def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
-    """Written down that the pod is taken away, before it is. False: look at it again later."""
+    """Record the move before deleting the pod. False: check again later."""
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
     if job is None or launch_of(job) != launch.launch:
-        log.info("%s is another job by now: its pod stays as it is", launch.job)
+        log.info("%s was replaced by another job: keeping its pod", launch.job)
         return False
     name, host = name_of(fate.pod), node_of(fate.pod)
     way = (
-        f"`kubectl -n {namespace} describe pod {name}` shows why; to have it elsewhere:"
+        f"`kubectl -n {namespace} describe pod {name}` shows why; to move it to another node:"
         f" `kubectl cordon {host}` and `kubectl -n {namespace} delete pod {name}`"
     )
 
@@ -149,20 +149,20 @@ def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
         before = moved_from(notes)
         if len(before) >= MOST:
             where = ", ".join(before)
-            words = f"{fate.why}; it was taken away from {where}, and is left alone now"
-            raise BackendError(f"the leader's pod {name} does not begin: {words}", fix=way)
+            words = f"{fate.why}; it was already moved away from {where}, so it is not moved again"
+            raise BackendError(f"the leader's pod {name} does not start: {words}", fix=way)
         return {names.NEVER_BEGAN_ANNOTATION: ",".join((*before, host))}
 
     try:
-        return asking.note(api, namespace, launch.job, change, tries=1)
+        return controller_client.note(api, namespace, launch.job, change, tries=1)
     except Forbidden as exc:
-        words = f"{fate.why}; and it may not be written down that it was taken off {host}"
+        words = f"{fate.why}; and ndctl has no right to record that it was moved off {host}"
         fix = f"{way}\n  or {exc.fix}"
         raise BackendError(
-            f"the leader's pod {name} does not begin: {words}: {exc.message}", fix=fix
+            f"the leader's pod {name} does not start: {words}: {exc.message}", fix=fix
         ) from exc
 
 
 def moved_from(notes: Mapping[str, str]) -> tuple[str, ...]:
-    """Nodes that the pod was taken away from, one as often as that was done."""
+    """Nodes that the pod was moved away from, with repetitions."""
     return tuple(filter(None, notes.get(names.NEVER_BEGAN_ANNOTATION, "").split(",")))

@@ -1,4 +1,4 @@
-"""Nodes that a job shall not have, in the pod templates of an object that exists. Pure."""
+"""Excluded nodes in the pod templates of an existing job object. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,15 +33,15 @@ def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
 
 
 def not_kept_off(hosts: Sequence[str]) -> str:
-    """What there is to do where no controller keeps new pods off `hosts`."""
+    """Advice for a cluster without a controller that excludes `hosts`."""
     return (
-        f"no controller keeps new pods of this job off {', '.join(hosts)}: `kubectl cordon"
+        f"no controller excludes {', '.join(hosts)} for new pods of this job: `kubectl cordon"
         f" {' '.join(hosts)}` keeps all pods off; a controller (`{INSTALL}`) does it for this job"
     )
 
 
 def _affinity(pod_spec: Object, hosts: Sequence[str]) -> dict[str, Any]:
-    """Terms are alternatives: each of them has to leave the hosts out."""
+    """Node selector terms are alternatives (OR), so each must exclude the hosts."""
     before: Sequence[Object] = lookup(pod_spec, TERMS, ()) or ({},)
     terms = [_leave_out(term, hosts) for term in before]
     return {TERMS[0]: {TERMS[1]: {TERMS[2]: {TERMS[3]: terms}}}}

@@ -1,11 +1,11 @@
-"""Pods that are to go: one whose node may not answer, or all of a job."""
+"""Delete pods and wait: one pod whose node may be unreachable, or all pods of a job."""
 
 import logging
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
-from orchestrator.backends.kubernetes.controller import asking
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
+from orchestrator.backends.kubernetes.controller import controller_client
 from orchestrator.backends.kubernetes.finalizers import by_force
 from orchestrator.backends.kubernetes.node_affinity import INSTALL
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, alive, is_leaving
@@ -25,13 +25,13 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 CLEAR_S = 120.0
-"""For all pods to be gone, beyond their own grace period."""
+"""Time limit for all pods to end, added to their own grace period."""
 GRACE_S = 30.0
 """Kubernetes' default of terminationGracePeriodSeconds."""
 FORCED_S = 30.0
-"""For the controller to delete by force, once it is time for that."""
+"""How long the controller may take to force the deletion once it is due."""
 NAMED: tuple[Kind, ...] = ("pytorchjob",)
-"""Kinds whose pods have names that are known beforehand: the pods' account may delete those."""
+"""Kinds with predictable pod names: the pods' account may delete pods by these names."""
 
 
 def end_pod(
@@ -57,7 +57,7 @@ def end_pod(
         api.delete(PODS, namespace, name, grace_s=0, uid=uid)
     except BackendError as exc:
         raise BackendError(
-            f"pod {name} stays on {host}, which does not answer: {exc.message}",
+            f"pod {name} stays on {host}, which is unreachable: {exc.message}",
             fix=f"`{by_force(pod)}`" + (f"\n  or {exc.fix}" if exc.fix else ""),
         ) from exc
 
@@ -65,31 +65,33 @@ def end_pod(
 def _end_by_controller(
     api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
 ) -> None:
-    """The controller also says of it that it has Failed, and forces it, where its node is dead."""
+    """The controller marks the pod Failed and forces its deletion if its node is dead."""
     metadata, name = pod["metadata"], name_of(pod)
     job, of = metadata["labels"][LABEL], JOB_KINDS[kind].resource.kind
     way = f"`{by_force(pod)}`\n  or an administrator types `{INSTALL}`, and it is done by itself"
     deadline = clock.monotonic() + force_after_s
-    asked = is_leaving(pod) or asking.end(api, clock, metadata["namespace"], kind, job, pod)
+    asked = is_leaving(pod) or controller_client.end(
+        api, clock, metadata["namespace"], kind, job, pod
+    )
     if not asked:
         raise MustLeave(
-            f"pod {name} on {host} is not deleted: the controller alone may delete pods of a {of},"
-            " and none looks after this job",
+            f"pod {name} on {host} is not deleted: only the controller may delete pods of a {of},"
+            " and none manages this job",
             fix=way,
         )
     gone = _goes(api, clock, host, pod, deadline)
     if not gone and not _gone(api, clock, pod, clock.monotonic() + FORCED_S):
         raise BackendError(
-            f"pod {name} stays on {host}, which does not answer: the controller alone may delete"
+            f"pod {name} stays on {host}, which is unreachable: only the controller may delete"
             f" pods of a {of} by force, and it has not",
             fix=way,
         )
 
 
 def _goes(api: Api, clock: Clock, host: str, pod: Object, deadline: float) -> bool:
-    """Whether it goes by itself; False: its node does not answer, so nothing but force helps.
+    """Whether it ends by itself; False: its node is unreachable, so only force helps.
 
-    Raises Unanswered where the node answers.
+    Raises Unanswered if the node is reachable but the pod does not end.
     """
     grace_s = float(lookup(pod, ("spec", "terminationGracePeriodSeconds"), GRACE_S))
     if _gone(api, clock, pod, deadline):
@@ -102,24 +104,24 @@ def _goes(api: Api, clock: Clock, host: str, pod: Object, deadline: float) -> bo
     if answers:
         name, namespace = name_of(pod), pod["metadata"]["namespace"]
         raise Unanswered(
-            f"pod {name} on {host} does not end, though its node answers",
-            fix=f"`kubectl -n {namespace} describe pod {name}` shows what holds it",
+            f"pod {name} on {host} does not terminate although its node is reachable",
+            fix=f"`kubectl -n {namespace} describe pod {name}` shows what blocks it",
         )
     return False
 
 
 def node_answers(api: Api, host: str) -> bool | None:
-    """Whether a node does; None where we may not know."""
+    """Whether the node is reachable; None without the right to read nodes."""
     try:
         node = api.get(NODES, None, host)
     except Forbidden as exc:
-        log.warning("whether %s answers is not known: %s", host, exc)
+        log.warning("cannot read whether %s is reachable: %s", host, exc)
         return None
     return node is not None and parse_node(node).ready == READY
 
 
 def _gone(api: Api, clock: Clock, pod: Object, deadline: float) -> bool:
-    """Whether this very pod goes away until then; looked at once in any case."""
+    """Whether this pod is deleted before the deadline. Checks at least once."""
     metadata = pod["metadata"]
     for cache in _watching(api, clock, metadata["namespace"], metadata["labels"][LABEL]).changes(
         deadline
@@ -130,22 +132,22 @@ def _gone(api: Api, clock: Clock, pod: Object, deadline: float) -> bool:
 
 
 def await_no_pods(api: Api, clock: Clock, namespace: str, job: str) -> None:
-    """Raises BackendError where some stay."""
+    """Raises BackendError if pods remain."""
     left: list[Object] = []
     deadline = clock.monotonic() + CLEAR_S + GRACE_S
     for cache in _watching(api, clock, namespace, job).changes(deadline):
         left = alive(list(cache.items.values()))
         if not left:
             return
-    names = ", ".join(name_of(pod) for pod in left[:3]) or "which ones is not known"
+    names = ", ".join(name_of(pod) for pod in left[:3]) or "unknown pods"
     raise BackendError(
-        f"pods of {job} do not end: {names}",
+        f"pods of {job} do not terminate: {names}",
         fix=f"`kubectl -n {namespace} get pods -l {LABEL}={job} -o wide`; where a node"
-        " does not answer, `kubectl delete pod NAME --force --grace-period=0`",
+        " is unreachable, `kubectl delete pod NAME --force --grace-period=0`",
     )
 
 
-def _watching(api: Api, clock: Clock, namespace: str, job: str) -> Watching:
-    return Watching(
+def _watching(api: Api, clock: Clock, namespace: str, job: str) -> ListWatch:
+    return ListWatch(
         api=api, clock=clock, resource=PODS, namespace=namespace, labels=f"{LABEL}={job}"
     )

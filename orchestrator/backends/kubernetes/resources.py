@@ -1,4 +1,4 @@
-"""The kinds of objects that ndctl reads and writes, and where each has what we need of it."""
+"""The kinds of objects that ndctl reads and writes, and where each keeps the fields we need."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ OWN = (
 
 
 def resource_of(item: Object) -> Resource:
-    """Which of ours an object is. Raises KeyError for another."""
+    """The Resource of an object. Raises KeyError for an unknown kind."""
     return {(one.kind, _api_version(one)): one for one in OWN}[item["kind"], item["apiVersion"]]
 
 
@@ -87,17 +87,17 @@ def _api_version(resource: Resource) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKind:
-    """What differs between the custom resources that become a job's pods."""
+    """The differences between the custom resources that can run a job."""
 
     resource: Resource
     operator: str
-    """Who makes pods of it."""
+    """The operator that creates its pods."""
     install: str
-    """What an administrator types where it is missing."""
+    """The command that installs it."""
     suspend: tuple[str, ...]
-    """Where the field lies that takes all pods away."""
+    """Path of the field that deletes all pods."""
     since: str
-    """The first version of the operator whose kind has all that is sent."""
+    """The oldest operator version whose kind has every field we send."""
     needs: tuple[tuple[str, ...], ...]
     """Fields that no version before `since` has."""
 

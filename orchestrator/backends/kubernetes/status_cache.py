@@ -1,4 +1,4 @@
-"""How jobs stand: asked of the API server as seldom as can be."""
+"""The status of jobs, with as few API requests as possible."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL, deleted_at, is_leaving
 from orchestrator.backends.kubernetes.observe.observe import Observed
-from orchestrator.backends.kubernetes.observe.pending_reasons import Trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import PendingReason
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     CONFIG_MAPS,
@@ -24,7 +24,7 @@ from orchestrator.errors import BackendError
 
 
 def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]) -> list[Observed]:
-    """At launches of one place and kind: objects, pods and events are listed once for all."""
+    """Launches of one namespace and kind: list objects, pods and events once for all."""
     jobs: dict[str, Object]
     if len(launches) == 1:
         job = api.get(kind.resource, namespace, launches[0].job)
@@ -34,7 +34,7 @@ def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]
         jobs = {name_of(job): job for job in listed.items}
     label = f"{LABEL}={launches[0].job}" if len(launches) == 1 else LABEL
     pods = api.list(PODS, namespace, labels=label).items
-    # Only who waits has something to explain.
+    # Only a waiting job needs its events to explain why.
     calm = jobs and all(object_fields.is_running(pod) for pod in pods)
     whole = len(pods) >= sum(len(one.hosts) for one in launches)
     events, unseen = ((), "") if calm and whole else events_of(api, namespace)
@@ -59,7 +59,7 @@ def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]
 
 
 def events_of(api: Api, namespace: str) -> tuple[Sequence[Object], str]:
-    """All of the namespace; without the right to them none, and what that right is."""
+    """All pods of the namespace; without the right none, and the missing right."""
     try:
         return api.list(EVENTS, namespace, cached=True).items, ""
     except Forbidden as exc:
@@ -67,10 +67,12 @@ def events_of(api: Api, namespace: str) -> tuple[Sequence[Object], str]:
 
 
 def _without_events(seen: Observed, why: str) -> Observed:
-    """Where nothing else tells why pods wait, their events would."""
+    """Events explain a waiting pod where its status does not."""
     if seen.troubles or seen.meaning not in ("waiting", "suspended"):
         return seen
-    said = Trouble(what="why is not known", why=why, advice="ask an administrator for that right")
+    said = PendingReason(
+        what="unknown reason", why=why, advice="ask an administrator for that right"
+    )
     return replace(seen, troubles=(said,))
 
 
@@ -81,10 +83,10 @@ def _with_namespace(seen: Observed, at: float | None) -> Observed:
 
 
 def namespace_gone(api: Api, namespace: str) -> tuple[bool, float | None]:
-    """Whether it was deleted, and when, as far as one may see that."""
+    """Whether and when the namespace was deleted, as far as we may read it."""
     try:
         found = api.get(NAMESPACES, None, namespace)
-    except BackendError:  # without the right to look the job alone was deleted
+    except BackendError:  # without the right to read it, assume that only the job was deleted
         return False, None
     return found is None or is_leaving(found), deleted_at(found or {})
 
@@ -92,7 +94,7 @@ def namespace_gone(api: Api, namespace: str) -> tuple[bool, float | None]:
 def _with_notes(
     api: Api, namespace: str, seen: list[Observed], jobs: Mapping[str, Object]
 ) -> list[Observed]:
-    """With what the pods of a single job wrote down; of many it is not worth a request each."""
+    """With the notes of the job's pods, for a single job only: it costs one request each."""
     if len(seen) != 1 or not jobs:
         return seen
     ((name, job),) = jobs.items()

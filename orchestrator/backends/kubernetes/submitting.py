@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Api, Asks
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.client import Api, ApiReader
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.checks import permissions
-from orchestrator.backends.kubernetes.controller.wishes import belongs_to
+from orchestrator.backends.kubernetes.controller.pod_requests import belongs_to
 from orchestrator.backends.kubernetes.observe import object_fields
 from orchestrator.backends.kubernetes.observe.object_fields import LABEL
 from orchestrator.backends.kubernetes.render import names, objects, token_secret
@@ -46,17 +46,17 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 GONE_S = 60.0
-"""For what is left of a job that has ended to be taken away."""
+"""Time limit for deleting what an ended job left."""
 AGAIN_S = (1.0, 3.0, 6.0)
-"""Before an object is made again, where the API server did not answer."""
+"""Pause before a create without an answer is retried."""
 FRESH_S = 30.0
-"""So long another submission of the same name may be at work."""
+"""For this long another submission of the same name may be running."""
 LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Helper:
-    """An object beside the job."""
+    """A helper object of the job, such as its ConfigMap."""
 
     resource: Resource
     name: str
@@ -80,18 +80,18 @@ def helpers_of(spec: KubernetesSpec, job: str) -> list[Helper]:
 
 
 def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
-    """Make everything, the job last.
+    """Create all objects, the job last.
 
     Raises:
-        Unsettled: the API server was lost in the middle: what was made may be there.
-        BackendError: something was refused; what was made was taken away again.
+        Unsettled: the API server became unreachable; created objects may remain.
+        BackendError: a request was rejected; created objects were deleted again.
     """
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
     made = objects(handover, namespace)
     former = api.get(JOB_KINDS[spec.kind].resource, namespace, launch.job)
     if former is not None and _is_made(former, made[-1]):
-        return  # by an earlier call, whose answer was lost
+        return  # created by an earlier call whose answer was lost
     if former is not None:
         if object_fields.launch_of(former) == launch.launch and not object_fields.is_leaving(
             former
@@ -101,7 +101,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
             api,
             permissions.replacing(spec),
             namespace,
-            f"the former launch of {launch.job} stays, and nothing was submitted",
+            f"the previous launch of {launch.job} stays; nothing was submitted",
         )
         take_away(api, clock, namespace, spec, former)
     _take_remains_away(api, clock, namespace, spec, launch.job)
@@ -119,17 +119,17 @@ def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job
             owned = {**item, "metadata": {**item["metadata"], "ownerReferences": owner}}
             there.append(_created(api, clock, namespace, owned))
         made = _created(api, clock, namespace, job)
-    except BaseException as exc:  # ^C as well
+    except BaseException as exc:  # also after ^C
         found = _take_back(api, namespace, kind, there, job, exc)
         if found is None:
             raise
-        log.warning("%s is there, though the API server did not say so: %s", name_of(job), exc)
+        log.warning("%s exists although the create failed: %s", name_of(job), exc)
         made = found
     _adopted(api, namespace, kind, made, there[0])
 
 
 def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
-    """Make it. An answer that is lost says nothing of whether it was made."""
+    """Create it. After a lost answer it is unknown whether the object exists."""
     for tried, wait_s in enumerate((*AGAIN_S, None)):
         try:
             return api.create(item, namespace)
@@ -162,15 +162,15 @@ def _found(api: Api, namespace: str, item: Object) -> Object | None:
 def _another(item: Object, namespace: str, exc: Conflict) -> BackendError:
     kind, name = resource_of(item), name_of(item)
     return BackendError(
-        f"{kind.kind} {name} of namespace {namespace} came in between: another submission of that"
-        " name is at work, or it is of something else",
-        fix=f"`kubectl -n {namespace} get {kind.word} {name} -o yaml` shows whose it is; take"
+        f"{kind.kind} {name} of namespace {namespace} was created meanwhile: another submission of"
+        " this name is running, or the object has another owner",
+        fix=f"`kubectl -n {namespace} get {kind.word} {name} -o yaml` shows the owner; use"
         f" another name, or `kubectl -n {namespace} delete {kind.word} {name}` and submit again",
     )
 
 
 def _is_made(there: Object, job: Object) -> bool:
-    """Whether `there` is the very job that is submitted."""
+    """Whether `there` is the job being submitted."""
     mine, theirs = object_fields.annotations_of(job), object_fields.annotations_of(there)
     keys = (names.LAUNCH_ANNOTATION, names.HASH_ANNOTATION)
     return not object_fields.is_leaving(there) and all(mine[key] == theirs.get(key) for key in keys)
@@ -196,7 +196,7 @@ def _take_back(
             return found
         for item in reversed(there):
             _delete(api, namespace, item)
-        if lost and not there:  # what was asked for first may have been made
+        if lost and not there:  # the first create may have succeeded without an answer
             first = api.about(CONFIG_MAPS, namespace, names.config_map_of(name))
             if first is not None and is_ours(first, name):
                 uid = first["metadata"]["uid"]
@@ -204,26 +204,26 @@ def _take_back(
     except BackendError as exc:
         left = ", ".join(f"{resource_of(one).kind} {name_of(one)}" for one in there) or "nothing"
         raise Unsettled(
-            f"job {name} was not submitted to its end, and what was made could not be taken away"
-            f" (seen of it: {left}; {exc.message}): {_words(why)}",
-            fix="once the API server answers: `ndctl submit` again; or"
-            f" `ndctl cancel {name} -n {namespace}`, which takes away what is there",
+            f"job {name} was submitted only partly, and cleaning up failed"
+            f" (found: {left}; {exc.message}): {_words(why)}",
+            fix="once the API server is reachable: run `ndctl submit` again; or"
+            f" `ndctl cancel {name} -n {namespace}`, which removes what was created",
         ) from exc
     return None
 
 
 def _delete(api: Api, namespace: str, item: Object) -> None:
-    """What may not be deleted goes with the ConfigMap, by which it is known whose it is."""
+    """Kubernetes deletes the rest with the ConfigMap that owns it."""
     resource, uid = resource_of(item), lookup(item, ("metadata", "uid"), "")
     if not uid:
-        return  # a Secret that may not be read
+        return  # no right to read a Secret
     try:
         api.delete(resource, namespace, name_of(item), uid=uid)
     except Forbidden:
         if resource == CONFIG_MAPS:
             raise
     except Conflict:
-        pass  # it is another one by now
+        pass  # the name belongs to another object by now
 
 
 def _words(why: BaseException) -> str:
@@ -231,16 +231,16 @@ def _words(why: BaseException) -> str:
 
 
 def _adopted(api: Api, namespace: str, kind: JobKind, job: Object, config_map: Object) -> None:
-    """The job runs by now: what goes wrong here is no reason to say that it was not submitted."""
+    """The job runs already, so an error here does not fail the submission."""
     try:
         adopt(api, namespace, kind, job, uid=str(lookup(config_map, ("metadata", "uid"), "")))
     except (Conflict, Missing) as exc:
-        # Without it the pods would wait for ever.
+        # Without the ConfigMap the pods would wait forever.
         api.delete(kind.resource, namespace, name_of(job), uid=job["metadata"]["uid"])
         raise _another(config_map, namespace, Conflict(exc.message)) from exc
     except BackendError as exc:
         log.warning(
-            "%s runs, and its ConfigMap does not belong to it yet: its leader sees to that (%s)",
+            "%s runs without owning its ConfigMap yet; its leader will set the owner: %s",
             *(name_of(job), exc.message),
         )
 
@@ -276,17 +276,17 @@ def owner_reference(resource: Resource, item: Object) -> dict[str, Any]:
     }
 
 
-# What is there already
+# Existing objects
 
 
 def is_ours(item: Object, job: object) -> bool:
-    """By the labels that ndctl gives, it is of that job."""
+    """Whether ndctl's labels say that the object belongs to this job."""
     labels = lookup(item, ("metadata", "labels"), {})
     return bool(labels.get(names.MANAGED_LABEL) == "ndctl" and labels.get(LABEL) == job)
 
 
-def strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
-    """Objects that have the name of one of the job's, and are of something else."""
+def strangers(api: ApiReader, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
+    """Objects with the name of one of the job's objects but another owner."""
     for helper in helpers_of(spec, job):
         with contextlib.suppress(Forbidden, Missing):
             found = api.get(helper.resource, namespace, helper.name)
@@ -302,7 +302,7 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
     deadline = clock.monotonic() + GONE_S
     for resource in (kind.resource, PODS):
-        watching = Watching(
+        watching = ListWatch(
             api=api,
             clock=clock,
             resource=resource,
@@ -314,9 +314,9 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
                 break
         else:
             raise BackendError(
-                f"{resource.kind} of the former launch of {name} does not go away",
+                f"{resource.kind} of the previous launch of {name} does not get deleted",
                 fix=f"`kubectl -n {namespace} get {resource.word} -l {LABEL}={name} -o yaml` shows"
-                " what holds it (finalizers, a node that does not answer)",
+                " what blocks it (finalizers, an unreachable node)",
             )
     remove_remains(api, clock, namespace, spec, name)
 
@@ -330,7 +330,7 @@ def _take_remains_away(
     if found is not None and is_ours(found, job):
         age_s = clock.now() - object_fields.seconds_of(found["metadata"]["creationTimestamp"])
         if 0 <= age_s < FRESH_S:
-            words = "%s was made %.0f s ago, and no job has come: waiting %.0f s for it to come"
+            words = "%s was created %.0f s ago without a job: waiting %.0f s for the job"
             log.warning(words, f"ConfigMap {name_of(found)}", age_s, FRESH_S - age_s)
             clock.sleep(FRESH_S - age_s)
         if api.get(JOB_KINDS[spec.kind].resource, namespace, job) is not None:
@@ -341,12 +341,12 @@ def _take_remains_away(
 def _by_another(job: str, namespace: str) -> BackendError:
     return BackendError(
         f"job {job} was submitted by another command at the same time",
-        fix=f"`ndctl status {job} -n {namespace}` shows it; or take another name",
+        fix=f"`ndctl status {job} -n {namespace}` shows it; or use another name",
     )
 
 
 def remove_orphans(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
-    """`remove_remains`, unless a job of another kind has that name: then they are of that one."""
+    """`remove_remains`, unless a job of another kind has this name and owns them."""
     for kind in JOB_KINDS.values():
         with contextlib.suppress(Missing, Forbidden):
             if api.get(kind.resource, namespace, job) is not None:
@@ -363,12 +363,14 @@ def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
         while (found := _looked(api, namespace, helper)) is not None and is_ours(found, job):
             uid = found["metadata"]["uid"]
             if uid != asked:
-                with contextlib.suppress(Forbidden, Conflict):  # it goes with its owner
+                with contextlib.suppress(
+                    Forbidden, Conflict
+                ):  # Kubernetes deletes it with its owner
                     api.delete(helper.resource, namespace, helper.name, uid=uid)
                 asked = uid
             if clock.monotonic() >= deadline:
                 raise BackendError(
-                    f"{helper} of the former launch of {job} does not go away",
+                    f"{helper} of the previous launch of {job} does not get deleted",
                     fix=f"`kubectl -n {namespace} delete {helper.resource.word} {helper.name}`,"
                     " then submit again",
                 )
@@ -376,7 +378,7 @@ def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
 
 
 def _looked(api: Api, namespace: str, helper: Helper) -> Object | None:
-    """None also where it may not be looked at: Kubernetes deletes it with its owner."""
+    """Also None without the right to read it: Kubernetes deletes it with its owner."""
     try:
         return api.about(helper.resource, namespace, helper.name)
     except (Forbidden, Missing):

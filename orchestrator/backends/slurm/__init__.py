@@ -1,7 +1,7 @@
-"""Slurm: one allocation with one agent a node, from a batch script that carries the job.
+"""The Slurm backend: a batch script that contains the job starts one agent on each node.
 
-`render` writes the script, `observe` reads what Slurm says, both pure; `checks` looks before a job
-is queued; `backend` ties them to the cluster. What the script runs is in `backends/entry`:
-`slurm_before_srun` begins a job on its first node, `slurm_task` runs on each, `slurm_after_srun` is
-the end.
+`render` writes the script and `observe` parses Slurm's output, both pure. `checks` runs before a
+job is queued, and `backend` talks to the cluster. The programs of the script are in
+`backends/entry`: `slurm_before_srun` on the first node, `slurm_task` on each node, and
+`slurm_after_srun` at the end.
 """

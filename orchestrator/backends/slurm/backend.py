@@ -1,6 +1,6 @@
-"""The Slurm backend: submit once, observe, ask for nodes again, give them back, clear.
+"""The Slurm backend: submit, observe, requeue, replace agents, cancel.
 
-`find` says what Slurm has of it.
+`job_lookup` finds the Slurm job of a launch.
 """
 
 import contextlib
@@ -46,23 +46,23 @@ from orchestrator.seams import (
 log = logging.getLogger(__name__)
 
 CLEAR_S = 120.0
-"""For all processes to end: KillWait, the epilog, and what a slow node adds."""
+"""Time for all processes to end: KillWait, the epilog, and delays of a slow node."""
 CANCEL_AGAIN_S = 5.0
-"""A job that is being queued again survives scancel."""
+"""Seconds after which scancel is repeated: a job that is being requeued survives it."""
 LATE_S = 30.0
-"""For a job to be in the queue whose sbatch was not answered."""
+"""Time for a job to appear in the queue after its sbatch was not answered."""
 LATE_POLL_S = 5.0
 POLL_S = 0.25
 CLEAR_HOST_S = 45.0
-"""For a step that ends an agent and its ranks, in a container and on a busy node."""
+"""Timeout of a step that ends an agent and its ranks, in a container on a busy node."""
 SOON_SLACK_S = 15.0
-"""Between two questions about the nodes."""
+"""Seconds between two queries of the nodes."""
 NOTICE_SLACK_S = 75.0
 """Slurm may warn of the time limit up to a minute early."""
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
-"""What lies above a node, as `switch.switch.node` or `block.node`; nothing where it is `node`."""
+"""Value `switch.switch.node` or `block.node` if there is a topology, else `node`."""
 START_S = 2.0
-"""A step that cannot be created says so by then."""
+"""A step that cannot be created fails within this time."""
 
 
 class SlurmBackend:
@@ -76,7 +76,7 @@ class SlurmBackend:
         self.slurm = Slurm(shell, clock)
         self.finder = Finder(self.slurm)
         self.steps: list[Detached] = []
-        """Of agents that were started again."""
+        """Steps of restarted agents."""
         self.requeuing: Requeue | None = None
 
     @property
@@ -98,20 +98,20 @@ class SlurmBackend:
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         launch = handover.launch
-        if unheard := sorted(name for name in self.environ if name.startswith("SBATCH_")):
-            names = ", ".join(unheard)
-            log.warning("%s: not heard; what sbatch is asked is in cluster.slurm alone", names)
+        if ignored := sorted(name for name in self.environ if name.startswith("SBATCH_")):
+            names = ", ".join(ignored)
+            log.warning("ignoring environment, set cluster.slurm instead: %s", names)
         if short := cut_short(launch, handover.job.stop_grace):
             log.warning("%s", short)
         code = self._code(launch)
         if code is not None and code.left_out:
-            log.warning("files left out of the snapshot of %s: %s", code.home, code.words())
+            log.warning("the snapshot of %s excludes: %s", code.home, code.words())
         partitions = parse_partitions(self.slurm.told(PARTITIONS))
         nodes = parse_nodes(self.slurm.told(NODES))
         found = problems(launch, sys.executable, partitions, nodes)
         if found:
             raise BackendError(
-                "Slurm could not run this job as it is:\n  "
+                "Slurm cannot run this job:\n  "
                 + "\n".join(str(one) for one in found).replace("\n", "\n  ")
             )
         with tempfile.NamedTemporaryFile("w", prefix="ndctl-", suffix=".sh") as file:
@@ -124,12 +124,12 @@ class SlurmBackend:
             if never or FOR_GOOD.search(said):
                 raise BackendError(
                     f"Slurm would refuse this job: {said}",
-                    fix="change what it names below cluster.slurm; nothing was written or queued",
+                    fix="correct cluster.slurm; nothing was written or queued",
                 )
             away = closed(launch, partitions, nodes)
             log.warning(
                 "%ssbatch --test-only: %s",
-                f"the job may wait for {fold(away)}, which is down, drained or reserved; "
+                f"the job may wait for nodes that are down, drained or reserved: {fold(away)}; "
                 if away
                 else "",
                 said,
@@ -140,35 +140,34 @@ class SlurmBackend:
         )
 
     def _code(self, launch: LaunchPlan) -> code_snapshot.Chosen | None:
-        """What a snapshot would take; None without one. Raises Refused."""
+        """The files of the snapshot; None without a snapshot. Raises Refused."""
         return code_snapshot.choose(self.clock) if launch.slurm and launch.slurm.snapshot else None
 
     def submit(self, handover: Handover) -> None:
         launch = handover.launch
         if self.finder.find(launch) is not None:
-            return  # an earlier call was answered, or not heard: never a second job
+            return  # an earlier call submitted it; its answer may have been lost
         self.make_folder(launch)
         render.script_path(launch).write_text(self.describe(handover))
         argv = render.submission(launch)
         try:
             done = self.slurm.ask(argv, tries=1)
         except Unanswered as exc:
-            # Perhaps queued all the same, or soon: a slow slurmctld works off what it was sent long
-            # after sbatch has given up. To say it twice would make two jobs.
+            # The job may be queued now or later, because a slow slurmctld handles requests after
+            # sbatch has timed out. A second sbatch would create a second job.
             if self._comes_late(launch):
                 return
-            raise _not_known(launch, exc) from exc
+            raise _unknown_outcome(launch, exc) from exc
         if done.code != 0:
             raise Refused(
-                f"Slurm refuses this job: {' '.join((done.err or done.out).split())}",
-                fix="change what it names below cluster.slurm and submit it again; nothing was"
-                " queued",
+                f"Slurm refused this job: {' '.join((done.err or done.out).split())}",
+                fix="correct cluster.slurm and submit the job again; nothing was queued",
             )
         job_id = done.out.strip().split(";")[0]
         try:
             job_lookup.record(launch, job_id)
-        except OSError as exc:  # Slurm has the job, which is found by its comment as well
-            log.warning("Slurm job %s is queued, but its number was not written: %s", job_id, exc)
+        except OSError as exc:  # the job is queued, and its comment also identifies it
+            log.warning("failed to write the id of queued Slurm job %s: %s", job_id, exc)
 
     def _comes_late(self, launch: LaunchPlan) -> bool:
         begun = self.clock.monotonic()
@@ -180,52 +179,53 @@ class SlurmBackend:
         return False
 
     def make_folder(self, launch: LaunchPlan) -> None:
-        """Where the script and what tasks say first is kept, with the snapshot beside it; once."""
+        """Create the folder for the script and the output of tasks, and the snapshot, once."""
         folder = render.folder(launch)
         if folder.exists():
             return
         if (chosen := self._code(launch)) is not None:
             code_snapshot.take(chosen, render.snapshot_path(launch))
-        folder.mkdir(parents=True)  # last: it says that the rest is there
+        folder.mkdir(parents=True)  # last, because it marks the rest as complete
 
     # At the start of the batch script
 
     def take_allocation(self, launch: LaunchPlan) -> None:
-        """Have Slurm's own record of this job say that it is the launch's, also where its script
-        does not: of an element of an array, or with another comment.
+        """Mark this Slurm job as the job of the launch by its comment.
 
-        Raises JobError in an allocation that has no batch script to run again.
+        The script sets the comment, but not for an array task or if the user set another comment.
+
+        Raises:
+            JobError: the allocation has no batch script to run again.
         """
         if render.script_path(launch).exists():
-            return  # submitted by ndctl, or taken before
+            return  # submitted by ndctl, or marked before
         job = self.batch_job()
         if not job_lookup.is_marked(job, launch):
             comment = render.marked(launch, job.comment)
             self.slurm.told(["scontrol", "update", f"JobId={job.id}", f"Comment={comment}"])
 
     def batch_job(self) -> SlurmJob:
-        """The Slurm job in which this runs. Raises JobError where it has no batch script."""
+        """The Slurm job of this process. Raises JobError if it has no batch script."""
         job_id = self._own_id()
         done = self.slurm.told(["scontrol", "show", "job", "-a", "-o", job_id])
         job = next((one for one in observe.parse_jobs(done) if one.id == job_id), None)
         if job is None:
-            raise BackendError(f"Slurm does not know {job_id}, the job in which this runs")
+            raise BackendError(f"Slurm does not know job {job_id}, in which this process runs")
         if not job.is_batch:
             raise JobError(
-                f"Slurm job {job_id} is an allocation of yours and no batch job, which ndctl could"
-                " have queued again",
-                fix="`ndctl submit SPEC --here` trains in it; or give the script to sbatch",
+                f"Slurm job {job_id} is not a batch job, so it cannot be requeued",
+                fix="run `ndctl submit SPEC --here` in it, or give the script to sbatch",
             )
         return job
 
     def is_recorded(self, launch: LaunchPlan) -> bool:
-        """Whether this Slurm job is known to be the launch's."""
+        """Whether this Slurm job is recorded as the job of the launch."""
         return job_lookup.recorded(launch) == self._own_id()
 
     def record(self, launch: LaunchPlan, step: str = "") -> None:
         job_lookup.record(launch, self._own_id(), step)
 
-    # What Slurm has of it
+    # State at Slurm
 
     def standing(self, launch: LaunchPlan) -> str | None:
         job = self.finder.find(launch)
@@ -273,7 +273,7 @@ class SlurmBackend:
             job = self.finder.show(launch, job_id)
             ends_at = job.ends_at if job else None
         except BackendError as exc:
-            log.warning("when the allocation ends is not known: %s", exc)
+            log.warning("failed to read the end of the allocation: %s", exc)
         return Allocation(
             id=job_id,
             restarts=self._restarts(),
@@ -285,38 +285,42 @@ class SlurmBackend:
         )
 
     def _switches(self, nodelist: str) -> dict[str, tuple[str, ...]]:
-        """Above each node. Raises Unanswered where there are some and Slurm does not say which:
-        ranks are bound by them for as long as the allocation lasts, so that is worth a wait."""
+        """The switches above each node.
+
+        Raises:
+            Unanswered: there are switches but slurmctld does not answer. The caller retries,
+                because the placement of ranks depends on them for the whole allocation.
+        """
         try:
             topology = self.slurm.told((*TOPOLOGY, *self._own_topology()))
         except BackendError as exc:
             if isinstance(exc, Unanswered) and "." in self.environ.get(PATTERN, ""):
                 raise
-            log.warning("which switches are above the nodes is not known: %s", exc)
+            log.warning("failed to read the switches of the nodes: %s", exc)
             return {}
         return allocated_switches(nodelist, topology)
 
     def _own_topology(self) -> tuple[str, ...]:
-        """The name of the partition's, where the cluster has several."""
+        """The name of the partition's topology, if the cluster has several topologies."""
         own = self.environ.get("SLURM_JOB_PARTITION")
         try:
             found = parse_partitions(self.slurm.told(PARTITIONS))
         except Unanswered:
             raise
         except BackendError as exc:
-            log.warning("whether the partition has a topology of its own is not known: %s", exc)
+            log.warning("failed to read the topology of the partition: %s", exc)
             return ()
         return tuple(one.topology for one in found if one.name == own and one.topology)
 
     def _own_id(self) -> str:
-        """As scontrol and squeue take it."""
+        """In the form that scontrol and squeue take."""
         job_id = job_lookup.own_id(self.environ)
         if job_id is None:
-            raise BackendError("there is no SLURM_JOB_ID: this is no Slurm job")
+            raise BackendError("SLURM_JOB_ID is not set, so this process is not in a Slurm job")
         return job_id
 
     def _own_number(self) -> str:
-        """As srun takes it, which does not know `12_3`."""
+        """In the form that srun takes, which does not accept `12_3`."""
         return self.environ.get("SLURM_JOB_ID", "")
 
     def _restarts(self) -> int:
@@ -343,18 +347,19 @@ class SlurmBackend:
         if job is not None and job.nodes and observe.phase(job, self._restarts()) == "running":
             for host in set(hosts) - set(job.nodes) - set(unfit):
                 unfit[host] = HostNotice(
-                    host=host, state="REMOVED", reason="Slurm took it out of the job"
+                    host=host, state="REMOVED", reason="Slurm removed it from the job"
                 )
         return tuple(unfit[host] for host in hosts if host in unfit)
 
     def _in_maintenance(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """Soon, so that ranks have as long for a checkpoint as before a time limit. Slurm starts no
-        job whose limit reaches into a reservation, but one may be made over a job that runs."""
+        """Hosts with a maintenance reservation that starts soon, so that ranks get as much time for
+        a checkpoint as before a time limit. Slurm starts no job that overlaps a reservation, but
+        an administrator can create one over a running job."""
         spec, now = launch.slurm or SlurmSpec(), self.clock.now()
         try:
             said = self.slurm.told(["scontrol", "-o", "show", "reservations"], tries=1)
         except BackendError as exc:
-            log.warning("which maintenance is planned is not known: %s", exc)
+            log.warning("failed to read maintenance reservations: %s", exc)
             return {}
         soon = soon_in_maintenance(
             parse_reservations(said), hosts, now, spec.notice_s + SOON_SLACK_S, spec.reservation
@@ -362,7 +367,6 @@ class SlurmBackend:
         return {host: f"reservation {one.name}" for host, one in soon.items()}
 
     def nodes(self, hosts: Sequence[str]) -> tuple[Node, ...]:
-        """As Slurm sees them at this moment."""
         argv = ["scontrol", "show", "node", "-a", "-o", fold(hosts)]
         return parse_nodes(self.slurm.told(argv, tries=1))
 
@@ -373,18 +377,18 @@ class SlurmBackend:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
         job = self.finder.show(launch, self._own_id(), tries=1)
         if job is None:
-            words = f"Slurm knows no job {self._own_id()} any more"
+            words = f"Slurm no longer knows job {self._own_id()}"
             return OwnRun(phase="over", words=words, hosts=given)
         phase, words = observe.phase(job, self._restarts()), pending_hints.words(job)
         if phase != "running":
             return OwnRun(phase=phase, words=words, hosts=given)
-        gone = {node.name: f"Slurm says that it is {node.words}" for node in self._dead(hosts)}
+        gone = {node.name: f"Slurm reports it as {node.words}" for node in self._dead(hosts)}
         removed = {*hosts} - {*job.nodes} if job.nodes else ()
-        gone |= dict.fromkeys(removed, "Slurm took it out of the job")
+        gone |= dict.fromkeys(removed, "Slurm removed it from the job")
         return OwnRun(phase=phase, words=words, hosts=given, given_up=gone, ends_at=job.limit_at)
 
     def _dead(self, hosts: Sequence[str]) -> tuple[Node, ...]:
-        """Not those that do not respond yet: slurmd may be stopped for an upgrade."""
+        """Nodes that Slurm gave up. A node that only does not respond may be upgrading slurmd."""
         return tuple(node for node in self.nodes(hosts) if node.is_gone) if hosts else ()
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
@@ -399,12 +403,12 @@ class SlurmBackend:
         try:
             done = self.shell(argv, timeout=CLEAR_HOST_S)
         except TimeoutError as exc:
-            raise BackendError(f"nothing could be started on {host}: {exc}") from exc
+            raise BackendError(f"failed to start a step on {host}: {exc}") from exc
         if done.code != 0:
-            # srun says besides what it thinks of its options.
+            # srun also prints warnings about its options.
             errors = [line for line in done.err.splitlines() if "error:" in line]
             said = " ".join(" ".join(errors or done.err.splitlines()).split())
-            raise BackendError(f"{host} could not be cleared: {said or f'code {done.code}'}")
+            raise BackendError(f"failed to clear {host}: {said or f'exit code {done.code}'}")
         return " ".join(done.out.split())
 
     def replace(
@@ -418,22 +422,22 @@ class SlurmBackend:
     ) -> None:
         job_id = self._own_id()
         if host not in self._running(launch).nodes:
-            raise BackendError(f"{host} is not in Slurm job {job_id} any more")
+            raise BackendError(f"{host} is no longer in Slurm job {job_id}")
         for node in self.nodes([host]):
             if node.is_dead:
                 why = f": {node.reason}" if node.reason else ""
-                raise BackendError(f"Slurm says that {host} is {node.words}{why}")
+                raise BackendError(f"Slurm reports {host} as {node.words}{why}")
         log = render.folder(launch) / f"replaced-{host}.srun"
         again = render.replacement(launch, self._own_number(), host, sys.executable)
         try:
             self.steps.append(start(again, self.environ, log, START_S))
         except BackendError:
-            self._running(launch)  # or else it was the end of the run that srun met
+            self._running(launch)  # raises Ended if srun failed because the run is ending
             raise
 
     def _running(self, launch: LaunchPlan) -> SlurmJob:
-        """The job, in this very run. Raises Ended where Slurm has ended that or queued it again: a
-        job that is not running has no nodes, which says nothing against any of them."""
+        """The job in its current run. Raises Ended if Slurm ended or requeued it. Such a job has no
+        nodes, so the caller must not take a missing node for a failed one."""
         job = self.finder.show(launch, self._own_id(), tries=1)
         if job is None or observe.phase(job, self._restarts()) != "running":
             words = (
@@ -464,14 +468,16 @@ class SlurmBackend:
     # The end
 
     def release(self, launch: LaunchPlan) -> None:
-        """A Slurm job ends with its batch script. Where the node of that was lost, and the job went
-        on without it, the nodes would be held to the time limit."""
+        """End a job that lost its batch script. A Slurm job ends with its batch script, so without
+        it the nodes would stay allocated until the time limit."""
         job = self.finder.show(launch, self._own_id(), tries=1)
         first = expand(self.environ.get("SLURM_JOB_NODELIST", ""))[:1]
         if job is None or observe.phase(job, self._restarts()) != "running" or not job.nodes:
             return
         if first and first[0] not in job.nodes:
-            log.info("Slurm job %s has lost its batch script with %s: ending it", job.id, first[0])
+            log.info(
+                "cancelling Slurm job %s, whose batch script was on lost node %s", job.id, first[0]
+            )
             self.slurm.told(["scancel", job.id])
 
     def clear(self, launch: LaunchPlan) -> None:
@@ -489,12 +495,12 @@ class SlurmBackend:
             self.clock.sleep(POLL_S)
 
 
-def _not_known(launch: LaunchPlan, exc: Unanswered) -> Unanswered:
+def _unknown_outcome(launch: LaunchPlan, exc: Unanswered) -> Unanswered:
     return Unanswered(
-        f"whether Slurm has taken {launch.job} is not known: {exc.message}; {LATE_S:.0f} s later"
+        f"it is unknown whether Slurm accepted {launch.job}: {exc.message}; {LATE_S:.0f} s later"
         " it is not in the queue",
-        fix="once `scontrol ping` answers, type `ndctl submit SPEC --resume`: it finds the job by"
-        " its comment if Slurm took it after all, and submits it if not",
+        fix="when `scontrol ping` works, run `ndctl submit SPEC --resume`: it finds the job by its"
+        " comment if Slurm accepted it, and submits it if not",
     )
 
 
@@ -502,6 +508,6 @@ def _will_not_end(job: SlurmJob) -> BackendError:
     where = ",".join(job.nodes) or "its nodes"
     return BackendError(
         f"Slurm job {job.id} was cancelled {CLEAR_S:.0f} s ago and is still {job.state}",
-        fix=f"`squeue -s -j {job.id}` shows what is left on {where}; when a node does not answer,"
-        " an administrator ends it with `scontrol update NodeName=... State=DOWN Reason=...`",
+        fix=f"`squeue -s -j {job.id}` shows the steps left on {where}; if a node is unreachable, an"
+        " administrator ends the job with `scontrol update NodeName=... State=DOWN Reason=...`",
     )

@@ -1,4 +1,7 @@
-"""What stands in the way of a launch, all at once, before it is queued. Pure but for two paths."""
+"""Check a launch before it is queued, and report all problems at once.
+
+Pure, except that the run root and the interpreter are looked up on this machine.
+"""
 
 import grp
 import os
@@ -38,7 +41,7 @@ def problems(
 
 
 def asked_partitions(spec: SlurmSpec, partitions: Sequence[Partition]) -> list[Partition]:
-    """Those that the spec names and that there are, or the cluster's default one."""
+    """The existing partitions among those that the spec names, or the default partition."""
     if not spec.partitions:
         return [one for one in partitions if one.default]
     known = {one.name: one for one in partitions}
@@ -46,14 +49,14 @@ def asked_partitions(spec: SlurmSpec, partitions: Sequence[Partition]) -> list[P
 
 
 def cut_short(launch: LaunchPlan, stop_grace: float) -> str:
-    """In words, where ranks do not have the time that they are promised for a checkpoint."""
+    """A warning if ranks get less time for a checkpoint than stop_grace; else empty."""
     notice_s = (launch.slurm or SlurmSpec()).notice_s
     room, least = room_s(notice_s), stop_grace + STOP_SLACK_S + ASK_S
     if room >= stop_grace:
         return ""
     return (
         f"{AT}.notice_s is {notice_s:g}: at a time limit ranks have {room:.0f} s for a checkpoint,"
-        f" not the {stop_grace:g} s of resilience.stop_grace; set notice_s to {least:.0f} or more"
+        f" less than resilience.stop_grace of {stop_grace:g} s; set notice_s to {least:.0f} or more"
     )
 
 
@@ -63,23 +66,23 @@ def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem
         yield Problem(
             path="run_root",
             value=launch.run_dir,
-            limit="absolute and without %, which Slurm replaces",
-            fix="give --run-root another directory",
+            limit="an absolute path without %, which Slurm replaces",
+            fix="set --run-root to another directory",
         )
     there = next(one for one in (run_dir, *run_dir.parents) if one.exists())
     if there == run_dir and there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
         yield Problem(
             path="name",
             value=run_dir.name,
-            limit=f"free in {run_dir.parent}; {owner_of(there)} has it there",
-            fix="choose another name, or give --run-root another directory",
+            limit=f"unused in {run_dir.parent}; {owner_of(there)} uses it",
+            fix="choose another name, or set --run-root to another directory",
         )
     elif not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         yield Problem(
             path="run_root",
             value=str(there),
-            limit="a directory that you may write to, on a file system that every node sees",
-            fix="give --run-root another directory",
+            limit="a directory that you can write to, on a file system that every node sees",
+            fix="set --run-root to another directory",
         )
     if spec.container is None and not os.access(python, os.X_OK):
         yield Problem(
@@ -92,13 +95,13 @@ def _paths(launch: LaunchPlan, spec: SlurmSpec, python: str) -> Iterator[Problem
         yield Problem(
             path=f"{AT}.container.mounts",
             value=list(spec.container.mounts),
-            limit=f"such that {run_dir} is the same inside and outside",
+            limit=f"a list that mounts {run_dir} at the same path in the container",
             fix=f"add {run_dir.parent}:{run_dir.parent}",
         )
 
 
 def _group(spec: SlurmSpec) -> Iterator[Problem]:
-    """Of the run directory: chgrp takes a group of one's own alone."""
+    """A user can give files only to a group that the user is in."""
     if spec.group is None:
         return
     own = {*os.getgroups(), os.getegid()}
@@ -113,7 +116,7 @@ def _group(spec: SlurmSpec) -> Iterator[Problem]:
         path=f"{AT}.group",
         value=spec.group,
         limit=f"a Unix group that you are in, one of {', '.join(names)}",
-        fix="name one of these, or ask the administrators to put you into it",
+        fix="use one of these groups, or ask the administrators to add you to the group",
     )
 
 
@@ -132,20 +135,20 @@ def _partitions(
                 path=f"{AT}.partition",
                 value=name,
                 limit=f"one of {', '.join(sorted(known))}",
-                fix="name a partition that `sinfo -as` shows",
+                fix="use a partition that `sinfo -as` shows",
             )
     if not names and not asked:
         yield Problem(
             path=f"{AT}.partition",
-            limit=f"one of {', '.join(sorted(known))}: the cluster has no default",
-            fix="name a partition that `sinfo -as` shows",
+            limit=f"one of {', '.join(sorted(known))}, because the cluster has no default",
+            fix="use a partition that `sinfo -as` shows",
         )
     if asked and len(asked) == len(names or asked) and all(one.state != "UP" for one in asked):
         yield Problem(
             path=f"{AT}.partition",
             value=asked[0].name,
             limit=f"up, but it is {asked[0].state}",
-            fix="take another partition, or ask the administrators",
+            fix="use another partition, or ask the administrators",
         )
 
 
@@ -157,13 +160,13 @@ def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> 
         yield Problem(
             path=f"{AT}.time",
             value=spec.time,
-            limit=f"at most the partition's {time_words(limit)}",
-            fix=f"set it to {time_words(limit)}; the job goes on in further allocations by itself",
+            limit=f"at most {time_words(limit)}, the limit of the partition",
+            fix=f"set it to {time_words(limit)}; the job continues in further allocations",
         )
     if wanted is None:
         given = [one.default_time_s or one.max_time_s for one in asked]
         usual = None if None in given else max(one for one in given if one is not None)
-        whose = "the time that the partition gives a job that asks for none"
+        whose = "the default time limit of the partition"
         if problem := notice_too_long(spec.notice_s, usual, whose):
             yield replace(problem, path=f"{AT}.notice_s")
     sizes = [one.max_nodes for one in asked if one.max_nodes is not None]
@@ -171,8 +174,8 @@ def _limits(launch: LaunchPlan, spec: SlurmSpec, asked: Sequence[Partition]) -> 
         yield Problem(
             path="cluster.hosts",
             value=len(launch.hosts),
-            limit=f"with spare_hosts at most the partition's {max(sizes)} nodes a job",
-            fix="ask for fewer hosts or spares, or take another partition",
+            limit=f"at most {max(sizes)} with spare_hosts, the nodes per job of the partition",
+            fix="use fewer hosts or spares, or another partition",
         )
 
 
@@ -188,7 +191,7 @@ def _nodes(
     where = f"partition {', '.join(sorted(partitions))}"
     too_much = list(_too_much(launch, spec, there, where))
     yield from too_much
-    # A reservation that has yet to begin is not to be seen at its nodes.
+    # Nodes do not show a reservation that has not started, so the reservation is ignored here.
     anywhere = replace(launch, slurm=replace(spec, reservation=None))
     most = most_in_one_partition(anywhere, partitions, there)
     if too_much or most >= len(launch.hosts):
@@ -197,26 +200,26 @@ def _nodes(
     yield Problem(
         path="cluster.hosts",
         value=len(launch.hosts),
-        limit=f"with spare_hosts at most {most}, the nodes of {where} that have {need} GPUs"
-        " and are not excluded",
-        fix="ask for fewer hosts or spares, or take another partition"
-        + ("; `ndctl hosts` says which hosts ndctl excludes" if launch.exclude else ""),
+        limit=f"at most {most} with spare_hosts, the nodes of {where} with {need} GPUs that are not"
+        " excluded",
+        fix="use fewer hosts or spares, or another partition"
+        + ("; `ndctl hosts` shows the hosts that ndctl excludes" if launch.exclude else ""),
     )
 
 
 def _too_much(
     launch: LaunchPlan, spec: SlurmSpec, there: Sequence[Node], where: str
 ) -> Iterator[Problem]:
-    """What of a host is more than any node has. Slurm would let such a job wait for ever, and says
-    the same of it as of one whose nodes are down for an hour."""
+    """Requests per host that no node can satisfy. Slurm queues such a job for ever, with the same
+    message as for a job whose nodes are down for an hour."""
     need = 0 if spec.gpus == "none" else launch.devices_per_host
     gpus = max((node.gpus for node in there), default=0)
     if there and need > gpus:
         yield Problem(
             path="cluster.gpus_per_host",
             value=need,
-            limit=f"at most {gpus}, what a node of {where} has",
-            fix="ask for fewer, or set cluster.slurm.gpus to none where ranks run on CPUs",
+            limit=f"at most {gpus}, the GPUs of the largest node of {where}",
+            fix="use fewer, or set cluster.slurm.gpus to none if ranks run on CPUs",
         )
     cpus = max((node.cpus for node in there), default=0)
     if cpus and (spec.cpus_per_task or 0) > cpus:
@@ -224,7 +227,7 @@ def _too_much(
             path=f"{AT}.cpus_per_task",
             value=spec.cpus_per_task,
             limit=f"at most {cpus}, the CPUs of the largest node of {where}",
-            fix=f"set it to {cpus} or less, or leave it out: an exclusive node gives all it has",
+            fix=f"set it to {cpus} or less, or remove it to get all CPUs of an exclusive node",
         )
     memory = max((node.memory_mib for node in there), default=0)
     if memory and (mib(spec.mem) or 0) > memory:
@@ -232,29 +235,29 @@ def _too_much(
             path=f"{AT}.mem",
             value=spec.mem,
             limit=f"at most {memory}M, the memory of the largest node of {where}",
-            fix=f'set it to {memory}M or less, or to "0", which is all of a node',
+            fix=f'set it to {memory}M or less, or to "0" for all memory of a node',
         )
 
 
 def is_never_available(
     launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
 ) -> bool:
-    """Whether no state of a node explains that Slurm calls the requested ones not available.
+    """Whether Slurm reports the nodes as not available because no node can ever run the job.
 
-    Slurm says the same of a request that no node ever fits, which sbatch refuses or leaves in the
-    queue for ever, and of one whose nodes are down, drained or reserved, which waits for them.
+    Slurm prints the same message for a job that no node can run, and for one whose nodes are down,
+    drained or reserved now. Here the states of the nodes decide which it is.
     """
     spec = launch.slurm or SlurmSpec()
     if _names_nodes(spec):
         return (
-            False  # of fewer nodes than the job wants 22.05 says so, and runs the job all the same
+            False  # 22.05 prints the message for a nodelist shorter than --nodes, but runs the job
         )
     there = _nodes_asked(launch, partitions, nodes)
     open_now = [node for node in there if not _is_closed(node, spec)]
     if len(open_now) == len(there):
         return True
     if _asks_more(spec):
-        return False  # a node that is down may be the only one that has what is not looked at here
+        return False  # a node that is down may be the only one with features not checked here
     asked = [one.name for one in asked_partitions(spec, partitions)]
     return most_in_one_partition(launch, asked, open_now) >= len(launch.hosts)
 
@@ -262,7 +265,7 @@ def is_never_available(
 def closed(
     launch: LaunchPlan, partitions: Sequence[Partition], nodes: Sequence[Node]
 ) -> tuple[str, ...]:
-    """Nodes that the job may be waiting for: Slurm gives them to no job at present."""
+    """Nodes that match the request and that Slurm gives to no job at present."""
     spec = launch.slurm or SlurmSpec()
     there = _nodes_asked(launch, partitions, nodes)
     return tuple(node.name for node in there if _is_closed(node, spec) and fits(launch, node))
@@ -280,7 +283,7 @@ def _is_closed(node: Node, spec: SlurmSpec) -> bool:
 
 
 def _asks_more(spec: SlurmSpec) -> bool:
-    """Whether the request says of nodes what `node_fit` does not know of."""
+    """Whether the request has conditions on nodes that `node_fit` does not check."""
     rich = bool(set(spec.constraint or "") & set("[]()*"))
     return rich or bool(spec.gres or spec.licenses or spec.sbatch_args)
 

@@ -1,6 +1,6 @@
-"""Slurm's commands: with a time limit, asked again while slurmctld does not answer.
+"""Run Slurm commands with a timeout, and retry while slurmctld does not answer.
 
-Whoever asks Slurm anything, asks it here: the backend, the reader of its nodes, the doctor.
+All code that runs Slurm commands uses this module.
 """
 
 import re
@@ -19,14 +19,14 @@ AGAIN = re.compile(
     r"|unexpected message received",
     re.IGNORECASE,
 )
-"""What commands print when slurmctld is down, starts again, or is too busy."""
+"""Output of commands while slurmctld is down, restarting, or too busy."""
 FOR_GOOD = re.compile(
     r"\binvalid\b|permitted|permission denied|violates|unrecognized option|fatal:", re.IGNORECASE
 )
-"""What `sbatch --test-only` prints of a job that sbatch refuses, too."""
+"""Output of `sbatch --test-only` for a job that sbatch would also refuse."""
 NOT_AVAILABLE = re.compile(r"requested node configuration is not available", re.IGNORECASE)
-"""What it prints of a job that no node ever fits, and also of one that waits for nodes which are
-down or drained now: some versions queue both."""
+"""Output of `sbatch --test-only` both for a job that no node can ever run, and for one that waits
+for nodes that are down or drained. Some versions queue both."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
@@ -35,12 +35,12 @@ class Slurm:
     shell: Shell
     clock: Clock
     instead: str = ""
-    """What else there is to do where Slurm cannot be asked; added to each fix."""
+    """An alternative for the user if Slurm is unreachable; added to each fix."""
 
     def ask(
         self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None
     ) -> Completed:
-        """Run a command until slurmctld answers. Raises Unanswered when it does not."""
+        """Run a command, and retry until slurmctld answers. Raises Unanswered if it does not."""
         said = ""
         for again in range(tries):
             if again:
@@ -53,21 +53,21 @@ class Slurm:
             if done.code == 127:
                 raise BackendError(
                     f"there is no Slurm here: {argv[0]} cannot be run ({done.err.strip()})",
-                    fix="type this on a login node of the cluster, where `scontrol ping` answers"
+                    fix="run this on a login node of the cluster, where `scontrol ping` works"
                     + self.instead,
                 )
-            # `scontrol show topology` has exit code 0 even then.
+            # `scontrol show topology` exits with 0 even if slurmctld is down.
             unanswered = done.code != 0 or not done.out.strip()
             if not (unanswered and AGAIN.search(done.err)):
                 return done
             said = done.err.strip().splitlines()[-1]
         raise Unanswered(
             f"Slurm does not answer `{' '.join(argv[:3])}`: {said}",
-            fix=f"`scontrol ping` says whether slurmctld is up; try again when it is{self.instead}",
+            fix=f"check slurmctld with `scontrol ping`, and try again when it is up{self.instead}",
         )
 
     def told(self, argv: Sequence[str], *, tries: int = 3, answer_s: float | None = None) -> str:
-        """What the command printed. Raises BackendError when Slurm refuses it as well."""
+        """The output of a command. Raises BackendError also if Slurm refuses the command."""
         done = self.ask(argv, tries=tries, answer_s=answer_s)
         if done.code != 0:
             raise refusal(argv, done)

@@ -1,4 +1,4 @@
-"""Start a command that outlives whoever asked for it, or one that goes on beside it."""
+"""Start a command in the background."""
 
 import shutil
 import subprocess
@@ -11,8 +11,8 @@ Detached = subprocess.Popen[bytes]
 
 
 def start_beside(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> Detached:
-    """In a process group of its own: ^C does not reach it. Raises BackendError where it cannot be
-    started."""
+    """Start a command in its own process group, so that Ctrl-C does not reach it. Raises
+    BackendError."""
     try:
         with log.open("ab") as out:
             return subprocess.Popen(
@@ -24,11 +24,12 @@ def start_beside(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> 
                 process_group=0,
             )
     except OSError as exc:
-        raise BackendError(f"{argv[0]} could not be started: {exc}") from exc
+        raise BackendError(f"failed to start {argv[0]}: {exc}") from exc
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], log: Path, early_s: float) -> Detached:
-    """Raises BackendError when it cannot be started, or has failed within `early_s`."""
+    """Start a command that outlives this process. Raises BackendError if it cannot be started or
+    fails within `early_s` seconds."""
     program = shutil.which(argv[0], path=environ.get("PATH"))
     try:
         with log.open("ab") as out:
@@ -41,7 +42,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], log: Path, early_s: f
                 start_new_session=True,
             )
     except OSError as exc:
-        raise BackendError(f"{argv[0]} could not be started: {exc}") from exc
+        raise BackendError(f"failed to start {argv[0]}: {exc}") from exc
     try:
         code = process.wait(timeout=early_s)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""Which hosts Slurm is asked to leave out of the next run, so that there can be one. Pure.
+"""Choose the hosts that the next run of a Slurm job excludes, so that it can still run. Pure.
 
-A job that excludes more nodes than its partition can spare is `BadConstraints`, and stays so when
-the nodes are repaired: Slurm does not look at it again. A node that Slurm itself keeps away from
-jobs need not be excluded; the job then waits until it is back, or any other of those. Nor is a
-node that was only lost, and is up by now, where no other one would do.
+A job that excludes too many nodes gets the reason `BadConstraints`, and Slurm never tries it again,
+even after the nodes are repaired. So a node is not excluded if too few others are left and Slurm
+itself gives it to no job: then the job waits until a node is back. A node that was lost and is up
+again is not excluded either if the job needs it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,7 +20,7 @@ from orchestrator.inventory.slurm.nodes import Node
 class LeftOut:
     names: tuple[str, ...]
     dropped: Mapping[str, str]
-    """Hosts that Slurm is not asked to leave out, though they were to be -> why."""
+    """Hosts that are not excluded although it was requested -> reason."""
 
 
 def left_out(
@@ -31,12 +31,16 @@ def left_out(
     partition: str | None,
     unusable: Collection[str] = (),
 ) -> LeftOut:
-    """`standing` are left out already, by the spec or a person or by a run before; `asked` are to
-    be as well. `partition`: of the present run. `unusable`: hosts that the next leader would not
-    use either, by strikes or a rule: to be given one would only have the job queued again."""
+    """Args:
+    standing: hosts excluded already, by the spec, a person or an earlier run.
+    asked: hosts to exclude as well.
+    partition: partition of the current run.
+    unusable: hosts that the next leader would not use because of strikes or a rule. They stay
+        excluded, because with one of them the job would be requeued immediately.
+    """
     spec = launch.slurm or SlurmSpec()
     known = {node.name: node for node in nodes}
-    dropped = {name: "Slurm knows no such node" for name in asked if name not in known}
+    dropped = {name: "Slurm has no such node" for name in asked if name not in known}
     names = {*standing, *asked} & {*known}
     present = [node for node in nodes if not is_away(node, spec)]
     if not _may_run(launch, names, present, partition):
@@ -46,15 +50,15 @@ def left_out(
     for name in sorted(({*asked} & names) - {*standing, *unusable}):
         if not _may_run(launch, names, nodes, partition):
             names.remove(name)
-            dropped[name] = f"no other node would do, and it is {known[name].words} again"
+            dropped[name] = f"the job needs it, and it is {known[name].words} again"
     return LeftOut(tuple(sorted(names)), dropped)
 
 
 def _may_run(
     launch: LaunchPlan, names: Collection[str], nodes: Sequence[Node], partition: str | None
 ) -> bool:
-    """Whether one of the job's partitions, for it gets its nodes of one, has enough of `nodes`
-    beside those that are left out."""
+    """Whether one partition has enough `nodes` without the excluded ones. Slurm takes all nodes of
+    a job from one partition."""
     spec = launch.slurm or SlurmSpec()
     if {*expand(spec.nodelist or "")} & {*names}:
         return False
@@ -66,7 +70,7 @@ def _may_run(
 def _kept_away(
     launch: LaunchPlan, asked: Collection[str], known: Mapping[str, Node]
 ) -> dict[str, str]:
-    """Of the hosts those that Slurm itself gives to nobody."""
+    """The hosts that Slurm itself gives to no job."""
     spec = launch.slurm or SlurmSpec()
     there = (known[name] for name in sorted(asked) if name in known)
     return {node.name: node.words for node in there if is_away(node, spec)}

@@ -1,8 +1,8 @@
-"""A job in an allocation of the user's own: `ndctl submit --here` runs it there, as steps of Slurm.
+"""Backend of `ndctl submit --here`: a job runs as steps in an existing allocation.
 
-The allocation is neither queued again nor ended: what ends are the steps. Where Slurm would queue a
-job again, the process that was typed (`app/submission/here.py`, which holds `starter.lock` while it
-lives) starts another step, on those of the allocation's nodes that are left.
+The allocation is never requeued or ended; only its steps end. Instead of a requeue, the command
+(`app/submission/here.py`, which holds `starter.lock`) starts another step on the nodes that are
+left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,10 +46,10 @@ class HereBackend:
         self.clock = clock
         self.slurm = Slurm(shell, clock)
         self.allocated = SlurmBackend(environ, clock, shell)
-        """What there is to say of the allocation, whoever's it is, and of its nodes."""
+        """Backend for questions about the allocation and its nodes."""
         self.allocated.finder = Finder(self.slurm, any_job=True)
         self.cannot_go_on = False
-        """The job ends for that, and nobody has cancelled it."""
+        """The job ends because of this, and not because a person cancelled it."""
 
     @property
     def granted(self) -> GrantingScheduler:
@@ -59,7 +59,7 @@ class HereBackend:
     def fixed_hosts(self) -> FixedHosts:
         return self
 
-    # What there is of it
+    # State
 
     def standing(self, launch: LaunchPlan) -> str | None:
         return self._standing(launch, self.steps(launch))
@@ -78,9 +78,9 @@ class HereBackend:
 
     def _standing(self, launch: LaunchPlan, steps: Sequence[str]) -> str | None:
         if steps:
-            return f"step {steps[0]} of {STARTER} runs"
-        if self._is_started_again(launch):
-            return f"{STARTER} starts it in Slurm job {job_lookup.recorded(launch)}"
+            return f"step {steps[0]} of {STARTER} is running"
+        if self._has_starter(launch):
+            return f"{STARTER} is starting it in Slurm job {job_lookup.recorded(launch)}"
         return None
 
     def name_of(self, launch: LaunchPlan) -> str | None:
@@ -89,7 +89,7 @@ class HereBackend:
     def steps(
         self, launch: LaunchPlan, *, tries: int = 3, answer_s: float | None = None
     ) -> tuple[str, ...]:
-        """Those of this launch in its allocation, as scancel takes them. Raises BackendError."""
+        """Ids of the steps of this launch. Raises BackendError."""
         job_id = job_lookup.recorded(launch)
         if job_id is None:
             return ()
@@ -100,8 +100,8 @@ class HereBackend:
         rows = (line.partition("|") for line in done.out.splitlines())
         return tuple(step for step, _, name in rows if name == render.job_name(launch))
 
-    def _is_started_again(self, launch: LaunchPlan) -> bool:
-        """Whether there is a process that starts another step when this one ends."""
+    def _has_starter(self, launch: LaunchPlan) -> bool:
+        """Whether a process runs that starts another step when this one ends."""
         return is_held_alone(RunDir(Path(launch.run_dir)).starter_lock)
 
     def cluster(self) -> str:
@@ -124,7 +124,7 @@ class HereBackend:
         return replace(granted, hosts=hosts, switches=switches)
 
     def _hosts(self) -> tuple[str, ...]:
-        """Of the step: the allocation may have more."""
+        """Hosts of the step; the allocation may have more."""
         return expand(self.environ.get("SLURM_STEP_NODELIST", ""))
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
@@ -137,7 +137,7 @@ class HereBackend:
         return replace(self.allocated.own_run(launch, hosts), hosts=self._hosts())
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
-        """Who signals the step of an allocation that goes on wants the job to end."""
+        """A signal to a step of a running allocation means that a person wants the job to end."""
         cause = self.allocated.why_ending(launch)
         return "cancelled" if cause == "unknown" and not self.cannot_go_on else cause
 
@@ -163,19 +163,23 @@ class HereBackend:
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        """Nothing is asked of Slurm: the starter sees that the step has ended. Raises Ended where
-        it could not start another, or is not there to do so."""
+        """Let the starter start another step when this one ends. Slurm is not involved.
+
+        Raises:
+            Ended: another step cannot run, or the starter has exited.
+        """
         why = self.why_not(launch, exclude)
-        if not why and not self._is_started_again(launch):
-            why = f"{STARTER}, which would start it again, has ended"
+        if not why and not self._has_starter(launch):
+            why = f"{STARTER}, which starts its steps, has exited"
         if why:
             self.cannot_go_on = True
             raise Ended(why)
 
     def why_not(self, launch: LaunchPlan, exclude: Sequence[str]) -> str:
-        """Why another step could not go on with the job; empty where one can.
+        """Why another step cannot continue the job; empty if it can.
 
-        Raises BackendError where Slurm does not say it.
+        Raises:
+            BackendError: Slurm does not answer.
         """
         job_id = job_lookup.recorded(launch) or ""
         job = self.allocated.finder.show(launch, job_id)
@@ -188,11 +192,11 @@ class HereBackend:
         need = len(known(RunDir(Path(launch.run_dir))).plan.hosts)
         left = self.usable(job, exclude)
         if len(left) < need:
-            return f"{name} has {len(left)} of the {need} nodes that it needs left"
+            return f"{name} has only {len(left)} of {need} needed nodes left"
         return ""
 
     def usable(self, job: SlurmJob, exclude: Sequence[str]) -> tuple[str, ...]:
-        """Nodes of the allocation on which a step can be started. Raises BackendError."""
+        """Nodes of the allocation that can run a step. Raises BackendError."""
         wanted = [host for host in job.nodes if host not in exclude]
         dead = (
             {node.name for node in self.allocated.nodes(wanted) if node.is_dead} if wanted else ()
@@ -206,7 +210,7 @@ class HereBackend:
         while steps := self.steps(launch):
             if self.clock.monotonic() - begun > CLEAR_S:
                 raise BackendError(
-                    f"step {steps[0]} was cancelled {CLEAR_S:.0f} s ago and still runs",
+                    f"step {steps[0]} was cancelled {CLEAR_S:.0f} s ago and is still running",
                     fix=f"`squeue -s -j {steps[0].partition('.')[0]}` shows what is left",
                 )
             for step in {*steps} - asked:

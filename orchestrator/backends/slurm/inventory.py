@@ -1,4 +1,4 @@
-"""Asks Slurm what hosts there are."""
+"""Read the hosts of a Slurm cluster."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from orchestrator.inventory.slurm.nodes import Node, parse_nodes
 from orchestrator.inventory.slurm.partitions import Partition, parse_partitions
 from orchestrator.inventory.slurm.topology import Topology, parse_topology
 
-# With -a, here and everywhere: or what is in hidden partitions alone is not there.
+# -a includes nodes that are only in hidden partitions.
 NODES = ("scontrol", "show", "nodes", "-a", "--details", "-o")
 PARTITIONS = ("scontrol", "show", "partitions", "-a", "-o")
 TOPOLOGY = ("scontrol", "show", "topology")
@@ -25,14 +25,14 @@ TOPOLOGY = ("scontrol", "show", "topology")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What Slurm said, at one moment."""
+    """Nodes and topology from one query."""
 
     nodes: tuple[Node, ...]
     topology: Topology
     partition: Partition | None
-    """The one that was looked at; None: all nodes."""
+    """The partition of the nodes; None: all nodes."""
     elsewhere: frozenset[str] = frozenset()
-    """Names of nodes that are in other partitions alone."""
+    """Nodes that are only in other partitions."""
 
     def inventory(self, table: GpuTable, use: Use) -> Inventory:
         found = inventory_of(self.nodes, self.topology, table, use)
@@ -45,12 +45,12 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsFor:
-    """What a job is planned for."""
+    """Hosts to plan a job for."""
 
     inventory: Inventory
     topology: Topology
     notes: tuple[str, ...] = ()
-    """What a person should know of it."""
+    """Printed with the plan."""
 
 
 def hosts_for(
@@ -59,10 +59,13 @@ def hosts_for(
     cluster: ClusterSpec,
     excluded: Mapping[str, str] | None = None,
 ) -> HostsFor:
-    """The hosts to plan a job for, without those that ndctl has `excluded`, with why.
+    """The hosts to plan a job for.
 
-    Those that are free; where these are too few, those as well that are busy now, for the job can
-    wait in the queue.
+    Free hosts are used. If there are too few, busy hosts are included, because the job can wait in
+    the queue.
+
+    Args:
+        excluded: hosts that ndctl excludes -> reason.
     """
     seen = read_cluster(slurm, ",".join(cluster.slurm.partitions) or None)
     try:
@@ -78,17 +81,15 @@ def hosts_for(
     later = seen.inventory(table, replace(use, patient=True))
     if len(later.with_devices(devices)) <= count:
         return HostsFor(inventory=free, topology=seen.topology)
-    note = (
-        f"{count} of the {wanted} hosts are free now: planned for hosts that are busy as well, so"
-    )
-    notes = (f"{note} the job waits in the queue",)
+    note = f"only {count} of {wanted} hosts are free; the plan includes busy hosts, so the job"
+    notes = (f"{note} waits in the queue",)
     return HostsFor(inventory=later, topology=seen.topology, notes=notes)
 
 
 def hosts_given(
     slurm: Slurm, table: GpuTable, cluster: ClusterSpec, nodes: Sequence[str]
 ) -> Inventory:
-    """The nodes of an allocation, as though all of each were free."""
+    """The nodes of an allocation, treated as free."""
     seen = read_cluster(slurm, None, whole=True)
     use = Use(nodelist=frozenset(nodes), patient=True, on_cpus=cluster.slurm.gpus == "none")
     found = seen.inventory(table, use)
@@ -102,19 +103,17 @@ def _check_names(seen: Cluster, use: Use) -> None:
     wrong = []
     for key, names in (("nodelist", use.nodelist), ("exclude", use.exclude)):
         if unknown := sorted(names - here - seen.elsewhere):
-            wrong.append(f"cluster.slurm.{key}: {fold(unknown)} is unknown: Slurm has no such node")
+            wrong.append(f"cluster.slurm.{key}: unknown node {fold(unknown)}")
     if apart := sorted(use.nodelist & seen.elsewhere):
         where = seen.partition.name if seen.partition else ""
         wrong.append(f"cluster.slurm.nodelist: {fold(apart)} is not in partition {where}")
     if wrong:
-        raise SpecError(
-            "\n".join(wrong), fix="name nodes as `sinfo -N` lists them, or leave the key out"
-        )
+        raise SpecError("\n".join(wrong), fix="use node names from `sinfo -N`, or remove the key")
 
 
 def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
-    """Without a profile nothing can be planned; what a site has to say where Slurm does not."""
-    # In a mixed partition those of another kind are there as well, and may be known.
+    """Raises PlanError if the GPU model of no host is known."""
+    # Hosts that the job does not select do not count: their GPUs may be of a known model.
     chosen = [host for host in found.hosts if host.state not in ("excluded", "not selected")]
     able = [host for host in chosen if host.devices >= devices]
     if not able or any(host.profile for host in able):
@@ -126,17 +125,18 @@ def _check_known(seen: Cluster, found: Inventory, devices: int) -> None:
     if node.features and not node.gpu_type:
         entry = f"feature: {node.features[0]}"
     raise PlanError(
-        f"what the GPUs are is not known: Slurm calls those of {node.name} {gres}{features}",
-        fix=f"set cluster.gpu to one of {', '.join(GPU_NAMES)}; or write it into a file for all"
-        f" jobs, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and name that in"
-        f" {SLURM_GPUS}; or give the hosts with --inventory FILE",
+        f"unknown GPU model: Slurm reports {gres}{features} for {node.name}",
+        fix=f"set cluster.gpu to one of {', '.join(GPU_NAMES)}; or define it for all jobs in a"
+        f" file, for example gpus: [{{{entry}, profile: h100-sxm-80gb}}], and set {SLURM_GPUS} to"
+        f" its path; or give the hosts with --inventory FILE",
     )
 
 
 def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) -> Cluster:
-    """The nodes of `partition`, by default of the cluster's default one; `whole`: of any.
+    """Read the nodes of `partition`, by default of the default partition; `whole`: of all.
 
-    Raises BackendError when Slurm does not answer, or has no such partition.
+    Raises:
+        BackendError: Slurm does not answer, or the partition does not exist.
     """
     looked_at = None
     if partition is not None or not whole:
@@ -151,7 +151,7 @@ def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) ->
     topology = slurm.ask((*TOPOLOGY, *named))
     return Cluster(
         nodes=nodes,
-        # Without a topology plugin older versions refuse, which says as much.
+        # Older versions refuse the command if there is no topology plugin.
         topology=parse_topology(topology.out) if topology.code == 0 else Topology(),
         partition=looked_at,
         elsewhere=frozenset({node.name for node in every} - {node.name for node in nodes}),
@@ -159,7 +159,7 @@ def read_cluster(slurm: Slurm, partition: str | None, *, whole: bool = False) ->
 
 
 def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | None:
-    """The partitions of that name, which sbatch takes several of; None: none is the default."""
+    """The partition `name`, or several combined if separated by commas. None: no default exists."""
     if name is None:
         return next((one for one in partitions if one.default), None)
     by_name = {one.name: one for one in partitions}
@@ -168,7 +168,7 @@ def _chosen(partitions: Sequence[Partition], name: str | None) -> Partition | No
     if missing:
         raise BackendError(
             f"Slurm has no partition {', '.join(missing)}",
-            fix=f"there are {', '.join(by_name) or 'none'}",
+            fix=f"partitions: {', '.join(by_name) or 'none'}",
         )
     chosen = [by_name[one] for one in wanted]
     up = [one for one in chosen if one.state == "UP"] or chosen

@@ -1,6 +1,6 @@
-"""Which Slurm job a launch is: by the id that was written down, else by its comment or script.
+"""Find the Slurm job of a launch: by its recorded id, else by its comment or its script.
 
-Gone is only what slurmctld, twice asked, says that it does not know.
+A job counts as gone only if slurmctld says twice that it does not know the job.
 """
 
 import contextlib
@@ -20,24 +20,25 @@ from orchestrator.inventory.slurm.hostlist import expand, fold
 from orchestrator.seams import Sighting
 
 LOOK_AGAIN_S = 1.0
-"""One empty answer is not to be believed; the second is taken after this."""
+"""Seconds before the second query; one empty answer is not trusted."""
 GLANCE_S = 4.0
-"""For an answer to somebody who only looks."""
+"""Timeout for commands that only show the state."""
 RESUME = {"SUSPENDED": "scontrol resume {id}", "STOPPED": "scancel --signal=CONT {id}"}
-"""What lets a job go on, by the state of a job all of whose processes stand still: one that gave
-its CPUs to others, and one that keeps them."""
+"""State of a stopped job -> the command that continues it. A suspended job gave its CPUs to others;
+a stopped job keeps them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finder:
     slurm: Slurm
     any_job: bool = False
-    """A job is shown by its number alone, whoever's it is."""
+    """Accept a job by its id alone, even if it does not belong to the launch."""
 
     def find(self, launch: LaunchPlan) -> SlurmJob | None:
-        """The Slurm job of this launch; None when Slurm surely has none.
+        """The Slurm job of this launch; None if Slurm certainly has none.
 
-        Raises BackendError when that cannot be told.
+        Raises:
+            BackendError: it is unknown.
         """
         if not _may_be_queued(launch):
             return None
@@ -48,8 +49,8 @@ class Finder:
         return job
 
     def find_all(self, launch: LaunchPlan) -> tuple[SlurmJob, ...]:
-        """Every job of this launch that is not over: an sbatch that was not answered may have made
-        another. Raises BackendError when that cannot be told."""
+        """All unfinished jobs of this launch. There may be two, because an sbatch that was not
+        answered may have created one. Raises BackendError if it is unknown."""
         if not _may_be_queued(launch):
             return ()
         living = self._living(launch)
@@ -85,12 +86,12 @@ class Finder:
         jobs = observe.parse_jobs(done.out)
         if self.any_job:
             return next((job for job in jobs if job.id == job_id), None)
-        # Job ids start again when a cluster is set up anew: another's is none of ours.
+        # After a reinstallation of a cluster, the id may belong to another job.
         return _of(launch, jobs)
 
     def glance(self, launches: Sequence[LaunchPlan]) -> list[Sighting]:
-        """How each stands, for somebody who only looks: one question for all of them, two where
-        one is missing, and no patience. Never raises."""
+        """The state of each launch, for commands that only show it. Queries all jobs at once, a
+        second time if one is missing, and with a short timeout. Never raises."""
         try:
             found = self._glimpse(launches)
             if None in found:
@@ -104,8 +105,8 @@ class Finder:
         return [_sighting(launch, job) for launch, job in zip(launches, found, strict=True)]
 
     def _glimpse(self, launches: Sequence[LaunchPlan]) -> list[SlurmJob | None]:
-        """By their ids, where these are known: what a script of the user's own, or an element of an
-        array, is called tells nothing."""
+        """Jobs are queried by id if it is known, because the name of the user's own script or of an
+        array task does not identify them."""
         ids = [recorded(launch) for launch in launches]
         known = sorted({job_id for job_id in ids if job_id is not None})
         unknown = [launch for launch, job_id in zip(launches, ids, strict=True) if job_id is None]
@@ -135,20 +136,20 @@ class Finder:
 
 
 def own_id(environ: Mapping[str, str]) -> str | None:
-    """Of the Slurm job in which this runs; of an array's element as `12_3`, for the number of one
-    element is that of the whole array, and means all of it to scontrol and scancel."""
+    """The id of the Slurm job of this process; `12_3` for an array task. For scontrol and scancel,
+    the plain id of one task can mean the whole array."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
 
 
 def _may_be_queued(launch: LaunchPlan) -> bool:
-    """Whether sbatch may have been called for it: the script is written before, and a job from a
-    script that a person gave to sbatch is recorded when it begins."""
+    """Whether sbatch may have been called: the script is written first, and a script that a person
+    gave to sbatch records its job when it starts."""
     return recorded(launch) is not None or render.script_path(launch).exists()
 
 
 def _of(launch: LaunchPlan, jobs: Sequence[SlurmJob]) -> SlurmJob | None:
-    """The newest of `jobs` that is this launch's; the recorded one before all others."""
+    """The recorded job among `jobs`, else the newest job of this launch."""
     ours = [job for job in jobs if _is_of(job, launch)]
     noted = recorded(launch)
     return next((job for job in ours if job.id == noted), ours[-1] if ours else None)
@@ -159,7 +160,7 @@ def _is_of(job: SlurmJob, launch: LaunchPlan) -> bool:
 
 
 def is_marked(job: SlurmJob, launch: LaunchPlan) -> bool:
-    """Whether its comment says that it is this launch's."""
+    """Whether the comment of the job names this launch."""
     mark = render.mark(launch)
     return job.comment == mark or job.comment.startswith(f"{mark};")
 
@@ -179,7 +180,7 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
 
 
 def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:
-    """Of a job that waits: Slurm takes another exclude list of no other."""
+    """Excluded hosts of a waiting job. Slurm changes the list only for a waiting job."""
     if job.meaning not in ("queued", "held"):
         return {}
     by_spec = expand((launch.slurm and launch.slurm.exclude) or "")
@@ -201,13 +202,13 @@ def recorded(launch: LaunchPlan) -> str | None:
 
 
 def record(launch: LaunchPlan, job_id: str, step: str = "") -> None:
-    """`step`: of the job, in which its agents are, where those have to find each other by it."""
+    """Record the job id and, for `ndctl agent`, the step by which its tasks find each other."""
     _record_path(launch).parent.mkdir(exist_ok=True)
     write_whole(_record_path(launch), _record(job_id, step))
 
 
 def recorded_step(launch: LaunchPlan) -> tuple[str, str] | None:
-    """Job and step, of a launch whose agents find each other by it."""
+    """Job id and step; None if no step is recorded."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         said = read_json(_record_path(launch).read_text())
         return str(said["job_id"]), str(said["step"])
@@ -215,8 +216,8 @@ def recorded_step(launch: LaunchPlan) -> tuple[str, str] | None:
 
 
 def claim(launch: LaunchPlan, job_id: str) -> str:
-    """Record `job_id` unless another is recorded; the one that is then. One of two that ask at the
-    same time gets it."""
+    """Record `job_id` unless another one is recorded, and return the recorded one. Of two callers
+    at the same time only one succeeds."""
     if (noted := recorded(launch)) is not None:
         return noted
     path = _record_path(launch)
@@ -226,7 +227,7 @@ def claim(launch: LaunchPlan, job_id: str) -> str:
             path.hardlink_to(fresh)
         except FileExistsError:
             pass
-        except PermissionError:  # of a file system without links: the last of two gets it
+        except PermissionError:  # a file system without hard links: the last caller wins
             fresh.replace(path)
     return recorded(launch) or job_id
 

@@ -1,4 +1,4 @@
-"""Which nodes a job's request fits, and which of these Slurm gives to jobs at present. Pure."""
+"""Which nodes match the request of a job, and which of them are available. Pure."""
 
 import re
 from collections import Counter
@@ -17,8 +17,8 @@ UNITS = {"K": 2**-10, "M": 1, "": 1, "G": 2**10, "T": 2**20}
 def most_in_one_partition(
     launch: LaunchPlan, partitions: Collection[str], nodes: Iterable[Node]
 ) -> int:
-    """How many of `nodes` the request fits, in the partition that has the most of them: a job gets
-    all its nodes of one. Without names of partitions: of any."""
+    """The number of matching nodes in the partition with the most of them, because Slurm takes all
+    nodes of a job from one partition. Without partitions: the number of all matching nodes."""
     fit = [node for node in nodes if fits(launch, node)]
     if not partitions:
         return len(fit)
@@ -27,10 +27,7 @@ def most_in_one_partition(
 
 
 def fits(launch: LaunchPlan, node: Node) -> bool:
-    """Whether the node has what the request asks of it, whatever state it is in.
-
-    What Slurm does not say of a node speaks against none.
-    """
+    """Whether the node matches the request, in any state. Unknown properties count as a match."""
     spec = launch.slurm or SlurmSpec()
     on_cpus = spec.gpus == "none"
     use = Use(constraint=spec.constraint, gpu_type=None if on_cpus else spec.gpu_type)
@@ -46,17 +43,17 @@ def fits(launch: LaunchPlan, node: Node) -> bool:
 def _is_in_reservation(node: Node, spec: SlurmSpec) -> bool:
     if spec.reservation is None:
         return True
-    # 22.05 does not say which reservation a node is in.
+    # Slurm 22.05 does not report which reservation a node is in.
     named = node.reservation in (spec.reservation, None)
     return named and bool(node.flags & IN_RESERVATION)
 
 
 def is_away(node: Node, spec: SlurmSpec) -> bool:
-    """Slurm gives the node to no job at present: it is down, drained, in maintenance, …"""
+    """Whether Slurm gives the node to no job at present: down, drained, in maintenance, …"""
     return standing_of(node, reservation=spec.reservation).state == "drained"
 
 
 def mib(text: str | None) -> float | None:
-    """Memory as sbatch takes it: a number without a unit is MiB. None: it is no such size."""
+    """Memory in MiB, in the syntax of sbatch. None: not a valid size."""
     found = SIZE.fullmatch(text or "")
     return int(found[1]) * UNITS[found[2].upper()] if found else None

@@ -1,7 +1,7 @@
-"""What Slurm's commands print of jobs, as values: 22.05 and newer. Pure.
+"""Parse the output of Slurm's commands about jobs (22.05 and newer). Pure.
 
-`scontrol show job -o` and `squeue` know a job from the queue until MinJobAge after its end. sacct,
-which knows it longer, is not asked: it lags behind, and few clusters say there whose job it was.
+`scontrol show job -o` and `squeue` know a job until MinJobAge after its end. sacct knows it longer,
+but is not used: it lags behind, and on few clusters it stores the comment that identifies a job.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from orchestrator.inventory.slurm.records import fields, records
 from orchestrator.seams import RunPhase
 
 Meaning = Literal["queued", "running", "leaving", "held", "ended"]
-"""`leaving`: its processes are being ended, and it may be queued again; `held`: in the queue until
-a person lets it go."""
+"""`leaving`: its processes are being ended, and it may be requeued. `held`: in the queue until a
+person releases it."""
 
 STATES: Mapping[str, Meaning] = {
     "PENDING": "queued",
@@ -50,36 +50,36 @@ STATES: Mapping[str, Meaning] = {
     "RECONFIG_FAIL": "ended",
     "TIMEOUT": "ended",
 }
-"""Every state of squeue's and sacct's manuals. PREEMPTED and NODE_FAIL end one run of a job that
-is queued again under the same id, which then reads PENDING."""
+"""All states in the manuals of squeue and sacct. A job that is requeued after PREEMPTED or
+NODE_FAIL keeps its id and becomes PENDING."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmJob:
     id: str
     state: str
-    """In Slurm's word, without flags and `by 0`."""
+    """Slurm's state without flags and without `by UID`."""
     reason: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
     excluded: tuple[str, ...] = ()
     ends_at: float | None = None
-    """Unix seconds: of the time limit, or when it ended."""
+    """Unix seconds of the end, or of the time limit for a running job."""
     limit_at: float | None = None
-    """When its time limit is, whether or not it ended before; None without one."""
+    """Unix seconds of the time limit, also for a job that ended earlier; None: no limit."""
     exit_code: str = ""
-    """Of the batch script, as `CODE:SIGNAL`."""
+    """Exit code of the batch script, as `CODE:SIGNAL`."""
     preempted: bool = False
-    """It has been told to make room for another."""
+    """Slurm has started to preempt it."""
     comment: str = ""
     command: str = ""
     is_batch: bool = True
-    """It runs a script; an allocation of salloc does not."""
+    """It runs a batch script, unlike an allocation of salloc."""
     may_requeue: bool = True
 
     @property
     def meaning(self) -> Meaning:
-        """A state that is not known counts as running: whoever asks is to wait and see."""
+        """An unknown state counts as running, so that callers wait."""
         if self.state == "PENDING" and HELD.search(self.reason):
             return "held"
         return STATES.get(self.state, "running")
@@ -90,11 +90,11 @@ class SlurmJob:
 
 
 HELD = re.compile(r"^JobHeld(User|Admin)$|^JobHoldMaxRequeue$|[ _]held([ _]|$)")
-"""Of a job's reason: `launch failed requeued held`, `job_requeued_in_held_state`."""
+"""Matches reasons such as `launch failed requeued held`, `job_requeued_in_held_state`."""
 
 
 def parse_jobs(text: str, zone: tzinfo | None = None) -> tuple[SlurmJob, ...]:
-    """Of `scontrol show job -o`: one line a job; times are in the machine's zone unless told."""
+    """Parse `scontrol show job -o`. `zone`: time zone of the output; None: of this machine."""
     return tuple(_scontrol_job(fields(record), zone) for record in records(text, "JobId"))
 
 
@@ -118,13 +118,13 @@ def _scontrol_job(said: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
 
 
 def _id(said: Mapping[str, str]) -> str:
-    """Of an element of an array that has a number of its own, as `12_3`."""
+    """The job id; `12_3` for an array task."""
     array, task = said.get("ArrayJobId"), said.get("ArrayTaskId", "")
     return f"{array}_{task}" if array and task.isdigit() else said["JobId"]
 
 
 def _state(text: str) -> str:
-    """`CANCELLED by 0` and `RUNNING+COMPLETING` begin with what counts."""
+    """The first word of `CANCELLED by 0` and `RUNNING+COMPLETING`."""
     return re.split(r"[ +]", text, maxsplit=1)[0]
 
 
@@ -141,11 +141,11 @@ def _limit_at(said: Mapping[str, str], zone: tzinfo | None) -> float | None:
 
 
 SQUEUE_FORMAT = "%i|%T|%r|%x|%o|%k"
-"""For `squeue -h -o`: the comment last, for it may hold anything."""
+"""Format for `squeue -h -o`. The comment is last, because it may contain separators."""
 
 
 def parse_queue(text: str) -> tuple[SlurmJob, ...]:
-    """Of squeue with SQUEUE_FORMAT."""
+    """Parse the output of squeue with SQUEUE_FORMAT."""
     rows = (line.split("|", 5) for line in text.splitlines())
     return tuple(
         SlurmJob(
@@ -170,8 +170,8 @@ BROKE: Mapping[str, Cause] = {
     "NodeDown": "failed",
     "NodeFail": "failed",
 }
-"""How Slurm's reason begins for a run that is being ended, and that was not cancelled. Of a batch
-script that a signal ended it is JobLaunchFailure, or in newer versions `RaisedSignal:9(Killed)`."""
+"""Start of Slurm's reason for a run that is being ended and was not cancelled. If a signal ended
+the batch script, it is JobLaunchFailure or, in newer versions, `RaisedSignal:9(Killed)`."""
 OUTCOMES: Mapping[str, Cause] = {
     "CANCELLED": "cancelled",
     "PREEMPTED": "preempted",
@@ -186,7 +186,7 @@ OUTCOMES: Mapping[str, Cause] = {
 
 
 def phase(job: SlurmJob, restarts: int) -> RunPhase:
-    """How the run of `job` stands that began after `restarts` requeues."""
+    """The phase of the run of `job` that started after `restarts` requeues."""
     if job.is_over:
         return "over"
     if job.restarts > restarts or job.meaning in ("queued", "held"):
@@ -197,7 +197,7 @@ def phase(job: SlurmJob, restarts: int) -> RunPhase:
 
 
 def cause(job: SlurmJob, restarts: int, now: float, notice_s: float) -> Cause:
-    """Why the run of `job` that began after `restarts` requeues is being ended."""
+    """Why the run of `job` that started after `restarts` requeues is being ended."""
     if job.preempted or job.state == "PREEMPTED":
         return "preempted"
     if job.restarts > restarts or job.meaning in ("queued", "held"):
@@ -211,8 +211,8 @@ def cause(job: SlurmJob, restarts: int, now: float, notice_s: float) -> Cause:
 
 
 def _why_completing(job: SlurmJob) -> Cause:
-    """Slurm does not show the state that a COMPLETING job is about to have. One that broke has a
-    reason; one that was cancelled has none, and ends before its time limit."""
+    """Slurm does not show the final state of a COMPLETING job. A failed job has a reason; a
+    cancelled job has none and ends before its time limit."""
     for reason, found in BROKE.items():
         if job.reason.startswith(reason):
             return found
@@ -222,19 +222,19 @@ def _why_completing(job: SlurmJob) -> Cause:
 
 
 def can_be_queued_again(job: SlurmJob, restarts: int) -> bool:
-    """Whether Slurm takes back a job whose run it is ending, before the last process has gone. It
-    does so of any job; one that was cancelled is not to come back."""
+    """Whether to requeue a job whose run is ending. Slurm accepts a requeue for any job, but a
+    cancelled job must not come back."""
     return cause(job, restarts, 0.0, 0.0) in ("failed", "time-limit", "requeued")
 
 
 def ending_words(job: SlurmJob) -> str:
-    """How Slurm puts the end of a run that failed, as `JobLaunchFailure, the batch script was ended
-    by signal 9 (SIGKILL)`."""
+    """The end of a failed run as text, for example `JobLaunchFailure, the batch script was ended by
+    signal 9 (SIGKILL)`."""
     return ", ".join(filter(None, (job.reason or job.state, _exit_words(job.exit_code))))
 
 
 def _exit_words(exit_code: str) -> str:
-    """Of Slurm's `CODE:SIGNAL` for the batch script."""
+    """Slurm's `CODE:SIGNAL` of the batch script as text."""
     code, _, number = exit_code.partition(":")
     if number.isdigit() and int(number):
         return f"the batch script was ended by signal {number}{_name(int(number))}"

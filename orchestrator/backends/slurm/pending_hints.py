@@ -1,4 +1,4 @@
-"""What a person is told of a Slurm job: how it stands, and what there is to do about it."""
+"""The state of a Slurm job as text, with a hint for a job that waits."""
 
 from collections.abc import Mapping
 
@@ -6,58 +6,58 @@ from orchestrator.backends.slurm.observe import SlurmJob, ending_words
 from orchestrator.inventory.slurm.hostlist import fold
 
 ADVICE: Mapping[str, str] = {
-    "JobHeldUser": "it is held: `scontrol release {id}` lets it go",
-    "JobHeldAdmin": "an administrator holds it: ask them to `scontrol release {id}`",
-    "JobHoldMaxRequeue": "it was requeued too often and is held: `scontrol release {id}`, after a"
-    " look at why in the agents' logs",
-    "launch failed requeued held": "Slurm could not start it and holds it: `scontrol release {id}`;"
-    " tell the administrators, for a node may be broken",
-    "job requeued in held state": "it was queued again by hand, and is held:"
-    " `scontrol release {id}` lets it go",
-    "BadConstraints": "too few nodes fit the request without those that it excludes ({excluded}),"
-    " and Slurm does not try again by itself: `ndctl status` says why each is excluded and what to"
-    " type to use it; or `ndctl cancel` the job and submit it with another constraint",
-    "InvalidAccount": "the account is not valid: set cluster.slurm.account (`sacctmgr show assoc"
-    " user=$USER` lists yours), or `scontrol update JobId={id} Account=...`",
-    "InvalidQOS": "the qos is not valid: set cluster.slurm.qos, or"
+    "JobHeldUser": "the job is held; release it with `scontrol release {id}`",
+    "JobHeldAdmin": "an administrator holds it; ask them to run `scontrol release {id}`",
+    "JobHoldMaxRequeue": "requeued too often, now held; find the reason in the logs of the agents,"
+    " then run `scontrol release {id}`",
+    "launch failed requeued held": "Slurm could not start the job and holds it; tell the"
+    " administrators, because a node may be broken, and run `scontrol release {id}`",
+    "job requeued in held state": "the job was requeued by hand and is held; release it with"
+    " `scontrol release {id}`",
+    "BadConstraints": "without the excluded nodes ({excluded}) too few nodes match the request, and"
+    " Slurm does not retry; `ndctl status` shows why each node is excluded and the command to use"
+    " it; or cancel the job with `ndctl cancel` and submit it with another constraint",
+    "InvalidAccount": "the account is not valid; set cluster.slurm.account (`sacctmgr show assoc"
+    " user=$USER` lists yours), or run `scontrol update JobId={id} Account=...`",
+    "InvalidQOS": "the qos is not valid; set cluster.slurm.qos, or run"
     " `scontrol update JobId={id} QOS=...`",
-    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved: wait, or look with"
-    " `sinfo -R`; a maintenance reservation shows in `scontrol show reservation`",
+    "ReqNodeNotAvail": "needed nodes are down, drained or reserved; wait, or see `sinfo -R` for the"
+    " reasons and `scontrol show reservation` for maintenance",
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions":
-    "nodes that it needs are down or drained: `sinfo -R` says why",
-    "PartitionDown": "the partition is down: wait, or ask the administrators",
-    "PartitionInactive": "the partition is inactive: wait, or ask the administrators",
-    "PartitionNodeLimit": "more nodes than the partition gives to one job: submit it with fewer"
-    " cluster.hosts and spare_hosts",
-    "PartitionTimeLimit": "longer than the partition allows: submit it with a shorter"
-    " cluster.slurm.time; the job goes on in further allocations by itself",
-    "PartitionConfig": "the partition does not allow the request: `scontrol show partition` shows"
-    " what it does allow",
-    "Licenses": "it waits for licences",
-    "Reservation": "it waits for its reservation to begin",
-    "ReservationDeleted": "its reservation is gone: `scontrol update JobId={id}"
+    "needed nodes are down or drained; see `sinfo -R` for the reasons",
+    "PartitionDown": "the partition is down; wait, or ask the administrators",
+    "PartitionInactive": "the partition is inactive; wait, or ask the administrators",
+    "PartitionNodeLimit": "the job requests more nodes than the partition allows; submit it with"
+    " fewer cluster.hosts and spare_hosts",
+    "PartitionTimeLimit": "the time limit is longer than the partition allows; submit the job with"
+    " a shorter cluster.slurm.time; it continues in further allocations",
+    "PartitionConfig": "the partition does not allow the request; see `scontrol show partition`",
+    "Licenses": "the job waits for licenses",
+    "Reservation": "the job waits for the start of its reservation",
+    "ReservationDeleted": "the reservation was deleted; run `scontrol update JobId={id}"
     " ReservationName=` and `scontrol release {id}`",
-    "DependencyNeverSatisfied": "its dependency can never be met: `ndctl cancel` it",
-    "Dependency": "it waits for another job",
-    "BeginTime": "it starts again in a moment: Slurm waits after a requeue",
-    "Resources": "nothing: it is next, once nodes are free",
-    "Priority": "nothing: other jobs are before it; `squeue --start -j {id}` may say until when",
-    "QOSMaxJobsPerUserLimit": "nothing: it starts when another job of yours ends",
-    "AssociationJobLimit": "nothing: it starts when another job of the account ends",
-    "AssocGrpGRES": "the account's GPUs are all in use: it starts when some are free",
-    "QOSGrpGRES": "the qos's GPUs are all in use: it starts when some are free",
-    "QOSMaxGRESPerUser": "more GPUs than the qos gives to one user",
-    "JobLaunchFailure": "Slurm could not start it: see `scontrol show job {id}`, and tell the"
+    "DependencyNeverSatisfied": "it can never be satisfied; cancel the job with `ndctl cancel`",
+    "Dependency": "the job waits for another job",
+    "BeginTime": "the job starts soon; Slurm waits for a moment after a requeue",
+    "Resources": "the job is next when nodes are free",
+    "Priority": "other jobs have a higher priority; `squeue --start -j {id}` may show a start time",
+    "QOSMaxJobsPerUserLimit": "the job starts when another job of yours ends",
+    "AssociationJobLimit": "the job starts when another job of the account ends",
+    "AssocGrpGRES": "all GPUs of the account are in use; the job starts when some are free",
+    "QOSGrpGRES": "all GPUs of the qos are in use; the job starts when some are free",
+    "QOSMaxGRESPerUser": "the job requests more GPUs than the qos allows one user",
+    "JobLaunchFailure": "Slurm could not start the job; see `scontrol show job {id}`, and tell the"
     " administrators",
-    "NodeDown": "a node of it is down",
-    "MaxSubmitJobLimit": "too many jobs of yours are in the queue",
+    "NodeDown": "a node of the job is down",
+    "MaxSubmitJobLimit": "you have too many jobs in the queue",
 }  # fmt: skip
-"""Slurm's reason for what a job waits for -> what there is to do about it."""
+"""Slurm's pending reason -> explanation and what to do."""
 
 
 def advice(job: SlurmJob) -> str:
-    """What to do about a job that does not run, in one line; empty when nothing is known."""
+    """A hint for a job that does not run, in one line; empty for an unknown reason."""
     reason = job.reason
+    # Versions differ: `ReqNodeNotAvail, UnavailableNodes:n1`, `job_requeued_in_held_state`.
     for form in (reason, reason.split(",")[0], reason.replace("_", " ")):
         if form in ADVICE:
             return _filled(ADVICE[form], job)
@@ -71,13 +71,13 @@ def _filled(text: str, job: SlurmJob) -> str:
 
 
 def standing_words(job: SlurmJob) -> str:
-    """How a job that is not over stands, and what to do about one that waits."""
+    """The state of a job, with a hint if it waits."""
     told = advice(job) if job.meaning in ("queued", "held") else ""
     return words(job) + (f": {told}" if told else "")
 
 
 def words(job: SlurmJob) -> str:
-    """As in `Slurm job 12 is PENDING (Resources)`."""
+    """For example `Slurm job 12 is PENDING (Resources)`."""
     if job.meaning == "leaving" and job.reason:
         return f"Slurm job {job.id} is {job.state} ({ending_words(job)})"
     why = f" ({job.reason.replace('_', ' ')})" if job.reason else ""

@@ -1,6 +1,6 @@
-"""A launch as a batch script, and the commands that start its agents. Pure.
+"""Render a launch as a batch script, and the commands that start its agents. Pure.
 
-The script is the same whether `ndctl submit` or a person gives it to sbatch: it carries the job.
+The script contains the whole job. `ndctl submit` and a person give the same script to sbatch.
 """
 
 import math
@@ -21,12 +21,12 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.inventory.slurm.hostlist import fold
 
 SRUN = (
-    # The step goes on without a node that dies, and without a task that leaves: the leader decides.
+    # The step continues if a node dies or a task exits, because the leader decides what to do.
     "--no-kill",
     "--kill-on-bad-exit=0",
     "--wait=0",
     "--open-mode=append",
-    # One task a node: bound to its share of the cores, all ranks would sit on one of them.
+    # One task per node starts all ranks. Without this, Slurm binds them to the cores of one task.
     "--cpu-bind=none",
 )
 SNAPSHOT, ENTRY = "snapshot", "orchestrator/run_module.py"
@@ -35,7 +35,7 @@ CLEAR_HOST = "orchestrator.backends.entry.slurm_clear_host"
 BEFORE = "orchestrator.backends.entry.slurm_before_srun"
 AFTER = "orchestrator.backends.entry.slurm_after_srun"
 RUN_DIR = '"$run_dir"'
-"""As the script calls it: the run directory of an array's element has its number."""
+"""Shell variable in the script. The run directory of an array task includes its number."""
 END = "END_OF_JOB"
 
 Options = Sequence[tuple[str, str | int | bool | None]]
@@ -46,18 +46,19 @@ def job_name(launch: LaunchPlan) -> str:
 
 
 def mark(launch: LaunchPlan) -> str:
-    """What the comment of the Slurm job begins with, and no other job's does."""
+    """Start of the comment of the Slurm job, by which ndctl recognizes it."""
     return f"ndctl launch {launch.launch} of {launch.run_dir}"
 
 
 def marked(launch: LaunchPlan, comment: str) -> str:
-    """A job's comment with the mark of this launch, and of none before it."""
+    """A comment with the mark of this launch in place of the mark of an earlier launch."""
     own = re.sub(r"\Andctl launch \d+ of [^;]*(; )?", "", comment.replace("(null)", ""))
     return f"{mark(launch)}; {own}" if own else mark(launch)
 
 
 def folder(launch: LaunchPlan) -> Path:
-    """Of this launch alone: job ids start again when a cluster is set up anew."""
+    """The folder of this launch. Slurm job ids are not unique, because a reinstalled cluster starts
+    at 1 again."""
     return RunDir(Path(launch.run_dir)).slurm / f"launch-{launch.launch}"
 
 
@@ -70,16 +71,20 @@ def snapshot_path(launch: LaunchPlan) -> Path:
 
 
 def submission(launch: LaunchPlan) -> list[str]:
-    """How sbatch is given the script. What the batch script itself says goes to the run directory,
-    which is there; by default Slurm writes it where sbatch was typed."""
+    """The sbatch command. The output of the script goes to the run directory, not to the working
+    directory of sbatch."""
     said = any(flag.startswith(("-o", "--output", "-e")) for flag in _spec(launch).sbatch_args)
     output = [] if said else [f"--output={folder(launch) / '%j_batch.out'}"]
     return ["sbatch", "--parsable", *output, str(script_path(launch))]
 
 
 def script(handover: Handover, python: str, cwd: Path) -> str:
-    """The batch script, to the letter; `python` is the submitter's own interpreter, and `cwd` the
-    folder that paths in the spec are relative to."""
+    """The batch script.
+
+    Args:
+        python: the interpreter of the submitter.
+        cwd: the folder for relative paths in the spec.
+    """
     launch = handover.launch
     handover = replace(handover, job=replace(handover.job, at=0.0))
     sections = (
@@ -101,12 +106,12 @@ def script(handover: Handover, python: str, cwd: Path) -> str:
 def _about(handover: Handover) -> list[str]:
     launch, plan = handover.launch, handover.job.plan
     spares = len(launch.hosts) - len(plan.hosts)
-    hosts = f"{len(plan.hosts)} hosts" + (f", {spares} to spare" if spares else "")
+    hosts = f"{len(plan.hosts)} hosts" + (f" and {spares} spare" if spares else "")
     return _comment(
         f"{launch.job}: {plan.world_size} ranks on {hosts} ({plan.mesh}), {handover.job.steps:,}"
-        f" steps. `sbatch` with this file starts it, as `ndctl submit` does; `ndctl status"
-        f" {launch.job}`, `logs`, `cancel` and the others find it in {launch.run_dir}, once it has"
-        " begun, with NDCTL_RUN_ROOT or --run-root."
+        f" steps. Start it with `sbatch` and this file, or with `ndctl submit`. When it has"
+        f" started, `ndctl status {launch.job}`, `logs`, `cancel` and the other commands find it in"
+        f" {launch.run_dir}; set NDCTL_RUN_ROOT or --run-root."
     )
 
 
@@ -136,14 +141,15 @@ def _asked(launch: LaunchPlan) -> list[str]:
         ("mail-user", spec.mail_user),
     )
     about = _comment(
-        "What the spec asks of Slurm (cluster.slurm), and the plan of the nodes. ndctl knows the"
+        "The Slurm options of the spec (cluster.slurm) and the nodes of the plan. ndctl finds the"
         " job by its comment."
     )
     return [*about, *_directives(options), *(f"#SBATCH {flag}" for flag in spec.sbatch_args)]
 
 
 def _switches(spec: SlurmSpec) -> str | None:
-    """Always with a limit: without one the job waits beside idle hosts as long as the site says."""
+    """Always with a time limit. Without it, the site's limit decides how long the job waits for a
+    topology while other hosts are idle."""
     if spec.switches is None:
         return None
     if "@" in str(spec.switches):
@@ -154,8 +160,8 @@ def _switches(spec: SlurmSpec) -> str | None:
 def _needed(launch: LaunchPlan) -> list[str]:
     notice = math.ceil(_spec(launch).notice_s)
     about = _comment(
-        f"What ndctl needs: it has the job queued again, goes on without a node that dies, and"
-        f" hears of the time limit {notice} s before, when ranks write a checkpoint."
+        f"Options that ndctl needs: to requeue the job, to continue when a node dies, and to get a"
+        f" signal {notice} s before the time limit, so that the ranks write a checkpoint."
     )
     options: Options = (
         ("requeue", True),
@@ -192,16 +198,16 @@ def _setup(launch: LaunchPlan, cwd: Path) -> list[str]:
     spec = _spec(launch)
     where = shlex.quote(str(cwd))
     lines = [
-        *_comment("Paths in the spec, and in lines of cluster.slurm.setup, are relative to this."),
-        f'cd {where} || echo "$HOSTNAME has no folder "{where} >&2',
+        *_comment("Relative paths in the spec and in cluster.slurm.setup start here."),
+        f'cd {where} || echo "folder does not exist on $HOSTNAME: "{where} >&2',
     ]
     if (umask := umask_of(launch)) is not None:
-        lines += ["", *_comment("cluster.slurm.mode."), f"umask {umask:04o}"]
+        lines += ["", *_comment("From cluster.slurm.mode."), f"umask {umask:04o}"]
     if spec.env:
-        lines += ["", *_comment("cluster.slurm.env.")]
+        lines += ["", *_comment("From cluster.slurm.env.")]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in spec.env.items()]
     if spec.modules or spec.setup:
-        lines += ["", *_comment("cluster.slurm.modules and setup.")]
+        lines += ["", *_comment("From cluster.slurm.modules and cluster.slurm.setup.")]
     lines += [f"module load {shlex.quote(module)} || exit 1" for module in spec.modules]
     return [*lines, *spec.setup]
 
@@ -209,7 +215,9 @@ def _setup(launch: LaunchPlan, cwd: Path) -> list[str]:
 def _run_dir(launch: LaunchPlan) -> list[str]:
     root = shlex.quote(str(Path(launch.run_dir).parent))
     return [
-        *_comment("With `sbatch --array` each element is a job of its own, with its number."),
+        *_comment(
+            "With `sbatch --array` each array task is a separate job with its number in the name."
+        ),
         f"name={launch.job}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}",
         f"run_dir={root}/$name",
     ]
@@ -218,7 +226,7 @@ def _run_dir(launch: LaunchPlan) -> list[str]:
 def _beginning(handover: Handover, python: str) -> list[str]:
     launch = handover.launch
     spec, copied = _spec(launch), []
-    # Not from the snapshot alone, which may have to be made first.
+    # The snapshot may not exist yet: this program creates it.
     program = shlex.join(program_of(replace(spec, snapshot=False), launch, python, BEFORE))
     if spec.snapshot and not spec.container:
         program = f'{shlex.quote(python)} -P -u "$entry" {BEFORE}'
@@ -228,11 +236,11 @@ def _beginning(handover: Handover, python: str) -> list[str]:
         ]
     return [
         *_comment(
-            "Make the run directory and in it the job's secret, where `ndctl submit` has not. End"
-            " here where another job has the name."
+            "Create the run directory and the secret of the job, unless `ndctl submit` has done it."
+            " Exit if another job has this name."
         ),
         *copied,
-        f"{_alone(launch)}{program} \\",
+        f"{_in_container(launch)}{program} \\",
         f"  --run-dir={RUN_DIR} --script=\"$0\" <<'{END}' || exit",
         embedded.to_text(handover),
         END,
@@ -240,14 +248,14 @@ def _beginning(handover: Handover, python: str) -> list[str]:
 
 
 def _agents(launch: LaunchPlan, python: str) -> list[str]:
-    # Of each run of the job its own: they say which agents could not begin in it.
+    # Each run of the job has its own files, because they show which agents failed to start.
     run = "${SLURM_RESTART_COUNT:-0}"
     logs = f"{RUN_DIR}/slurm/launch-{launch.launch}/%j-{run}_%t_log"
     which = f"--run-dir={RUN_DIR} --launch={launch.launch}"
     return [
         *_comment(
-            "One agent on each node starts the ranks there and watches over them; that of the"
-            " first node leads. What they say is in logs/ of the run directory."
+            "Start one agent per node. It starts and monitors the ranks of its node. The agent of"
+            " the first node leads. Their logs are in logs/ of the run directory."
         ),
         "srun --unbuffered \\",
         f"  --output={logs}.out \\",
@@ -259,15 +267,15 @@ def _agents(launch: LaunchPlan, python: str) -> list[str]:
         f"{''.join(f' {word}' for word in map(shlex.quote, hooks_of(launch)))} && exit",
         "",
         *_comment(
-            "It did not end well. Where srun alone was killed, wait for the agents that live on;"
-            " where none is left that could, have the job queued again."
+            "srun failed. If only srun was killed, wait for the agents, which keep running. If no"
+            " agent is left to requeue the job, requeue it."
         ),
-        f"{_alone(launch)}{_program(launch, python, AFTER)} {which} --code=$?",
+        f"{_in_container(launch)}{_program(launch, python, AFTER)} {which} --code=$?",
     ]
 
 
 def hooks_of(launch: LaunchPlan, *, again: bool = False) -> list[str]:
-    """`again`: of an agent that is started again, on a host that has been made ready before."""
+    """`again`: for an agent that is restarted on a host where the before hook already ran."""
     hooks = _spec(launch).hooks
     before = [f"--before={hooks.before}", f"--before-limit={hooks.timeout:g}"]
     after = [f"--after={hooks.after}", f"--after-limit={hooks.after_timeout:g}"]
@@ -276,18 +284,23 @@ def hooks_of(launch: LaunchPlan, *, again: bool = False) -> list[str]:
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(
-        text, 100, initial_indent="# ", subsequent_indent="# ", break_long_words=False
+        text,
+        100,
+        initial_indent="# ",
+        subsequent_indent="# ",
+        break_long_words=False,
+        break_on_hyphens=False,  # an option such as --run-root stays in one line
     )
 
 
 def _srun_args(spec: SlurmSpec) -> list[str]:
-    # srun does not take over the batch job's number of cores (22.05 and newer).
+    # Since 22.05 srun does not inherit --cpus-per-task from the batch job.
     cores = [f"--cpus-per-task={spec.cpus_per_task}"] if spec.cpus_per_task else []
     return [*SRUN, *cores, *container_args(spec), *spec.srun_args]
 
 
 def container_args(spec: SlurmSpec) -> list[str]:
-    """For pyxis."""
+    """Options of pyxis."""
     container = spec.container
     if container is None:
         return []
@@ -295,14 +308,14 @@ def container_args(spec: SlurmSpec) -> list[str]:
         "image": container.image,
         "mounts": ",".join(container.mounts),
         "workdir": container.workdir or "",
-        "env": ",".join((*container.env, *spec.env)),  # or the image's own would win
+        "env": ",".join((*container.env, *spec.env)),  # else the image's own values win
     }
     return [f"--container-{key}={value}" for key, value in given.items() if value]
 
 
-def _alone(launch: LaunchPlan) -> str:
-    """Before a program that the script itself runs: with a container it runs there, for nothing of
-    ours need be outside of it."""
+def _in_container(launch: LaunchPlan) -> str:
+    """Prefix for a program that the script runs: with a container, srun runs it in the container,
+    because ndctl may be installed only there."""
     spec = _spec(launch)
     if spec.container is None:
         return ""
@@ -311,7 +324,7 @@ def _alone(launch: LaunchPlan) -> str:
 
 
 def _program(launch: LaunchPlan, python: str, module: str) -> str:
-    """As the script starts it, which knows its run directory by a variable."""
+    """The command in the script, with the run directory as a variable."""
     words = program_of(_spec(launch), launch, python, module)
     copy = str(snapshot_path(launch) / ENTRY)
     return " ".join(
@@ -320,8 +333,8 @@ def _program(launch: LaunchPlan, python: str, module: str) -> str:
 
 
 def program_of(spec: SlurmSpec, launch: LaunchPlan, python: str, module: str) -> list[str]:
-    """How a module of ours is started on a node: from the snapshot or where it was submitted from,
-    in a container from where that has it."""
+    """The command of a module of ndctl on a node: from the snapshot, the container, or the
+    installation of the submitter."""
     interpreter = spec.container.python if spec.container else python
     if spec.snapshot:
         return [interpreter, "-P", "-u", str(snapshot_path(launch) / ENTRY), module]
@@ -331,7 +344,7 @@ def program_of(spec: SlurmSpec, launch: LaunchPlan, python: str, module: str) ->
 
 
 def replacement(launch: LaunchPlan, job_id: str, host: str, python: str) -> list[str]:
-    """The command that starts the agent of one host of the allocation again."""
+    """The command that restarts the agent of one host of the allocation."""
     out = str(folder(launch) / f"replaced-{host}.out")
     return [
         *_step(launch, job_id, host, python, TASK, f"--output={out}", "--open-mode=append"),
@@ -342,14 +355,13 @@ def replacement(launch: LaunchPlan, job_id: str, host: str, python: str) -> list
 
 
 def clearing(launch: LaunchPlan, job_id: str, host: str, python: str) -> list[str]:
-    """The command that ends what an agent left on one host of the allocation."""
+    """The command that ends processes that an agent left on one host of the allocation."""
     step = _step(launch, job_id, host, python, CLEAR_HOST)
     return [*step, f"--run-dir={launch.run_dir}", f"--host={host}"]
 
 
 def step_here(launch: LaunchPlan, hosts: Sequence[str], python: str) -> list[str]:
-    """The command that starts all agents in an allocation that is there already, beside what else
-    runs in it."""
+    """The command that starts all agents in an existing allocation, next to other steps."""
     spec, count = _spec(launch), len(hosts)
     logs = str(folder(launch) / "%j.%s_%t_log")
     return [
@@ -366,7 +378,8 @@ def step_here(launch: LaunchPlan, hosts: Sequence[str], python: str) -> list[str
 
 
 def task_errors(launch: LaunchPlan, environ: Mapping[str, str], task: int) -> Path:
-    """What a task said before its agent's own log began; `environ` is of an agent of its step."""
+    """The stderr file of a task, which has its output before the agent opens its log. `environ`:
+    of an agent in the same step."""
     job, run = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "0")
     here = folder(launch) / f"{job}.{environ.get('SLURM_STEP_ID', '')}_{task}_log.err"
     return here if here.exists() else folder(launch) / f"{job}-{run}_{task}_log.err"
@@ -375,13 +388,13 @@ def task_errors(launch: LaunchPlan, environ: Mapping[str, str], task: int) -> Pa
 def _step(
     launch: LaunchPlan, job_id: str, host: str, python: str, module: str, *options: str
 ) -> list[str]:
-    """A program of ours on one host, beside what runs there."""
+    """A module of ndctl as a step on one host, next to other steps."""
     spec = _spec(launch)
     place = [f"--jobid={job_id}", "--overlap", f"--nodelist={host}", "--nodes=1", "--ntasks=1"]
     options = (f"--job-name={job_name(launch)}", *options)
     return [
         *("srun", "--cpu-bind=none", *container_args(spec), *spec.srun_args),
-        *(*place, *options),  # last, whatever srun_args say of it
+        *(*place, *options),  # last, so that srun_args cannot change them
         *program_of(spec, launch, python, module),
     ]
 

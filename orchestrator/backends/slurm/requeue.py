@@ -1,9 +1,8 @@
-"""A Slurm job goes back to the queue, and its next run does without nodes that are no good.
+"""Requeue a Slurm job, and exclude bad nodes from its next run.
 
-`scontrol requeue` ends this run of the job: Slurm signals all its processes and kills, KillWait (by
-default 30 s) later, those that are left. The process that asks is one of them, and the next run
-cannot start before the last one has gone. So everything is asked for at once, nothing is waited
-for, and then all agents leave.
+`scontrol requeue` ends this run of the job: Slurm signals all its processes, and kills the rest
+after KillWait (30 s by default). The calling process is one of them, and the next run cannot start
+before it exits. So all requests are sent at once without waiting, and then all agents exit.
 """
 
 import contextlib
@@ -32,39 +31,39 @@ from orchestrator.seams import HostNotice
 log = logging.getLogger(__name__)
 
 VERDICT_S = 330.0
-"""Slurm's own default of SlurmdTimeout is 300."""
+"""Seconds to wait until Slurm gives up a host; the default of SlurmdTimeout is 300."""
 VERDICT_POLL_S = 1.0
 ALIVE_S = 10.0
-"""For a step that does nothing."""
+"""Timeout of a step that runs `true`."""
 EXCLUDE_ANSWER_S = 2.0
-"""For an answer to what slurmctld does at once or, however long it is waited for, not now."""
+"""Timeout of the update. slurmctld does it immediately, or not at all at this time."""
 EXCLUDE_S = 6.0
-"""For a slurmctld that cannot be reached just then."""
+"""Seconds to retry while slurmctld is unreachable."""
 EXCLUDE_POLL_S = 0.5
 NOT_YET = re.compile(r"DB index is being set|unexpected message received", re.IGNORECASE)
-"""What scontrol prints of an update that slurmctld does not take yet. Before Slurm 24.11, without
-accounting, that is each one of a run out of which Slurm has taken a node. Nor does 22.05 take this
-list from a job that runs, so it cannot be given before the requeue."""
+"""Output of scontrol for an update that slurmctld does not accept yet. Before Slurm 24.11 without
+accounting, it accepts none for a run that lost a node. Slurm 22.05 also does not accept this list
+for a running job, so it cannot be set before the requeue."""
 
 
 @dataclass(slots=True)
 class Requeue:
-    """Asked by one process of a run; more than once where an answer was lost."""
+    """Requeues one run of a job. May be called again if an answer was lost."""
 
     slurm: Slurm
     finder: Finder
     environ: Mapping[str, str]
     job_id: str
     restarts: int
-    """Of this run."""
+    """Number of requeues before this run."""
     notices: Callable[[LaunchPlan, Sequence[str]], Sequence[HostNotice]]
     has_asked: bool = field(default=False, init=False)
-    """Then the nodes that the next run is to do without are for this process to say."""
+    """This process requested the requeue, so it also sets the excluded nodes."""
 
     def __call__(
         self, launch: LaunchPlan, exclude: Sequence[str], again: Collection[str] = ()
     ) -> None:
-        """Raises Ended where the job cannot be queued again, else BackendError."""
+        """Raises Ended if the job cannot be requeued, BackendError for other failures."""
         job = self.finder.show(launch, self.job_id)
         if job is None or job.is_over:
             raise Ended(f"Slurm job {self.job_id} has ended")
@@ -72,7 +71,7 @@ class Requeue:
             return
         is_asked_for = job.restarts == self.restarts
         if is_asked_for and job.meaning == "running":
-            self._await_verdict(launch, exclude, job.ends_at)
+            self._await_dead_nodes(launch, exclude, job.ends_at)
         names = self._left_out(launch, job, exclude, again)
         if is_asked_for:
             self.has_asked = True  # before the answer, which may be lost
@@ -81,16 +80,16 @@ class Requeue:
             self._exclude(names)
 
     def _is_settled(self, job: SlurmJob) -> bool:
-        """Whether the job is queued again already. Raises Ended where it will not be."""
+        """Whether the job is already requeued. Raises Ended if it will not be."""
         if job.restarts == self.restarts:
             if job.meaning == "leaving" and not observe.can_be_queued_again(job, self.restarts):
                 raise Ended(f"{pending_hints.words(job)}: it is being ended")
             return job.meaning in ("queued", "held")
         if job.restarts == self.restarts + 1 and job.meaning != "running" and self.has_asked:
             return False
-        # Another agent, Slurm or a person has queued it again, and has said which nodes the next
-        # run does without. What is known here is older than that.
-        log.info("%s: it was queued again before", pending_hints.words(job))
+        # Another agent, Slurm or a person requeued the job and chose the excluded nodes. The
+        # information of this process is older.
+        log.info("already requeued: %s", pending_hints.words(job))
         return True
 
     def _left_out(
@@ -102,12 +101,12 @@ class Requeue:
         partition, unusable = self.environ.get("SLURM_JOB_PARTITION"), self._unusable(launch)
         out = left_out(launch, standing, exclude, nodes, partition, unusable)
         for host, why in out.dropped.items():
-            log.warning("Slurm is not asked to leave %s out: %s", host, why)
+            log.warning("not excluding %s: %s", host, why)
         return out.names
 
     def _unusable(self, launch: LaunchPlan) -> set[str]:
-        """Hosts that the next leader would not use: this job replaced them, or strikes exclude
-        them. A journal that cannot be read now costs only that."""
+        """Hosts that this job replaced or that strikes exclude, so that the next leader would not
+        use them. An unreadable journal is ignored."""
         run_dir, found = RunDir(Path(launch.run_dir)), set[str]()
         if cluster := self.environ.get("SLURM_CLUSTER_NAME"):
             struck = host_strikes.path_of(run_dir.path.parent, cluster)
@@ -116,15 +115,15 @@ class Requeue:
             found |= {*known(run_dir).replaced}
         return found
 
-    def _await_verdict(
+    def _await_dead_nodes(
         self, launch: LaunchPlan, exclude: Sequence[str], ends_at: float | None
     ) -> None:
-        """Wait until Slurm itself has given up those hosts that do not answer.
+        """Wait until Slurm gives up the hosts that do not respond.
 
-        A job cannot complete, and so not start again, before that anyway; and 22.05 loses count of
-        the GPUs of a job whose node goes down while it completes: no step can be created in its
-        next run, and the GPUs stay taken until slurmctld starts again. But a job that comes to its
-        time limit meanwhile may be lost: Slurm does not queue it again by itself.
+        The job cannot complete and start again before that anyway. And if a node goes down while a
+        job completes, Slurm 22.05 miscounts the GPUs of the job: its next run cannot create steps,
+        and the GPUs stay allocated until slurmctld restarts. The wait ends before the time limit,
+        because Slurm does not requeue a job at its time limit.
         """
         clock = self.slurm.clock
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
@@ -134,7 +133,7 @@ class Requeue:
         until = clock.monotonic() + min(VERDICT_S, left_s)
         while doubtful and clock.monotonic() < until:
             given_up: set[str] = set()
-            with contextlib.suppress(BackendError):  # it is asked again, as long as it takes
+            with contextlib.suppress(BackendError):  # retried until the timeout
                 given_up = {
                     notice.host
                     for notice in self.notices(launch, sorted(doubtful))
@@ -147,8 +146,8 @@ class Requeue:
             clock.sleep(VERDICT_POLL_S if doubtful else 0)
 
     def _answers(self, host: str) -> bool:
-        """Whether slurmd there can start anything."""
-        job = self.environ.get("SLURM_JOB_ID", "")  # srun does not know `12_3`
+        """Whether slurmd on the host can start a step."""
+        job = self.environ.get("SLURM_JOB_ID", "")  # srun does not accept `12_3`
         place = [f"--jobid={job}", "--overlap", f"--nodelist={host}"]
         argv = ["srun", *place, "--nodes=1", "--ntasks=1", "true"]
         try:
@@ -158,11 +157,11 @@ class Requeue:
         return done.code == 0
 
     def _exclude(self, names: Sequence[str]) -> None:
-        """Have the next run do without these nodes, where slurmctld takes that now.
+        """Exclude these nodes from the next run, if slurmctld accepts it now.
 
-        Where it does not yet, it goes on trying by itself for some seconds, and takes the list if
-        this run is over by then. If not, nothing waits for it: a node that Slurm has given up is
-        given to no job, and the next leader looks at each node that it is given.
+        If not, scontrol itself retries for some seconds, and succeeds if this run has ended by
+        then. A failure is harmless: Slurm gives a dead node to no job, and the next leader checks
+        each node.
         """
         argv = ["scontrol", "update", f"JobId={self.job_id}", f"ExcNodeList={fold(names)}"]
         clock, said = self.slurm.clock, ""
@@ -175,12 +174,12 @@ class Requeue:
                 break
             if done.code == 0:
                 return
-            said = " ".join((done.err or done.out).split()) or f"scontrol ended with {done.code}"
-            # Slurm signals all of this run's processes just now, scontrol too: once.
+            said = (
+                " ".join((done.err or done.out).split()) or f"scontrol exited with code {done.code}"
+            )
+            # Slurm signals all processes of this run now, also scontrol. So retry after a signal.
             is_signalled = done.code < 0
             if not is_signalled and (NOT_YET.search(said) or not AGAIN.search(said)):
                 break
             clock.sleep(EXCLUDE_POLL_S)
-        log.warning(
-            "Slurm has not confirmed that the next run does without %s: %s", fold(names), said
-        )
+        log.warning("Slurm did not confirm that the next run excludes %s: %s", fold(names), said)

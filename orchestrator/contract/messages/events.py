@@ -159,6 +159,19 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSlow:
+    """Training waited much longer for the checkpoint of `step` than for those before it."""
+
+    at: float = 0.0
+    attempt: int
+    step: int
+    took_s: float
+    """The blocking part on rank 0; what is written in the background does not count."""
+    usual_s: float
+    """The median of the attempt's checkpoints before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIntervalChanged:
     """From `step` on checkpoints are written after another number of steps."""
 
@@ -525,14 +538,17 @@ AgentEvent = RankEvent | HostStopped | HostLeaving
 """Events that an agent reports as they are. `EvidenceGathered` and `AgentRegistered` travel within
 a message that has more than the event."""
 
+Notice = CheckpointFailed | CheckpointSlow | HealthChanged
+"""Events that no decision depends on: `step` leaves the job as it is."""
+
 Event = (
     JobSubmitted
     | LeaderStarted
     | AgentRegistered
     | AgentLost
     | AgentEvent
+    | Notice
     | StepReached
-    | HealthChanged
     | StragglerFound
     | StragglerGone
     | HangDetected

@@ -20,7 +20,7 @@ from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.units import Units
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
-from orchestrator.plan.stages import Held, held_along, stage_gathers
+from orchestrator.plan.stages import StageLayers, layers_along_pp, stage_gathers
 
 BUCKET_BYTES = 25 * 2**20
 """Of the trainer's buckets (`trainer/parallel/buckets.py`)."""
@@ -54,8 +54,8 @@ class Sharing:
         return sum(flow.exposed for flow in self.flows)
 
 
-def sharing_of(
-    setup: Setup, machine: Machine, rank: Held, units: Units, windows: Windows
+def shard_count(
+    setup: Setup, machine: Machine, rank: StageLayers, units: Units, windows: Windows
 ) -> Sharing:
     if setup.data == "fsdp":
         return _fsdp(setup, machine, _gathers(setup, rank), units, windows)
@@ -83,7 +83,7 @@ class Gathers:
     again: tuple[Again, ...] = ()
 
 
-def _gathers(setup: Setup, rank: Held) -> Gathers:
+def _gathers(setup: Setup, rank: StageLayers) -> Gathers:
     micro, spec, mesh = setup.micro_batches, setup.pipeline, setup.mesh
     if mesh.pp == 1:
         once = setup.reshard is False
@@ -93,14 +93,14 @@ def _gathers(setup: Setup, rank: Held) -> Gathers:
         return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
     alike = [
         _again(rank, stage_gathers(spec, mesh.pp, number, micro))
-        for number, held in enumerate(held_along(setup.shape, mesh.pp, spec, setup.tokens))
+        for number, held in enumerate(layers_along_pp(setup.shape, mesh.pp, spec, setup.tokens))
         if held == rank
     ]
     most = max(alike, key=lambda again: sum(one.layers for one in again))
     return Gathers(forward=1, backward=0, again=most)
 
 
-def _again(rank: Held, gathers: Sequence[Sequence[int]]) -> tuple[Again, ...]:
+def _again(rank: StageLayers, gathers: Sequence[Sequence[int]]) -> tuple[Again, ...]:
     """All but the first gathering of each stage of `rank`."""
     last = len(gathers) - 1
     return tuple(

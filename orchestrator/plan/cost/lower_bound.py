@@ -21,12 +21,12 @@ from orchestrator.plan.cost.layers import (
 )
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.timeline import handed_on_bytes
-from orchestrator.plan.cost.tp_cp_traffic import context_talks, outer_talk, tensor_talks
+from orchestrator.plan.cost.tp_cp_traffic import context_traffic, outer_traffic, tensor_traffic
 from orchestrator.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
+class LowerBound:
     """Seconds of one micro batch, forward and backward, with all that tp and cp ranks say."""
 
     layer: float
@@ -38,22 +38,27 @@ class Least:
 
 
 @lru_cache(maxsize=4096)
-def least_of(machine: Machine, shape: ModelShape, part: Slice) -> Least:
-    merging, talks = 0.0, tensor_talks(machine, shape, part) if part.tp > 1 else ()
+def lower_bound_of(machine: Machine, shape: ModelShape, part: Slice) -> LowerBound:
+    merging, talks = 0.0, tensor_traffic(machine, shape, part) if part.tp > 1 else ()
     if part.cp > 1:
-        more, merging = context_talks(machine, shape, part)
+        more, merging = context_traffic(machine, shape, part)
         talks += more
     layer = sum(_products(machine, shape, part)) + 3 * merging
     layer += sum(attention_of(machine, shape, part)) + sum(cheap_of(machine, shape, part))
     layer += sum(talk.forward.exposed + talk.backward.exposed for talk in talks)
     embedding = embedding_passes(machine, shape, part)
     ends = embedding.forward + embedding.backward + sum(head_cheap(machine, shape, part))
-    ends += sum(_head(machine, shape, part)) + 4 * outer_talk(machine, shape, part).exposed
-    return Least(layer, shape.num_layers, ends, handed_on_bytes(shape, part))
+    ends += sum(_head(machine, shape, part)) + 4 * outer_traffic(machine, shape, part).exposed
+    return LowerBound(layer, shape.num_layers, ends, handed_on_bytes(shape, part))
 
 
-def least_step_s(
-    machine: Machine, least: Least, pp: int, stride: int, spec: PipelineSpec, micro_batches: int
+def lower_bound_s(
+    machine: Machine,
+    least: LowerBound,
+    pp: int,
+    stride: int,
+    spec: PipelineSpec,
+    micro_batches: int,
 ) -> float:
     """Of a step of so many micro batches; `stride` is between neighbours along pp.
 

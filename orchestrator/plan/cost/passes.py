@@ -15,15 +15,15 @@ from orchestrator.plan.cost.layers import (
 )
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.tp_cp_traffic import (
-    Talk,
+    AxisTraffic,
     Times,
-    context_talks,
-    outer_talk,
-    tensor_talks,
+    context_traffic,
+    outer_traffic,
+    tensor_traffic,
 )
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Checkpointing
-from orchestrator.plan.stages import Held, held_along
+from orchestrator.plan.stages import StageLayers, layers_along_pp
 
 UNIT_CALLS = 3
 """Of FSDP for each unit: two gathers and a reduction, with their hooks and copies."""
@@ -46,7 +46,7 @@ class How:
 class Stage:
     """One kind of rank along pp."""
 
-    rank: Held
+    rank: StageLayers
     compute: float
     weights: float
     """Of it, gradients of weights."""
@@ -66,7 +66,7 @@ class MicroBatch:
     stages: tuple[tuple[Stage, int], ...]
     """And how many ranks there are of each."""
     slowest: Stage
-    talks: tuple[tuple[Talk, Times], ...]
+    talks: tuple[tuple[AxisTraffic, Times], ...]
     """On the slowest rank, all together."""
     window: Windows
     """Without what tp ranks say."""
@@ -79,7 +79,7 @@ class Layer:
     passes: Passes
     merging: float
     """Forward seconds of putting attention together from the parts of cp ranks."""
-    talks: tuple[Talk, ...]
+    talks: tuple[AxisTraffic, ...]
     repeated: float
     """Share of the layers whose forward pass is done again."""
     again: float
@@ -118,17 +118,17 @@ def micro_batch(machine: Machine, shape: ModelShape, part: Slice, how: How) -> M
 @lru_cache(maxsize=1024)
 def _kinds(
     shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
-) -> tuple[tuple[Held, int], ...]:
+) -> tuple[tuple[StageLayers, int], ...]:
     """Ranks along pp as far as they differ, and how many there are of each kind."""
-    return tuple(Counter(held_along(shape, pp, spec, tokens)).items())
+    return tuple(Counter(layers_along_pp(shape, pp, spec, tokens)).items())
 
 
 def _layer(machine: Machine, shape: ModelShape, part: Slice, how: How) -> Layer:
     passes = layer_passes(machine, shape, part)
-    talks: tuple[Talk, ...] = tensor_talks(machine, shape, part) if part.tp > 1 else ()
+    talks: tuple[AxisTraffic, ...] = tensor_traffic(machine, shape, part) if part.tp > 1 else ()
     merging = 0.0
     if part.cp > 1:
-        more, merging = context_talks(machine, shape, part)
+        more, merging = context_traffic(machine, shape, part)
         talks += more
     full = how.checkpointing in ("full", "every_k")
     return Layer(
@@ -152,7 +152,7 @@ def _repeated(shape: ModelShape, how: How) -> float:
 
 
 def _stage(
-    machine: Machine, shape: ModelShape, part: Slice, how: How, layer: Layer, rank: Held
+    machine: Machine, shape: ModelShape, part: Slice, how: How, layer: Layer, rank: StageLayers
 ) -> Stage:
     layers, passes = rank.layers, layer.passes
     again = layers * layer.repeated * layer.again
@@ -169,7 +169,7 @@ def _stage(
         ops += end.forward_ops + end.backward_ops
     talk = sum(_total(layer, one, rank).exposed for one in layer.talks)
     if part.tp > 1:
-        talk += 2 * len(ends) * outer_talk(machine, shape, part).exposed
+        talk += 2 * len(ends) * outer_traffic(machine, shape, part).exposed
     calibration = machine.calibration
     sharded_op = part.tp > 1 and not part.compiled
     each = calibration.sharded_op_s if sharded_op else calibration.host_op_s
@@ -184,7 +184,7 @@ def _stage(
     )
 
 
-def _total(layer: Layer, talk: Talk, rank: Held) -> Times:
+def _total(layer: Layer, talk: AxisTraffic, rank: StageLayers) -> Times:
     """Of all layers of a rank, forward, again and backward."""
     more = 1 + (layer.repeated * talk.again if layer.repeats_talk else 0.0)
     layers, there, back = rank.layers, talk.forward, talk.backward

@@ -5,16 +5,16 @@ from typing import NamedTuple
 
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
 from orchestrator.plan.cost.collective import Flow
-from orchestrator.plan.cost.dp_traffic import Windows, sharing_of
+from orchestrator.plan.cost.dp_traffic import Windows, shard_count
 from orchestrator.plan.cost.layers import Slice
 from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.cost.passes import How, MicroBatch, micro_batch
-from orchestrator.plan.cost.tp_cp_traffic import outer_talk
+from orchestrator.plan.cost.tp_cp_traffic import outer_traffic
 from orchestrator.plan.cost.units import Units, units_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup, every
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES, NF4_BYTES
-from orchestrator.plan.stages import held_along, most_sends
+from orchestrator.plan.stages import layers_along_pp, most_sends
 
 OPTIMIZER_BYTES = {"adamw": 28, "adam": 28, "nadam": 60, "radam": 60, "adafactor": 60, "sgd": 28}
 """Read and written of each parameter: fused Adam reads four float32 values and writes three; the
@@ -35,7 +35,7 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
     batch = micro_batch(machine, setup.shape, part, _how(setup))
     slowest, micro = batch.slowest, setup.micro_batches
     units = units_of(setup.shape, setup.mesh.tp, slowest.rank, _sizes(setup), setup.lora)
-    sharing = sharing_of(setup, machine, slowest.rank, units, _windows(setup, machine, batch))
+    sharing = shard_count(setup, machine, slowest.rank, units, _windows(setup, machine, batch))
     handed_on, pipe_flows = _handed_on(setup, machine, part)
     tied = _tied(setup, machine)
     parts = {
@@ -50,7 +50,7 @@ def timeline(setup: Setup, machine: Machine) -> Timeline:
         "bubble": _bubble(setup, batch, handed_on),
         "optimizer": _optimizer(setup, machine, units),
     }
-    flows = [*sharing.flows, *pipe_flows, *tied, *_talk_flows(setup, machine, batch, part)]
+    flows = [*sharing.flows, *pipe_flows, *tied, *_axis_flows(setup, machine, batch, part)]
     return Timeline({name: seconds for name, seconds in parts.items() if seconds > 0}, flows)
 
 
@@ -132,7 +132,7 @@ def _tied(setup: Setup, machine: Machine) -> list[Flow]:
     """First and last stage, where these are on two ranks, add up the gradients of the matrix that
     both have, before the update (`trainer/parallel/tied.py`); no rank goes on meanwhile."""
     mesh, shape = setup.mesh, setup.shape
-    first = held_along(shape, mesh.pp, setup.pipeline, setup.tokens)[0]
+    first = layers_along_pp(shape, mesh.pp, setup.pipeline, setup.tokens)[0]
     if not shape.tied_embeddings or first.is_last or setup.lora is not None:
         return []
     copies = {
@@ -179,10 +179,10 @@ def _optimizer(setup: Setup, machine: Machine, units: Units) -> float:
     return update + machine.wire(mesh.world_size, 1).all_reduce_s(AGREEMENT_BYTES)
 
 
-def _talk_flows(setup: Setup, machine: Machine, batch: MicroBatch, part: Slice) -> list[Flow]:
+def _axis_flows(setup: Setup, machine: Machine, batch: MicroBatch, part: Slice) -> list[Flow]:
     micro, rank = setup.micro_batches, batch.slowest.rank
     ends = rank.is_first + rank.is_last
-    outer = outer_talk(machine, setup.shape, part)
+    outer = outer_traffic(machine, setup.shape, part)
     flows = []
     for talk, times in batch.talks:
         sent, calls, seconds, exposed = times.sent, times.calls, times.seconds, times.exposed

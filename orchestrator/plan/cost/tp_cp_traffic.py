@@ -27,7 +27,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
+class AxisTraffic:
     axis: str
     collective: str
     what: str
@@ -38,7 +38,7 @@ class Talk:
     """Share of the forward pass's that full recomputation repeats."""
 
 
-def tensor_talks(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Talk, ...]:
+def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[AxisTraffic, ...]:
     """Of one layer. Sequence parallel: the inputs of attention and of the MLP are gathered, their
     results reduced and scattered; backward mirrors it (Korthikanti et al. 2022, section 4.2.2).
     Nothing hides it. Recomputation does not need the layer's result again, so it ends before the
@@ -47,7 +47,7 @@ def tensor_talks(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Talk
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
     return tuple(
-        Talk(
+        AxisTraffic(
             axis="tp",
             collective=collective,
             what="activations",
@@ -61,7 +61,7 @@ def tensor_talks(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Talk
 
 
 @lru_cache(maxsize=8192)
-def outer_talk(machine: Machine, shape: ModelShape, part: Slice) -> Times:
+def outer_traffic(machine: Machine, shape: ModelShape, part: Slice) -> Times:
     """Of the embedding, whose rows are reduced and scattered, and whose gradients are gathered; and
     of the head, whose input is gathered and whose gradients are reduced and scattered: each."""
     return Times() if part.tp == 1 else _of_hidden_states(machine, shape, part, 1)
@@ -74,9 +74,9 @@ def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: i
     return Times(sent=sent, calls=calls, seconds=seconds, exposed=seconds)
 
 
-def context_talks(
+def context_traffic(
     machine: Machine, shape: ModelShape, part: Slice
-) -> tuple[tuple[Talk, ...], float]:
+) -> tuple[tuple[AxisTraffic, ...], float]:
     """Of one layer; and the seconds that putting attention together takes, forward."""
     match part.context:
         case "ring":
@@ -96,7 +96,9 @@ def _keys(shape: ModelShape, part: Slice) -> float:
     return 2 * part.rows * shape.kv_size / part.tp
 
 
-def _ring(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk, ...], float]:
+def _ring(
+    machine: Machine, shape: ModelShape, part: Slice
+) -> tuple[tuple[AxisTraffic, ...], float]:
     """Keys and values travel all hops but the last, twice; the sums of their gradients, float32,
     follow a hop behind and come home (`trainer/parallel/context/ring.py`)."""
     ranks, hops = part.cp, part.cp - 1
@@ -105,7 +107,7 @@ def _ring(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk,
     hop, hop_back = wire.send_s(keys), wire.send_s(sums)
     # The blocks of all hops are equally large, for the sequence is dealt out in zigzag.
     block, block_back = (seconds / ranks for seconds in attention_of(machine, shape, part))
-    talk = Talk(
+    talk = AxisTraffic(
         axis="cp",
         collective="send",
         what="keys and values",
@@ -126,7 +128,9 @@ def _ring(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk,
     return (talk,), hops * _merge_s(machine, shape, part)
 
 
-def _gathered(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk, ...], float]:
+def _gathered(
+    machine: Machine, shape: ModelShape, part: Slice
+) -> tuple[tuple[AxisTraffic, ...], float]:
     """All keys and values at once, in each direction, beside the attention to a rank's own; sums of
     their gradients are scattered in float32 (`trainer/parallel/context/gather.py`)."""
     ranks = part.cp
@@ -144,7 +148,7 @@ def _gathered(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[T
         sent=ring_gather_bytes(ranks, sums), calls=1, seconds=scatter, exposed=scatter
     )
     talks = (
-        Talk(
+        AxisTraffic(
             axis="cp",
             collective="all-gather",
             what="keys and values",
@@ -152,7 +156,7 @@ def _gathered(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[T
             forward=forward,
             backward=backward,
         ),
-        Talk(
+        AxisTraffic(
             axis="cp",
             collective="reduce-scatter",
             what="gradients of keys and values",
@@ -164,7 +168,9 @@ def _gathered(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[T
     return talks, 2 * _merge_s(machine, shape, part)
 
 
-def _ulysses(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Talk, ...], float]:
+def _ulysses(
+    machine: Machine, shape: ModelShape, part: Slice
+) -> tuple[tuple[AxisTraffic, ...], float]:
     """Heads for tokens and back, in each direction; with fewer kv heads than ranks, each gets a
     copy (`trainer/parallel/context/ulysses.py`)."""
     ranks = part.cp
@@ -177,7 +183,7 @@ def _ulysses(machine: Machine, shape: ModelShape, part: Slice) -> tuple[tuple[Ta
     both = Times(
         sent=exchange_bytes(ranks, into + results), calls=2, seconds=seconds, exposed=seconds
     )
-    talk = Talk(
+    talk = AxisTraffic(
         axis="cp",
         collective="all-to-all",
         what="queries, keys and values",

@@ -7,7 +7,7 @@ from functools import lru_cache
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.sizes import LARGE
-from orchestrator.plan.stages import Held
+from orchestrator.plan.stages import StageLayers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,11 @@ class Units:
 
 @lru_cache(maxsize=4096)
 def units_of(
-    shape: ModelShape, tp: int, rank: Held, sizes: tuple[float, int, int], lora: LoraSpec | None
+    shape: ModelShape,
+    tp: int,
+    rank: StageLayers,
+    sizes: tuple[float, int, int],
+    lora: LoraSpec | None,
 ) -> Units:
     """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
     layer_size, size, reduce_size = sizes

@@ -17,7 +17,7 @@ from orchestrator.plan.setup import Checkpointing, Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 
-class Moment(NamedTuple):
+class LayerUsage(NamedTuple):
     """A point of one layer's backward pass at which much is there at once."""
 
     tokens: float
@@ -34,10 +34,10 @@ class Layer:
     """Without checkpointing."""
     kept: float
     """With it, from forward to backward; the layer's input among it."""
-    moments: tuple[Moment, ...]
+    usages: tuple[LayerUsage, ...]
     """Of the backward pass, with what is computed again; of the kept there is what is not told
     apart from it."""
-    plain_moments: tuple[Moment, ...]
+    plain_usages: tuple[LayerUsage, ...]
     """The same without checkpointing."""
     last_norm: float
     """What the norm after the last layer keeps, and what goes into the head."""
@@ -80,7 +80,7 @@ def _layer(
     lora: LoraSpec | None,
 ) -> Layer:
     parts = _Parts.of(shape, tp, values, ulysses, lora)
-    plain = _moments(shape, tp, values, parts, lora)
+    plain = _usages(shape, tp, values, parts, lora)
     hidden = shape.hidden_size * values.hidden / tp
     kept = {"none": parts.whole, "selective": _by_matmuls(shape, tp, values, ulysses)}.get(
         kind, hidden
@@ -93,8 +93,8 @@ def _layer(
     return Layer(
         whole=parts.whole,
         kept=kept,
-        moments=tuple(Moment(m.tokens + twice, m.weights) for m in plain),
-        plain_moments=plain,
+        usages=tuple(LayerUsage(m.tokens + twice, m.weights) for m in plain),
+        plain_usages=plain,
         last_norm=_norm(shape, tp, values, lora is None)
         + (0 if lora else shape.hidden_size * values.size),
     )
@@ -194,9 +194,9 @@ def _twice(shape: ModelShape, tp: int, size: int) -> float:
     return (2 + 3 / tp) * shape.hidden_size * size
 
 
-def _moments(
+def _usages(
     shape: ModelShape, tp: int, values: _Values, parts: _Parts, lora: LoraSpec | None
-) -> tuple[Moment, ...]:
+) -> tuple[LayerUsage, ...]:
     """In the order of the backward pass: in the MLP, before it, and in the first norm.
 
     An RMS norm's backward pass has five float32 values at once beside its input, which the
@@ -228,13 +228,15 @@ def _moments(
     if not shape.norm_bias:
         in_norm = shape.hidden_size * 6 * FLOAT32_BYTES / tp
     found = [
-        Moment(parts.whole + widest + incoming, weights[0]),
-        Moment(parts.attention + in_norm + incoming, weights[1]),
-        Moment(in_norm + 3 * incoming, weights[2]),
+        LayerUsage(parts.whole + widest + incoming, weights[0]),
+        LayerUsage(parts.attention + in_norm + incoming, weights[1]),
+        LayerUsage(in_norm + 3 * incoming, weights[2]),
     ]
     if tp > 1:
         # The gradients of gate's and up's inputs, and their sum laid out for the reduce-scatter.
-        found.append(Moment(parts.attention + parts.mlp_norm + 3 * hidden + incoming, weights[1]))
+        found.append(
+            LayerUsage(parts.attention + parts.mlp_norm + 3 * hidden + incoming, weights[1])
+        )
     return tuple(found)
 
 

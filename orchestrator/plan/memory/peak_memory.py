@@ -1,6 +1,9 @@
-"""How many bytes the fullest rank needs at its peak, and for what.
+"""Peak memory of the fullest rank, by item.
 
-Formulas, their sources and how far off they are: `docs/planner_model.md`.
+peak = parameters + optimizer + pipeline buffers + max(gradients, highest usage in a step) + reserve
+
+The terms and their sources: `states.py`, `activations.py`, `timeline.py` and `reserve.py`.
+How far off they are: `docs/planner_model.md`.
 """
 
 import math
@@ -14,7 +17,7 @@ from orchestrator.inventory.profile import Fabric
 from orchestrator.plan.memory.activations import layer_of
 from orchestrator.plan.memory.reserve import reserve_bytes
 from orchestrator.plan.memory.states import MASTER_BYTES, States, states_of, units_of
-from orchestrator.plan.memory.timeline import At, moments_of
+from orchestrator.plan.memory.timeline import Usage, usages_of
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.setup import Setup
 from orchestrator.plan.sizes import COMPUTE_BYTES
@@ -27,13 +30,12 @@ class _Rank(NamedTuple):
     number: int
     states: States
     boundaries: int
-    moments: list[At]
+    usages: list[Usage]
     peak: int
 
 
 class Peak(NamedTuple):
-    """Of the fullest rank. What it is made of is told apart only where somebody asks: of most
-    setups a search wants to know whether they fit."""
+    """Of the fullest rank. `memory()` computes the items, which a search needs for few setups."""
 
     setup: Setup
     fabric: Fabric | None
@@ -53,20 +55,20 @@ class Peak(NamedTuple):
 
 
 def peak_of(setup: Setup, fabric: Fabric | None) -> Peak:
-    """What the fullest rank of `setup` needs, against what a device of `fabric` has."""
+    """The peak of the fullest rank of `setup`, on devices of `fabric`."""
     mesh = setup.mesh
-    ranks = _telling(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
+    ranks = _largest_ranks(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     worst = max([_rank(setup, n, rank) for n, rank in ranks.items()], key=_fullness)
     return _peak(setup, worst, fabric)
 
 
 def memory_of(setup: Setup, fabric: Fabric | None) -> Memory:
-    """The same with all that it is made of."""
+    """The peak by item."""
     return peak_of(setup, fabric).memory()
 
 
 def memories_of(setup: Setup, fabric: Fabric | None) -> tuple[Memory, ...]:
-    """The same of every rank along pp."""
+    """The peak by item, for every rank along pp."""
     ranks = stage_ranks(
         setup.shape, setup.mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens
     )
@@ -84,9 +86,9 @@ def _peak(setup: Setup, rank: _Rank, fabric: Fabric | None) -> Peak:
     return Peak(setup, fabric, rank, reserve, rank.peak + sum(reserve.values()))
 
 
-def least_bytes(setup: Setup) -> int:
-    """No more than the bytes of `peak_of`, for a fraction of its time: weights, moments and kept
-    activations of the pipeline's first rank, as the last micro batch has gone forward."""
+def min_peak_bytes(setup: Setup) -> int:
+    """A fast lower bound of `peak_of`: weights, moments and kept activations of the first pipeline
+    rank after the last forward pass."""
     mesh = setup.mesh
     rank = _first(setup.shape, mesh.pp, setup.pipeline, setup.micro_batches, setup.tokens)
     states = states_of(setup, rank, units_of(setup, rank))
@@ -105,19 +107,19 @@ def _first(
 
 
 @cache
-def _telling(
+def _largest_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> Mapping[int, StageRank]:
-    """Of `stage_ranks` those that no other has at least as much of everything as; the first of
-    equals. A search asks for the same ones for every arrangement of data-parallel ranks."""
+    """The ranks that can be the fullest: no other rank has as much of everything. Cached, because a
+    search asks again for every arrangement of data-parallel ranks."""
     told: dict[int, StageRank] = {}
     for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
-        if not any(_has_all_of(other, rank) for other in told.values()):
+        if not any(_covers(other, rank) for other in told.values()):
             told[number] = rank
     return told
 
 
-def _has_all_of(one: StageRank, other: StageRank) -> bool:
+def _covers(one: StageRank, other: StageRank) -> bool:
     return (
         one.layers >= other.layers
         and one.kept >= other.kept
@@ -129,17 +131,17 @@ def _has_all_of(one: StageRank, other: StageRank) -> bool:
 def _rank(setup: Setup, number: int, rank: StageRank) -> _Rank:
     units = units_of(setup, rank)
     states = states_of(setup, rank, units)
-    boundaries, moments = boundary_bytes(setup, rank), moments_of(setup, rank, units, states)
+    boundaries, usages = boundary_bytes(setup, rank), usages_of(setup, rank, units, states)
     kept = states.parameters + states.optimizer + boundaries
     update = 0 if states.host else states.gradients
-    peak = kept + max(update, math.ceil(max(map(sum, moments))))
-    return _Rank(number, states, boundaries, moments, peak)
+    peak = kept + max(update, math.ceil(max(map(sum, usages))))
+    return _Rank(number, states, boundaries, usages, peak)
 
 
 def _items(rank: _Rank) -> dict[str, int]:
-    """Each at its own most in the step."""
+    """The peak of each item in the step; the items do not peak together."""
     states = rank.states
-    most = At(*map(max, zip(*rank.moments, strict=True)))
+    most = Usage(*map(max, zip(*rank.usages, strict=True)))
     items = {
         "parameters": states.parameters,
         "gradients": max(states.gradients, math.ceil(most.gradients)),
@@ -153,13 +155,13 @@ def _items(rank: _Rank) -> dict[str, int]:
 
 
 def _host(setup: Setup, states: States) -> dict[str, int]:
-    """What a rank has in the host's memory: what is offloaded, and a copy of all that a checkpoint
-    holds, from which it is written while training goes on."""
+    """Bytes in host memory per rank: offloaded states, and the copy that an asynchronous checkpoint
+    is written from."""
     moved = states.host
     saved = moved or {"parameters": states.parameters, "optimizer": states.optimizer}
     frozen = 0
     if setup.lora is not None:
-        # Checkpoints have the adapters alone.
+        # A checkpoint of a LoRA job holds only the adapters.
         frozen = saved["parameters"] - MASTER_BYTES * states.trained.shard
     return {**moved, "checkpoint": saved["parameters"] - frozen + saved["optimizer"]}
 

@@ -98,10 +98,10 @@ Tensor = tuple[int, int, int | None]
 def units_of(setup: Setup, rank: StageRank) -> Units:
     """Of the rank's part of the pipeline, tensor parallel and sharded as `setup` says."""
     mesh = setup.mesh
-    return _units(setup.shape, mesh.tp, sharing_of(setup), rank, mesh.pp == 1)
+    return _units(setup.shape, mesh.tp, shard_count(setup), rank, mesh.pp == 1)
 
 
-def sharing_of(setup: Setup) -> int:
+def shard_count(setup: Setup) -> int:
     """Ranks among which the weights, or under ZeRO-1 the moments, are cut."""
     mesh = setup.mesh
     return mesh.cp * (mesh.dp_shard if setup.data == "fsdp" else mesh.dp_replicate)
@@ -218,7 +218,7 @@ def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
 def adapters(setup: Setup, rank: StageRank) -> Piece:
     """LoRA's two matrices beside each target (Hu et al. 2021, section 4.1)."""
     assert setup.lora is not None
-    one = _adapters(setup.shape, setup.lora, setup.mesh.tp, sharing_of(setup))
+    one = _adapters(setup.shape, setup.lora, setup.mesh.tp, shard_count(setup))
     return one.times(rank.layers)
 
 
@@ -246,5 +246,5 @@ def frozen_bytes(setup: Setup, units: Units) -> int:
     if setup.lora.quantize == "none":
         return kept * MASTER_BYTES
     matrices = units.layers * (setup.shape.layer_matrices // setup.mesh.tp)
-    matrices = math.ceil(matrices / (sharing_of(setup) if sharded else 1))
+    matrices = math.ceil(matrices / (shard_count(setup) if sharded else 1))
     return math.ceil((kept - matrices) * MASTER_BYTES + matrices * NF4_BYTES)

@@ -1,8 +1,8 @@
-"""What is on a rank at once: the moments of a step at which the peak may be.
+"""Memory of a rank at the points of a step where it may peak.
 
-Between these the amounts go up or down evenly, layer by layer, so the peak is at one of them. Order
-and lifetimes are those of torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and of the
-trainer's buckets, seen by tracing the trainer (`benchmarks/memory.py`).
+Between two of these points memory grows or shrinks monotonically, layer by layer, so the peak is at
+one of them. Order and lifetimes follow torch 2.13's FSDP2 (`_fully_shard/_fsdp_param_group.py`) and
+the trainer's buckets, as traced by `benchmarks/memory.py`.
 """
 
 import math
@@ -10,70 +10,71 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
-from orchestrator.plan.memory.activations import Layer, Moment, layer_of
+from orchestrator.plan.memory.activations import Layer, LayerUsage, layer_of
 from orchestrator.plan.memory.states import (
     MASTER_BYTES,
     NOTHING,
     Piece,
     States,
     Units,
-    sharing_of,
+    shard_count,
 )
 from orchestrator.plan.setup import Setup, every
 from orchestrator.plan.sizes import COMPUTE_BYTES
 from orchestrator.plan.stages import StageRank
 
 LOSS_KEPT_BYTES = 4
-"""Of a logit: log-softmax keeps its result in float32."""
+"""Per logit: log-softmax keeps its result in float32."""
 LOSS_BACKWARD_BYTES, PARALLEL_LOSS_BACKWARD_BYTES = 8, 12
-"""More of a logit as the loss goes backward: the gradients of log-softmax's result and of its
-input; where logits are cut over tp, torch's loss_parallel has the exponential of the first, too."""
+"""More bytes per logit during the loss' backward pass: the gradients of log-softmax's result and
+input; with logits cut over tp, torch's loss_parallel also holds an exponential."""
 
 
-class At(NamedTuple):
-    """Bytes beside the states that are kept from step to step."""
+class Usage(NamedTuple):
+    """Bytes at one point of a step, without the states that are kept from step to step."""
 
     gradients: float = 0
     gathered: float = 0
-    """Weights of whole units, as they are computed with."""
+    """Gathered weights of whole FSDP units, in the compute type."""
     activations: float = 0
-    """With the temporary values of the layer that goes backward."""
+    """Kept activations, and temporary values of the layer in its backward pass."""
     logits: float = 0
     temporary: float = 0
-    """Gradients of whole units, and what they are reduced in."""
+    """Unsharded gradients of whole units, and reduction buffers."""
     apart: float = 0
-    """Zero, or less where the others are each at their most in the turn of one layer: how much of
-    them is not there at once."""
+    """Zero or negative: a correction where two items peak at different times inside one layer."""
 
 
-class _Turn(NamedTuple):
-    """Of a layer that goes backward: each at its most, in bytes."""
+class _LayerBackward(NamedTuple):
+    """Peak bytes of each item during one layer's backward pass."""
 
     activations: float
     weights: float
-    """Gradients of its weights."""
+    """Gradients of the layer's weights."""
     apart: float
-    """As of `At`."""
+    """As in `Usage`."""
 
 
-def _turn(moments: tuple[Moment, ...], tokens: int, weight_bytes: int) -> _Turn:
-    """Without what waits; `weight_bytes`: of an element of a gradient as it is computed."""
+def _layer_backward(
+    usages: tuple[LayerUsage, ...], tokens: int, weight_bytes: int
+) -> _LayerBackward:
+    """Without waiting micro batches; `weight_bytes` is the size of a gradient element."""
     most = weights = both = 0.0
-    for of_token, grown in moments:
+    for of_token, grown in usages:
         activations, gradients = of_token * tokens, grown * weight_bytes
         most, weights = max(most, activations), max(weights, gradients)
         both = max(both, activations + gradients)
-    return _Turn(most, weights, both - most - weights)
+    return _LayerBackward(most, weights, both - most - weights)
 
 
 class _Rank(NamedTuple):
-    """What the moments of one rank are made of, in bytes."""
+    """The inputs from which the usages of one rank are computed."""
 
     setup: Setup
     units: Units
     layer: Layer
     kept: float
-    """Micro batches that are kept at once."""
+    """Micro batches whose activations are kept at once."""
     tokens: int
     """Of a micro batch, on this rank."""
     size: int
@@ -84,16 +85,16 @@ class _Rank(NamedTuple):
     accumulates: bool
     """Gradients of several micro batches are added up before ranks reduce them."""
 
-    turn: _Turn
+    turn: _LayerBackward
     """Of each layer, but for those of `every_k` that keep all."""
 
     @property
     def others(self) -> float:
-        """Activations of the micro batches that wait."""
+        """Activations of micro batches that wait for their backward pass."""
         return (self.kept - 1) * self.below(self.units.layers) if self.kept != 1 else 0
 
     def below(self, layers: float) -> float:
-        """Activations of so many of the lowest layers of one micro batch."""
+        """Activations of one micro batch in the lowest `layers`."""
         setup = self.setup
         if setup.checkpointing != "every_k":
             return layers * self.layer.kept * self.tokens
@@ -101,17 +102,17 @@ class _Rank(NamedTuple):
         return (plain * self.layer.whole + (layers - plain) * self.layer.kept) * self.tokens
 
     def plain(self, layers: float) -> float:
-        """How many of the lowest layers keep all that they are computed with."""
+        """How many of the lowest `layers` keep all activations (no recomputation)."""
         kind = self.setup.checkpointing
         if kind == "every_k":
             return layers - layers // every(self.setup)
         return layers if kind == "none" else 0
 
     @property
-    def loss(self) -> At:
-        """The loss goes backward, and no layer has yet."""
+    def loss(self) -> Usage:
+        """During the loss' backward pass, before that of any layer."""
         if not self.has_loss:
-            return At()
+            return Usage()
         setup, shape = self.setup, self.setup.shape
         tp = setup.mesh.tp
         backward = PARALLEL_LOSS_BACKWARD_BYTES if tp > 1 else LOSS_BACKWARD_BYTES
@@ -121,18 +122,18 @@ class _Rank(NamedTuple):
         # A pipeline's stage keeps what it came to until it has gone back.
         each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
         kept = self.kept * self.below(self.units.layers)
-        return At(
+        return Usage(
             activations=kept + self.layer.last_norm * self.tokens,
             logits=logits * (each * waiting + backward),
         )
 
-    def layer_back(self, done: int) -> "_Turn":
+    def layer_back(self, done: int) -> "_LayerBackward":
         """Of the layer that goes backward after `done` others."""
         waiting = self.others + self.below(self.units.layers - 1 - done)
         turn = self.turn
         if self.setup.checkpointing == "every_k" and self._is_plain(done):
-            turn = _turn(self.layer.plain_moments, self.tokens, self.weight_bytes)
-        return _Turn(waiting + turn.activations, turn.weights, turn.apart)
+            turn = _layer_backward(self.layer.plain_usages, self.tokens, self.weight_bytes)
+        return _LayerBackward(waiting + turn.activations, turn.weights, turn.apart)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
@@ -148,10 +149,10 @@ class _Rank(NamedTuple):
         return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
 
 
-def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[At]:
-    """Every moment at which `rank` may be at its peak."""
+def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Usage]:
+    """Every point of a step at which `rank` may peak."""
     mesh = setup.mesh
-    alone = sharing_of(setup) * mesh.dp_replicate == 1
+    alone = shard_count(setup) * mesh.dp_replicate == 1
     plain = alone and setup.dtype == "float32" and not setup.cpu_offload
     sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
@@ -166,18 +167,18 @@ def moments_of(setup: Setup, rank: StageRank, units: Units, states: States) -> l
         rank.is_last,
         weight_bytes,
         setup.micro_batches > 1,
-        _turn(layer.moments, tokens, weight_bytes),
+        _layer_backward(layer.usages, tokens, weight_bytes),
     )
     return list(_sharded(one, states) if sharded else _copied(one, states))
 
 
-def _sharded(rank: _Rank, states: States) -> Iterator[At]:
-    """Under FSDP2: units are gathered for their use, and their gradients reduced behind it."""
+def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
+    """FSDP2: units are gathered for use, and their gradients reduced afterwards."""
     setup, units, size = rank.setup, rank.units, rank.size
     reduce = COMPUTE_BYTES[setup.reduce_dtype]
     grads = _Gradients.of(rank, states)
     layer, head, root = units.layer.whole * size, units.head.whole * size, units.root.whole * size
-    ahead = min(setup.backward_prefetch, units.layers - 1) if sharing_of(setup) > 1 else 0
+    ahead = min(setup.backward_prefetch, units.layers - 1) if shard_count(setup) > 1 else 0
     stays = setup.reshard is False or (setup.mesh.pp > 1 and setup.pipeline.stages > 1)
     everything = units.all.whole * size
     parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
@@ -189,7 +190,7 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         # The unit that goes back first is not freed; with a head in the root that is a layer.
         kept = everything if stays else root + (head or layer) + parts * units.layers
         loss = rank.loss
-        yield At(
+        yield Usage(
             gradients=grads.summed,
             gathered=kept,
             activations=loss.activations,
@@ -213,23 +214,23 @@ def _sharded(rank: _Rank, states: States) -> Iterator[At]:
         reduced, flying = grads.after(done), grads.early + flying
         turn = rank.layer_back(done)
         there = flying + unsummed + turn.weights
-        yield At(reduced, gathered, turn.activations, 0, there, turn.apart)
+        yield Usage(reduced, gathered, turn.activations, 0, there, turn.apart)
     if setup.mesh.pp > 1 and units.embedding.whole and not stays:
         # The embedding alone is gathered anew, into one buffer, and from it into its own place.
         incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
         embedding = units.embedding.whole * size
-        yield At(grads.summed, everything + embedding, rank.others + incoming)
+        yield Usage(grads.summed, everything + embedding, rank.others + incoming)
     left = stays or setup.mesh.pp > 1
     yield _ends(rank, grads, everything if left and accumulates else root)
 
 
-def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[At]:
+def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[Usage]:
     """The head's unit: as its gradient is computed, and as it is reduced, freed by then itself."""
     setup, size = rank.setup, rank.size
     width = setup.shape.hidden_size * size
     activations = rank.others + rank.below(rank.units.layers)
     logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
-    yield At(
+    yield Usage(
         gradients=grads.summed,
         gathered=max(gathered, stay),
         activations=activations + rank.layer.last_norm * rank.tokens + width * rank.tokens,
@@ -238,20 +239,20 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
     )
     if rank.accumulates:
         return
-    yield At(
+    yield Usage(
         gathered=max(gathered, stay) - rank.units.head.whole * size,
         activations=activations + 2 * width * rank.tokens / setup.mesh.tp,
         temporary=_reduced(setup, grads.head, is_matrix=True),
     )
 
 
-def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> At:
+def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
     """The last unit of the backward pass, which has the embedding; its own weights are freed,
     unless they stay with all others."""
     setup, size = rank.setup, rank.size
     has_embedding = rank.units.embedding.whole > 0
     unit = grads.embedding if has_embedding else grads.root
-    return At(
+    return Usage(
         gradients=grads.summed or grads.after(rank.units.layers),
         gathered=gathered if has_embedding else 0,
         activations=rank.others,
@@ -268,7 +269,7 @@ def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
     """
     size, reduce = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
     outcome = unit.shard * (reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES))
-    if is_matrix and sharing_of(setup) > 1:
+    if is_matrix and shard_count(setup) > 1:
         return unit.whole * (reduce + size) + outcome
     return unit.whole * reduce + max(unit.whole * size, outcome)
 
@@ -307,7 +308,7 @@ class _Gradients(NamedTuple):
         return (self.head.shard + self.layer.shard * done) * self.each
 
 
-def _copied(rank: _Rank, states: States) -> Iterator[At]:
+def _copied(rank: _Rank, states: States) -> Iterator[Usage]:
     """With whole weights on every rank: gradients stay, and under DDP and ZeRO-1 each bucket they
     are averaged in lives until the last one is done."""
     setup, units, size = rank.setup, rank.units, rank.size
@@ -323,9 +324,9 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
         loss, all_layers = rank.loss, units.layers * units.layer.whole
         summed = whole if rank.accumulates else 0
         logits = rank.tokens * math.ceil(setup.shape.vocab_size / setup.mesh.tp) * size
-        yield At(summed, cast * (all_layers + ends), loss.activations, logits)
+        yield Usage(summed, cast * (all_layers + ends), loss.activations, logits)
         plain = rank.plain(units.layers) * units.layer.whole
-        yield At(summed, cast * (plain + ends), loss.activations, loss.logits)
+        yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits)
     for done in rank.turns:
         there = per_layer * done + first
         # A tied head's gradient waits for the embedding's; a pipeline averages at its end.
@@ -333,7 +334,7 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
         in_buckets = there - waits if setup.mesh.pp == 1 else 0
         left = units.layers - 1 - done
         turn = rank.layer_back(done)
-        yield At(
+        yield Usage(
             gradients=whole if rank.accumulates else there * MASTER_BYTES + turn.weights,
             gathered=cast * units.layer.whole * (rank.plain(left) + 1),
             activations=turn.activations,
@@ -341,13 +342,13 @@ def _copied(rank: _Rank, states: States) -> Iterator[At]:
             # Gradients that are added up come and go with each weight.
             apart=0 if rank.accumulates else turn.apart,
         )
-    yield At(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
+    yield Usage(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
 
 
 def _bucket_bytes(setup: Setup, states: States) -> float:
     """Of an element whose gradient is being averaged. ZeRO-1 has what is scattered, padded, and
     the rank's rows of the outcome; it takes the place of the gradients when all are there."""
-    ranks = sharing_of(setup)
+    ranks = shard_count(setup)
     if ranks == 1:
         return 0
     rows = 1.0

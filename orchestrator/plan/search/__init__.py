@@ -1,1 +1,1 @@
-"""Every way to split a job over its ranks, what rules each out, and which is best."""
+"""Finds the best mesh for a job: rules, search and alternatives."""

@@ -14,7 +14,7 @@ from orchestrator.plan.search.rules import (
     wished_pipelines,
 )
 from orchestrator.plan.setup import Checkpointing
-from orchestrator.plan.stages import takes
+from orchestrator.plan.stages import can_run
 
 
 def first_mesh(request: Request) -> Mesh | None:
@@ -88,7 +88,7 @@ def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
         return []
     asked = spec.train.micro_batch_size
     sizes = divisors(share) if asked == "auto" else (asked,) if share % asked == 0 else ()
-    return [size for size in sizes if takes(pipeline, mesh.pp, share // size)]
+    return [size for size in sizes if can_run(pipeline, mesh.pp, share // size)]
 
 
 def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Checkpointing, ...]:

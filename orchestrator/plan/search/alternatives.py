@@ -1,7 +1,7 @@
-"""The nearest plans that can, for a spec that cannot: each as `--set` values, each tried out.
+"""The nearest specs that have a plan, for a spec that breaks a rule, as tried `--set` values.
 
-Nearest means: fewest keys changed, and those by the smallest factors. A change of the global batch
-changes the training itself, so it costs more than one of the split.
+Nearest means: the fewest keys changed, by the smallest factors. A change of the global batch
+changes the training itself, so it costs more than a change of the split.
 """
 
 import math
@@ -27,12 +27,12 @@ COST = {
     "train.micro_batch_size": 0.5,
     "parallel.pipeline.stages_per_rank": 0.25,
 }
-"""Of changing a key; 1 for any other."""
+"""Cost of changing a key; 1 for any other key."""
 SHORTEST_SEQUENCE = 8
 SHOWN = 3
 METHODS = ("ring", "ulysses", "all_gather")
 FARTHEST = 2
-"""No pp or cp is tried that is more than this many times what was asked for."""
+"""The largest pp or cp tried, as a multiple of the requested one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def nearest_plans(
         try:
             changed = apply(spec, edits)
         except Invalid:
-            continue  # Keys that exclude each other.
+            continue  # The new values exclude each other.
         ranks = changed.cluster.gpus_per_host
         if ranks not in hosts:
             hosts[ranks] = Hosts.of(changed, inventory)
@@ -76,7 +76,7 @@ def nearest_plans(
 
 
 def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Iterator[Edits]:
-    """Changes that may help; every one has what no plan goes without."""
+    """Changes that may help; each contains the changes that every plan needs."""
     needed = _needed(spec, shape)
     for hosts, ranks in _sizes(spec, inventory):
         base = needed | _changed(spec, {"cluster.hosts": hosts, "cluster.gpus_per_host": ranks})
@@ -95,7 +95,7 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
 
 
 def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
-    """What must change in any case."""
+    """Changes that every plan needs, whatever the mesh."""
     needed: dict[str, Value] = {}
     longest = longest_sequence(shape)
     if SHORTEST_SEQUENCE <= longest < spec.data.sequence_length:
@@ -109,8 +109,8 @@ def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
 
 
 def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:
-    """pp and cp: as asked, then those about as large that divide the world; 1 stays 1, and so does
-    what the planner may choose, for it has found no other."""
+    """pp and cp: divisors of the world up to `FARTHEST` times the request. 1 stays 1, and `auto` is
+    1 because the planner tried all others already."""
     asked = (1 if d == "auto" else d for d in (spec.parallel.pp, spec.parallel.cp))
     sizes = (
         [d for d in divisors(world) if d <= FARTHEST * most] if most > 1 else [1] for most in asked
@@ -121,7 +121,7 @@ def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:
 
 
 def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
-    """Hosts and ranks per host: as asked, or what there is instead."""
+    """Hosts and ranks per host: as requested, or what the inventory has."""
     hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
     able = len(inventory.with_devices(ranks))
     if able >= hosts:
@@ -135,7 +135,7 @@ def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
 
 
 def _with_mesh(spec: JobSpec, base: Edits, mesh: Mesh) -> Iterator[Edits]:
-    """`mesh`, with micro batch, batch and methods made to fit it."""
+    """`mesh`, with micro batch, global batch and methods that fit it."""
     degrees = _changed_degrees(
         spec, {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
     )
@@ -146,8 +146,8 @@ def _with_mesh(spec: JobSpec, base: Edits, mesh: Mesh) -> Iterator[Edits]:
 
 
 def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
-    """Micro batch and global batch as asked, or the next ones that the data ranks divide, and, with
-    a pipeline, that make whole rounds of it."""
+    """Micro batch and global batch as requested, or the nearest ones that data-parallel ranks and
+    pipeline rounds divide."""
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
     for new_micro in dict.fromkeys((micro, "auto")):
         a_pass = mesh.data_parallel * (1 if new_micro == "auto" else new_micro)
@@ -158,7 +158,7 @@ def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
 
 
 def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
-    """As asked, then one axis' method changed; where a degree changes, its method need not."""
+    """As requested, then with the method of one axis changed."""
     wish = spec.parallel
     yield {}
     if wish.pp == mesh.pp > 1:
@@ -177,7 +177,7 @@ def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
 
 
 def _changed_degrees(spec: JobSpec, degrees: Mapping[str, int]) -> dict[str, Value]:
-    """Of those that the spec fixes; the others stay the planner's."""
+    """Only degrees that the spec fixes; the planner keeps choosing the others."""
     fixed = {
         axis: degree for axis, degree in degrees.items() if getattr(spec.parallel, axis) != "auto"
     }

@@ -1,12 +1,11 @@
-"""The best meshes of a space, each as it runs best, and what rules out the others.
+"""Best-first search for the best meshes, and the reason why each other mesh is not shown.
 
-Best first, by lower bounds. What a setup takes does not hang on how its data-parallel ranks are
-arranged but for what these send each other and for the optimizer, so one bound stands for all
-arrangements (`_Node`). Nodes are looked into in the order of their bounds, of which the first costs
-next to nothing, and once enough meshes are better than the next bound, nothing that is left can be
-among them.
+Meshes with the same pp, cp and tp differ only in data-parallel traffic and the optimizer, so they
+share one lower bound (`_Node`). Nodes are expanded in the order of their bounds; a cheap bound is
+replaced by a tighter one when its turn comes. The search ends when enough meshes are better than
+the next bound, because no other node can then be among the best.
 
-`tests/plan/search/test_best.py` compares it with a search that leaves nothing out.
+`tests/plan/search/test_best.py` compares it with an exhaustive search.
 """
 
 import heapq
@@ -20,10 +19,10 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.layers import Slice
-from orchestrator.plan.cost.lower_bound import Least, least_of, least_step_s
+from orchestrator.plan.cost.lower_bound import LowerBound, lower_bound_of, lower_bound_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of
-from orchestrator.plan.memory.peak_memory import least_bytes
+from orchestrator.plan.memory.peak_memory import min_peak_bytes
 from orchestrator.plan.search.admitted import (
     checkpointings,
     micro_sizes,
@@ -37,25 +36,24 @@ from orchestrator.plan.search.search_space import RANKS, Option, Rank, Space, st
 from orchestrator.plan.setup import Checkpointing, Setup, setup_of
 
 SHOWN = 5
-"""Alternatives to the best."""
+"""Alternatives beside the best mesh."""
 LEVELS = 2
-"""Of bounds, beyond the first."""
+"""Tighter bounds after the first one."""
 ROUNDING = 1 - 1e-8
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     options: tuple[Option, ...]
-    """The best mesh and up to `SHOWN` others, each as it runs best; the best first. None where
-    nothing fits."""
+    """The best mesh and up to `SHOWN` alternatives, the best first; empty where nothing fits."""
     rejected: tuple[Rejected, ...]
     least: Memory | None
-    """The least that a mesh needs of those that are too large."""
+    """The smallest need among the meshes that do not fit."""
 
 
 @dataclass(eq=False)
 class _Node:
-    """One way to run each mesh of a family: those with the same pp, cp and tp."""
+    """One pipeline and micro batch for all meshes with the same pp, cp and tp."""
 
     space: Space
     family: Sequence[Mesh]
@@ -63,12 +61,12 @@ class _Node:
     micro: int
     micro_batches: int
     smallest: int
-    """Micro batch that there is for its pipeline."""
+    """The smallest micro batch of its pipeline."""
 
     @cached_property
     def setups(self) -> tuple[Setup, ...]:
-        """With the mesh that shards most: one for each checkpointing, that which computes least
-        again first. Most nodes are never asked."""
+        """One for each checkpointing, least recomputation first, with the mesh that shards most.
+        Computed lazily: the search never expands most nodes."""
         spec, mesh = self.space.spec, _widest(self.family)
         first, *more = checkpointings(spec, mesh.pp, self.pipeline)
         setup = _setup(self.space, mesh, self.pipeline, self.micro, first)
@@ -76,25 +74,25 @@ class _Node:
 
     @cached_property
     def first_seconds(self) -> float:
-        """Below what any setup takes: the first computes nothing again, where there is a choice."""
+        """A lower bound for all setups: the first one recomputes least."""
         return _seconds(self.space, self.setups[0])
 
     @cached_property
     def seconds(self) -> tuple[float, ...]:
-        """Of each of the setups, below all arrangements of the data-parallel ranks. To compute less
-        again does not always take less time: one operation more costs as much as a small one."""
+        """A lower bound per setup, for every arrangement of data-parallel ranks. Less recomputation
+        is not always faster: one extra operation can cost as much as recomputing a small one."""
         more = (_seconds(self.space, setup) for setup in self.setups[1:])
         return (self.first_seconds, *more)
 
     @property
     def alike(self) -> tuple[PipelineSpec, bool]:
-        """Nodes of a family with the same need more memory, the larger their micro batch is. One
-        micro batch a step leaves no gradients to add up."""
+        """Nodes of a family with an equal key need more memory the larger their micro batch is. The
+        key has whether gradients accumulate, which takes memory of its own."""
         return self.pipeline, self.micro_batches > 1
 
 
 def search(space: Space, objective: str) -> Found:
-    """The best of `space`; ties go to the simpler mesh."""
+    """The best meshes of `space`; a tie goes to the simpler mesh."""
     families, barred = _families(space)
     nodes: list[_Node] = []
     too_large: dict[Mesh, Memory] = {}
@@ -113,7 +111,7 @@ def search(space: Space, objective: str) -> Found:
 
 
 def can_fit(space: Space) -> bool:
-    """Whether anything of it does, without looking for the best."""
+    """Whether any mesh fits, without a search for the best."""
     families, _ = _families(space)
     return any(
         _least_if_none_fits(space, _widest(family), _smallest(_nodes(space, family))) is None
@@ -122,8 +120,7 @@ def can_fit(space: Space) -> bool:
 
 
 def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Bar, Sequence[Mesh]]]:
-    """The meshes that can be, those with the same pp, cp and tp together; and the others, by what
-    bars them."""
+    """The meshes that no rule refuses, grouped by pp, cp and tp; and the refused ones, by limit."""
     barred: dict[Bar, list[Mesh]] = defaultdict(list)
     families: dict[tuple[int, ...], list[Mesh]] = defaultdict(list)
     request = space.request
@@ -140,12 +137,12 @@ def _families(space: Space) -> tuple[Collection[Sequence[Mesh]], Mapping[Bar, Se
 def _setup(
     space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int, kind: Checkpointing
 ) -> Setup:
-    """Resharded in the way that takes least memory, as `setup_of` has it."""
+    """Resharded the way that takes the least memory."""
     return setup_of(space.spec, space.shape, mesh, micro, kind, pipeline)
 
 
 def _widest(family: Sequence[Mesh]) -> Mesh:
-    """The mesh that shards most, and so needs the least memory."""
+    """The mesh that shards most and so needs the least memory."""
     return max(family, key=lambda mesh: mesh.dp_shard)
 
 
@@ -165,20 +162,21 @@ def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
 
 
 def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) -> bool:
-    """GPipe waits as long as 1F1B and keeps more, where 1F1B can do it."""
+    """Where 1F1B can run, GPipe has the same bubble and keeps more activations."""
     if pipeline.schedule != "gpipe" or space.spec.parallel.pipeline.schedule == "gpipe":
         return False
     return space.spec.train.global_batch_size // (mesh.data_parallel * micro) >= mesh.pp
 
 
 def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> dict[Mesh, Memory]:
-    """The meshes of a family that nothing makes fit, each with the least that it needs."""
+    """The meshes of a family that fit in no way, each with its smallest need."""
     widest, smallest = _widest(family), _smallest(nodes)
     least = _least_if_none_fits(space, widest, smallest)
     if least is not None:
         return dict.fromkeys(family, least)
     found = {}
-    # Among meshes with the same axes in use, those that shard more need less.
+    # Among meshes that use the same axes, those that shard more need less memory, so the
+    # first that fits decides for the rest.
     enough: set[tuple[bool, ...]] = set()
     for mesh in sorted(family, key=lambda mesh: mesh.dp_shard):
         axes = tuple(degree > 1 for degree in mesh.degrees)
@@ -193,7 +191,7 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
 
 
 def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
-    """Of the nodes of a family that are alike those that need the least."""
+    """The node with the smallest need for each `alike` key."""
     first: dict[tuple[PipelineSpec, bool], _Node] = {}
     for node in nodes:
         first.setdefault(node.alike, node)
@@ -201,12 +199,12 @@ def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
 
 
 def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> Memory | None:
-    """None where something fits of `nodes`, the smallest of their kinds."""
+    """The smallest need of `mesh`, or None where one of `nodes` fits."""
     least: Memory | None = None
     for node in nodes:
         for widest in reversed(node.setups):
             setup = widest if mesh is widest.mesh else replace(widest, mesh=mesh)
-            if least is not None and least_bytes(setup) >= max(least.peak_bytes, space.limit):
+            if least is not None and min_peak_bytes(setup) >= max(least.peak_bytes, space.limit):
                 continue
             peak = space.peak(setup)
             if space.fits(peak, node.smallest):
@@ -225,7 +223,7 @@ def _best_first(
     rank = RANKS[objective]
     best: dict[Mesh, tuple[Rank, Option]] = {}
     last = math.inf
-    # Bounds that cost little first; who comes up with one gets the next, and waits again.
+    # A node whose cheap bound is the lowest gets the next tighter bound and is queued again.
     level = 1 if objective == "memory" else 0
     bounds = enumerate(_bounds(space, objective, nodes))
     waiting = [(bound, number, level) for number, bound in bounds]
@@ -254,8 +252,8 @@ def _best_first(
 
 
 def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[float]:
-    """Below what any setup of each node takes: seconds as if all of it fitted, or the bytes of the
-    smallest micro batch."""
+    """A lower bound per node: seconds as if every setup fitted, or bytes with the smallest micro
+    batch."""
     if objective != "memory":
         yield from _least_seconds(space, nodes)
         return
@@ -270,7 +268,7 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
 def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
     machine = machine_of(space.fabric)
     parts: dict[tuple[int, int], Slice] = {}
-    known: dict[tuple[int, int, int], Least] = {}
+    known: dict[tuple[int, int, int], LowerBound] = {}
     for node in nodes:
         mesh = node.family[0]
         cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
@@ -278,29 +276,29 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
             parts[cut] = slice_of(node.setups[0])
         if key not in known:
             part = replace(parts[cut], sequences=node.micro)
-            known[key] = least_of(machine, space.shape, part)
+            known[key] = lower_bound_of(machine, space.shape, part)
         stride, count = space.world // mesh.pp, node.micro_batches
-        found = least_step_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
+        found = lower_bound_s(machine, known[key], mesh.pp, stride, node.pipeline, count)
         yield found * ROUNDING
 
 
 def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> float | None:
-    """As if all of it fitted, and then with what fits; None where nothing does."""
+    """Level 0: as if every setup fitted; level 1: with those that fit; None where none does."""
     return node.first_seconds if level == 0 else _own_bound(space, objective, node)
 
 
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
-    """With what fits on the mesh that shards most; None where nothing does."""
+    """With the setups that fit on the mesh that shards most; None where none does."""
     if objective == "memory":
         peaks = [space.peak(setup) for setup in node.setups]
         return min((p.bytes for p in peaks if space.fits(p, node.smallest)), default=None)
     least: float | None = None
     for number, setup in enumerate(node.setups):
         if least == node.first_seconds:
-            break  # nothing takes less
+            break  # no setup can be faster
         if least is not None and least <= node.seconds[number]:
             continue
-        if space.is_too_large(least_bytes(setup)):
+        if space.is_too_large(min_peak_bytes(setup)):
             continue
         if space.fits(space.peak(setup), node.smallest):
             seconds = node.seconds[number] if number else node.first_seconds
@@ -309,22 +307,21 @@ def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
 
 
 def _seconds(space: Space, setup: Setup) -> float:
-    """Below all arrangements of the data-parallel ranks."""
+    """A lower bound for every arrangement of data-parallel ranks."""
     return passes_s(setup, machine_of(space.fabric)) * ROUNDING
 
 
 def _options(
     space: Space, objective: str, node: _Node, mesh: Mesh, last: float
 ) -> Iterator[Option]:
-    """With each way to reshard, every checkpointing that fits and may be better than one before,
-    and than `last`."""
+    """Each resharding, with every checkpointing that fits and may beat those before it."""
     for reshard in reshardings(space.spec, mesh, node.pipeline):
         least = math.inf if objective == "memory" else last
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
             if objective != "memory" and seconds > least:
                 continue
             setup = replace(widest, mesh=mesh, reshard=reshard)
-            if space.is_too_large(least_bytes(setup)):
+            if space.is_too_large(min_peak_bytes(setup)):
                 continue
             peak = space.peak(setup)
             if space.fits(peak, node.smallest):

@@ -1,4 +1,4 @@
-"""How many hosts a plan takes, and what they are like."""
+"""The hosts that a plan uses: their hardware, and the fewest that suffice."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from orchestrator.plan.search.search_space import Space
 
 
 def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:
-    """The hosts that `spec` asks for; None where nobody says what they are like."""
+    """The hosts that `spec` asks for; None where no profile is known."""
     fabric = inventory.fabric(spec.cluster.gpus_per_host)
     if fabric is None:
         return None
@@ -30,7 +30,7 @@ def with_hosts(space: Space, hosts: int) -> Space:
 
 
 def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
-    """The smallest part of the hosts on which something fits, and the quickest plan there."""
+    """The fewest hosts on which a plan fits, and the fastest plan there."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
         if first_mesh(smaller.request) is not None:
@@ -41,8 +41,7 @@ def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
 
 
 def least_hosts(space: Space) -> int:
-    """Fewer cannot hold what every rank together must: each weight, its gradient and its moments,
-    once."""
+    """A lower bound: all ranks together hold each weight, its gradient and its moments once."""
     fabric = space.fabric
     devices = -(-space.states_bytes // fabric.profile.memory_bytes)
     return max(1, -(-devices // fabric.devices_per_host))

@@ -14,7 +14,7 @@ from orchestrator.inventory.profile import blocks_hold
 from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search.meshes import divisors, sequences_per_pass, world_size
 from orchestrator.plan.search.rule import Broken, Case
-from orchestrator.plan.stages import takes
+from orchestrator.plan.stages import can_run
 
 BYTE_TOKENS = 256
 SHOWN = 4
@@ -322,7 +322,7 @@ def unusable_micro_batches(case: Case) -> Broken | None:
     if left:
         return None  # `batch` refuses.
     counts = reversed(divisors(most)) if micro == "auto" else (most,)
-    if any(takes(case.pipeline, case.mesh.pp, count) for count in counts):
+    if any(can_run(case.pipeline, case.mesh.pp, count) for count in counts):
         return None
     ranks = f"{case.mesh.data_parallel} data-parallel ranks{_by_micro_batch(spec)}"
     return Broken(

@@ -1,4 +1,4 @@
-"""What the search walks through: setups, what they cost, and how they are ranked."""
+"""The setups that a search compares, their memory and time, and how they are ranked."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.setup import Setup
 
 MODEST_BYTES = 256 << 20
-"""Activations and logits that a CPU rank's micro batch may come to where the planner chooses it:
-such ranks share one memory, of which a profile knows nothing."""
+"""Most activations and logits of a CPU rank where the planner chooses the micro batch: CPU ranks
+share one memory, whose size no profile knows."""
 DIGITS = 9
-"""Significant ones of a time; what differs in later ones is rounding, and ties."""
+"""Significant digits of a time; a difference in later digits is rounding and counts as a tie."""
 
 Rank = tuple[float | int, ...]
-"""The smaller, the better."""
+"""Smaller is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Space:
 
     @property
     def limit(self) -> int:
-        """Bytes of one device."""
+        """Bytes of memory of one device."""
         return self.fabric.profile.memory_bytes
 
     @property
     def states_bytes(self) -> int:
-        """Of what the devices must hold together, however the job is split; 0 where that is little
-        or elsewhere."""
+        """Bytes that all devices together hold in any split; 0 where states are offloaded or only
+        adapters are trained."""
         if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
             return 0
         moments = MOMENTS[self.spec.train.optimizer.name]
@@ -75,7 +75,7 @@ class Space:
         return count > self.limit
 
     def fits(self, peak: Peak, smallest: int) -> bool:
-        """`smallest` is the least micro batch there is."""
+        """`smallest` is the smallest micro batch that the job can use."""
         if self.is_too_large(peak.bytes):
             return False
         free = self.fabric.profile.device == "cpu" and peak.setup.micro_batch_size > smallest
@@ -83,13 +83,12 @@ class Space:
 
 
 PASSING = frozenset({"activations", "logits", "boundaries", "temporary", "slack"})
-"""Items of memory that hang on micro batch and checkpointing; the others only on whether gradients
-are accumulated."""
+"""Items of memory that depend on micro batch and checkpointing; the others do not."""
 KEPT = frozenset({"activations", "logits"})
 
 
 def standing_bytes(memory: Memory) -> int:
-    """What no smaller micro batch and no checkpointing frees, at least."""
+    """Bytes that no smaller micro batch and no checkpointing can free."""
     return memory.peak_bytes - _bytes_of(memory, PASSING)
 
 
@@ -111,4 +110,4 @@ RANKS: dict[str, Callable[[Option], Rank]] = {
     "memory": by_memory,
     "fewest_hosts": by_throughput,
 }
-"""By objective; the number of hosts is decided before."""
+"""By objective; the number of hosts is chosen before."""

@@ -29,7 +29,7 @@ Edits = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class WayOut:
+class SpecChange:
     edits: Edits
     price: str
 
@@ -37,9 +37,9 @@ class WayOut:
         return f"{show_edits(self.edits)}  ({self.price})"
 
 
-def ways_out(space: Space, inventory: Inventory) -> tuple[WayOut, ...]:
+def smallest_changes(space: Space, inventory: Inventory) -> tuple[SpecChange, ...]:
     """Up to three, the cheapest first."""
-    found: list[WayOut] = []
+    found: list[SpecChange] = []
     for kind in (_leave_to_planner, _offload, _more_hosts, _shorter_sequences, _adapters):
         # Only the smallest change of each kind.
         ways = (way for way in kind(space, inventory) if _fits(space, inventory, way.edits))
@@ -64,13 +64,13 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
     return not refusals(request, mesh) and can_fit(changed)
 
 
-def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _leave_to_planner(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     """Leaves keys that the spec fixes to the planner: one key, then all of them."""
     free = _fixed(space)
     for path, value in free.items():
-        yield WayOut({path: value}, "the planner chooses it")
+        yield SpecChange({path: value}, "the planner chooses it")
     if len(free) > 1:
-        yield WayOut(free, "the planner chooses them")
+        yield SpecChange(free, "the planner chooses them")
 
 
 def _fixed(space: Space) -> Edits:
@@ -90,16 +90,16 @@ def _fixed(space: Space) -> Edits:
     return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
-def _offload(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     if space.spec.parallel.data != "fsdp" or space.spec.parallel.fsdp.cpu_offload:
         return
     price = "slower: weights, gradients and moments stay in host memory"
     offload: Edits = {"parallel.fsdp.cpu_offload": True}
-    yield WayOut(offload, price)
-    yield WayOut({**_fixed(space), **offload}, price)
+    yield SpecChange(offload, price)
+    yield SpecChange({**_fixed(space), **offload}, price)
 
 
-def _more_hosts(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     """More hosts, starting from the fewest that can hold weights, gradients and moments."""
     asked = space.spec.cluster.hosts
     there = len(inventory.with_devices(space.spec.cluster.gpus_per_host))
@@ -107,25 +107,25 @@ def _more_hosts(space: Space, inventory: Inventory) -> Iterator[WayOut]:
     steps = {first + more for more in range(4)} | {asked << power for power in range(1, 12)}
     for hosts in islice(sorted(count for count in steps if count >= first), HOSTS_TRIED):
         price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"
-        yield WayOut({"cluster.hosts": hosts}, price)
+        yield SpecChange({"cluster.hosts": hosts}, price)
     if free := _fixed(space):
-        yield WayOut(
+        yield SpecChange(
             {**free, "cluster.hosts": max(first, 2 * asked)},
             "more hosts, split freely",
         )
 
 
-def _shorter_sequences(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _shorter_sequences(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     length = space.spec.data.sequence_length // 2
     while length >= SHORTEST_SEQUENCE:
-        yield WayOut({"data.sequence_length": length}, "changes training: shorter sequences")
+        yield SpecChange({"data.sequence_length": length}, "changes training: shorter sequences")
         length //= 2
 
 
-def _adapters(space: Space, inventory: Inventory) -> Iterator[WayOut]:
+def _adapters(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     lora = space.spec.model.lora
     if lora is None:
-        yield WayOut({"model.lora": LoraSpec()}, "changes training: LoRA adapters only")
+        yield SpecChange({"model.lora": LoraSpec()}, "changes training: LoRA adapters only")
     if lora is None or lora.quantize == "none":
         adapters = replace(lora or LoraSpec(), quantize="nf4")
-        yield WayOut({"model.lora": adapters}, "changes training: LoRA on 4-bit weights")
+        yield SpecChange({"model.lora": adapters}, "changes training: LoRA on 4-bit weights")

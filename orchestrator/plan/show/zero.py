@@ -73,7 +73,7 @@ def describe_zero(found: ZeroTable) -> str:
         lines += ["", policy, *table(head, rows)]
     lines += [
         "",
-        "not counted: activations, gathered weights, buffers (`ndctl plan` counts them)",
+        "not counted: activations, gathered weights, buffers (ndctl plan counts them)",
     ]
     return "\n".join(lines)
 

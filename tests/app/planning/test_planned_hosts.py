@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.app.planning import forecasts, planned_hosts, plans
 from orchestrator.app.submission import submit_job
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import BackendError, PlanError, SpecError
 from tests.backends.kubernetes.said_before import SaidBefore
@@ -56,7 +56,7 @@ class Clusters:
     def __call__(self, **more: Any) -> SaidBefore:
         api = SaidBefore(**more)
 
-        def reached(context: str | None, environ: object) -> Asks:
+        def reached(context: str | None, environ: object) -> ApiReader:
             return api
 
         self.monkeypatch.setattr(planned_hosts, "kubernetes_api", reached)
@@ -65,7 +65,7 @@ class Clusters:
     def is_away(self) -> None:
         """And so is the kubeconfig."""
 
-        def reached(context: str | None, environ: object) -> Asks:
+        def reached(context: str | None, environ: object) -> ApiReader:
             raise BackendError("there is no way to a Kubernetes cluster")
 
         self.monkeypatch.setattr(planned_hosts, "kubernetes_api", reached)
@@ -152,7 +152,7 @@ def test_a_pool_without_nodes_is_planned_for_where_the_spec_says_what_they_will_
     assert len(plan(path, GPU).hosts) == 2
     with pytest.raises(PlanError) as refused:
         plan(path)
-    assert "where nodes are made on demand, set cluster.gpu to one of" in refused.value.fix
+    assert "where nodes are created on demand, set cluster.gpu to one of" in refused.value.fix
 
 
 @pytest.mark.parametrize("how", ["queue", "karpenter"])
@@ -163,11 +163,11 @@ def test_more_hosts_than_there_are_wait_for_a_queue_or_an_autoscaler(
     cluster(objects={"nodes": [node("n0")]}, paths=groups if how == "karpenter" else {})
     found = plan(path, *([QUEUE] if how == "queue" else []))
     assert found.hosts == ("node-0", "node-1")
-    (note,) = [one for one in found.notes if "are there" in one]
+    (note,) = [one for one in found.notes if "hosts exist" in one]
     brings = "queue train" if how == "queue" else "Karpenter"
     assert note == (
-        "1 of the 2 hosts are there: planned for 2 of h100-sxm-80gb all the same, for"
-        f" {brings} may bring them"
+        "1 of the 2 hosts exist: planned for 2 of h100-sxm-80gb anyway,"
+        f" because {brings} may add them"
     )
 
 
@@ -179,8 +179,8 @@ def test_too_few_nodes_that_nothing_makes_are_refused_with_the_key_to_set(
         plan(path)
     assert "only 1 can be used (n1 is cordoned)" in refused.value.message
     assert refused.value.fix.endswith(
-        "where nodes are made on demand, set cluster.gpu to h100-sxm-80gb: then none has to be"
-        " there yet"
+        "where nodes are created on demand, set cluster.gpu to h100-sxm-80gb: then none must exist"
+        " yet"
     )
 
 
@@ -218,7 +218,7 @@ def test_the_one_queue_of_a_namespace_is_taken_and_said(path: Path, cluster: Clu
     assert (spec.queue, spec.topology.preferred, spec.topology.levels) == ("train", RACK, ())
     (note,) = found.notes
     assert "the job goes into train" in note
-    assert "cluster.kubernetes.queue: train says so in the spec" in note
+    assert "cluster.kubernetes.queue: train states it in the spec" in note
     for key in ("cluster.kubernetes.gang_scheduler=null", "cluster.hosts=1"):
         assert settled(path, key).spec.cluster.kubernetes.queue is None
     rendered_for = settled(path, purpose="render")

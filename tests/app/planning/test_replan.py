@@ -246,5 +246,5 @@ def test_where_nothing_fits_nothing_is_planned(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     found = refit(run_dir, former, former.hosts, {}, shortage(1 << 30, adopt=True), {})
-    assert (found.found, found.why) == (None, "nothing that trains the same takes less memory")
+    assert (found.found, found.why) == (None, "no plan with the same training needs less memory")
     assert not run_dir.plan(1).exists()

@@ -118,10 +118,10 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
 @pytest.mark.parametrize(
     ("more", "told", "fix"),
     [
-        ({"SLURM_JOB_ID": ""}, "there is no allocation here", "`salloc --nodes=N --exclusive`"),
-        ({"SLURM_PROCID": "1"}, "srun has started several", "type it without srun"),
-        ({"SLURM_STEP_NUM_TASKS": "2"}, "srun has started several", "srun ndctl agent"),
-        ({"SLURM_JOB_ID": "9"}, "Slurm job 9 is no allocation any more", "unset SLURM_JOB_ID"),
+        ({"SLURM_JOB_ID": ""}, "--here needs a Slurm allocation", "`salloc --nodes=N --exclusive`"),
+        ({"SLURM_PROCID": "1"}, "srun started several", "run it without srun"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "srun started several", "srun ndctl agent"),
+        ({"SLURM_JOB_ID": "9"}, "Slurm job 9 is not running", "unset SLURM_JOB_ID"),
     ],
 )
 def test_outside_of_an_allocation_it_is_refused_with_what_to_type(
@@ -135,7 +135,7 @@ def test_outside_of_an_allocation_it_is_refused_with_what_to_type(
 
 def test_an_allocation_that_ends_too_soon_is_refused(shell: Shell) -> None:
     shell.job.ends = shell.clock.now() + 80
-    with pytest.raises(JobError, match=r"ends in \d+ s, and the job would be told to leave 90 s"):
+    with pytest.raises(JobError, match=r"ends in \d+ s, but the job is told to stop 90 s"):
         shell.submit(*TWO)
     assert not shell.run_dir.path.exists()
     shell.submit(*TWO, "cluster.slurm.notice_s=30")
@@ -153,12 +153,12 @@ def test_nodes_that_cannot_be_used_are_left_out(
         path.parent.mkdir(exist_ok=True)
         host_strikes.record(path, strike)
     more = {"SLURM_CLUSTER_NAME": "tb"}
-    with pytest.raises(PlanError, match="is 2, and the allocation has 1 nodes: node1"):
+    with pytest.raises(PlanError, match="is 2, but the allocation has 1 nodes: node1"):
         shell.submit(*TWO, **more)
     assert "node3 is excluded" in caplog.text
     assert shell.submit("cluster.hosts=1", *TWO, **more).hosts == ("node1",)
     shell.slurm.nodes["node1"] = "DOWN"
-    with pytest.raises(JobError, match="no node of the allocation, Slurm job 7, can be used"):
+    with pytest.raises(JobError, match="no node of the allocation \\(Slurm job 7\\) is usable"):
         shell.submit(*TWO, **more)
 
 
@@ -166,7 +166,7 @@ def test_a_job_that_never_begins_is_started_three_times(shell: Shell) -> None:
     job = shell.submit(*TWO)
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
-    assert "nothing came of 3 steps in a row" in known(shell.run_dir).reason
+    assert "3 steps in a row made no progress" in known(shell.run_dir).reason
     assert not is_held_alone(shell.run_dir.starter_lock)
 
 
@@ -207,7 +207,9 @@ def test_where_the_allocation_is_over_no_step_is_started(shell: Shell) -> None:
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 1
     reason = known(shell.run_dir).reason
-    assert reason.startswith("the job cannot go on here: its allocation, Slurm job 7, is over")
+    assert reason.startswith(
+        "the job cannot continue in this allocation: its allocation, Slurm job 7, is over"
+    )
 
 
 def test_a_job_that_has_ended_has_the_exit_code_of_its_end(shell: Shell) -> None:
@@ -237,7 +239,7 @@ def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:
     warned = ["scancel", "--signal=USR2", "7.0"]
     for seconds, times in ((20, 0), (3500, 1), (20, 1)):
         shell.clock.sleep(seconds)
-        starter._look_at_the_end()
+        starter._check_end_of_allocation()
         assert shell.slurm.said.count(warned) == times
 
 
@@ -246,7 +248,7 @@ def test_a_signal_that_slurm_sends_the_batch_script_warns_them_as_well(shell: Sh
     shell.slurm.steps = {"7.0": "ndctl-e2e"}
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     starter._notice(signal.SIGUSR2, None)
-    starter._look_at_the_end()
+    starter._check_end_of_allocation()
     assert ["scancel", "--signal=USR2", "7.0"] in shell.slurm.said
 
 
@@ -256,6 +258,6 @@ def test_asked_twice_to_end_it_waits_for_nothing(shell: Shell) -> None:
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     starter._end(signal.SIGINT, None)
     starter._end(signal.SIGINT, None)
-    starter._heed()
+    starter._handle_end()
     assert ["scancel", "7.0"] in shell.slurm.said
-    assert shell.told == ["ending it at once"]
+    assert shell.told == ["ending the job now"]

@@ -89,7 +89,7 @@ def test_data_is_refused_where_the_trainer_would_refuse_it(
     [
         ("a*.txt", "b*.txt", "matches no file"),
         ("*.txt", "*.jsonl", "of text files"),
-        ("a.txt", "a.txt", "leaves something"),
+        ("a.txt", "a.txt", "leaves files of data.files"),
         ("*.txt", "a.txt", ""),
     ],
 )
@@ -151,7 +151,7 @@ def test_weights_are_looked_for(hub: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "unchecked"),
     [
-        (["cluster.backend=kubernetes"], "the pods"),
+        (["cluster.backend=kubernetes"], "pods see"),
         (["cluster.backend=slurm", "cluster.slurm.container.image=nvcr.io/x"], "container"),
         (["cluster.backend=slurm", "cluster.slurm.setup=[cp -r /shared /data]"], "setup has to"),
     ],
@@ -180,7 +180,7 @@ def test_all_problems_come_at_once_with_their_places_and_the_plans(hub: Path) ->
     told = done.exception.message
     assert "has 3 problems" in told
     assert "--set data.files: must be a glob of data files" in told
-    assert f"{hub} does not have it), got 'gpt2'" in told
+    assert f"it is not in {hub}), got 'gpt2'" in told
     assert "parallel.tp=3: must divide" in told
 
 

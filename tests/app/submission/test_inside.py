@@ -149,7 +149,7 @@ def test_nodes_that_the_plan_does_not_need_are_spares(step: Step) -> None:
 
 
 def test_more_hosts_than_the_allocation_has_are_refused(step: Step) -> None:
-    with pytest.raises(PlanError, match="is 3, and the allocation has 2 nodes") as refused:
+    with pytest.raises(PlanError, match="is 3, but the allocation has 2 nodes") as refused:
         step.task(0, "cluster.hosts=3")
     assert "--set cluster.hosts=2" in refused.value.fix
     assert not step.run_dir.path.exists()
@@ -172,7 +172,7 @@ def test_the_others_wait_for_the_first_of_their_own_run(
     step.task(0)
     others = [("SLURM_RESTART_COUNT", "1"), ("SLURM_STEP_ID", "1"), ("SLURM_JOB_ID", "8")]
     for name, said in others:
-        with pytest.raises(BackendError, match="has not begun the job"):
+        with pytest.raises(BackendError, match="did not start the job"):
             step.task(1, **{name: said})
 
 
@@ -192,7 +192,7 @@ def test_one_that_was_cut_off_in_the_same_job_is_resumed_in_it(step: Step) -> No
     """Slurm still has the job, which is this very one."""
     step.task(0)
     step.lead()
-    with pytest.raises(JobError, match="was cut off"):
+    with pytest.raises(JobError, match="was interrupted"):
         step.task(0, SLURM_STEP_ID="1")
     step.resume = True
     assert "--launch=2" in step.task(0, SLURM_STEP_ID="1")
@@ -202,7 +202,7 @@ def test_a_name_that_another_job_has_is_refused(step: Step) -> None:
     step.task(0)
     step.lead()
     step.slurm.jobs["8"] = FakeJob(id="8", command="/home/me/own.sh", comment="(null)")
-    with pytest.raises(JobError, match="in the scheduler's hands: Slurm job 7 is RUNNING"):
+    with pytest.raises(JobError, match="is at the scheduler: Slurm job 7 is RUNNING"):
         step.task(0, SLURM_JOB_ID="8")
 
 
@@ -220,7 +220,7 @@ def test_an_element_of_an_array_has_its_number_unless_a_name_is_given(step: Step
 
 def test_an_allocation_without_a_batch_script_is_none_for_it(step: Step) -> None:
     step.job.batch = 0
-    with pytest.raises(JobError, match="is an allocation of yours") as refused:
+    with pytest.raises(JobError, match="is not a batch job") as refused:
         step.task(0)
     assert "--here" in refused.value.fix
     assert not step.run_dir.path.exists()
@@ -229,8 +229,8 @@ def test_an_allocation_without_a_batch_script_is_none_for_it(step: Step) -> None
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"SLURM_STEP_ID": ""}, "this is no task of srun"),
-        ({"SLURM_JOB_ID": ""}, "this is no task of srun"),
+        ({"SLURM_STEP_ID": ""}, "must be started by srun"),
+        ({"SLURM_JOB_ID": ""}, "must be started by srun"),
         ({"SLURM_STEP_NUM_TASKS": "4"}, "srun started 4 agents on 2 nodes"),
         ({"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, "has 2 nodes"),
     ],
@@ -259,8 +259,8 @@ def test_what_is_missing_in_the_script_is_warned_of(
 ) -> None:
     step.job.requeue = 0
     step.task(0, SLURM_CPUS_ON_NODE="4096")
-    assert "Slurm job 7 is not queued again" in caplog.text
-    assert "of its 4096 CPUs: write `srun --cpu-bind=none`" in caplog.text
+    assert "Slurm job 7 cannot be requeued" in caplog.text
+    assert "of its 4096 CPUs; use `srun --cpu-bind=none`" in caplog.text
 
 
 @pytest.mark.parametrize(

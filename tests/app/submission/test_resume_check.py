@@ -74,12 +74,12 @@ def test_a_preset_is_the_model_that_transformers_makes_of_it(preset: str, tmp_pa
     wider = {**PRESETS[preset], "vocab_size": 96 * values["vocab_size"]}
     (problem,) = looked_at(spec(f"model={{preset: {preset}}}"), wider, tmp_path).problems
     assert (problem.path, problem.value) == ("model.preset", preset)
-    assert "vocab_size was" in problem.limit
+    assert "vocab_size changed from" in problem.limit
     key = "activation_function" if "gpt2" in preset else "hidden_act"
     whole_key = json.loads(whole.to_json_string(use_diff=False))[key]
     other = {**PRESETS[preset], key: "relu"}
     (problem,) = looked_at(spec(f"model={{preset: {preset}}}"), other, tmp_path).problems
-    assert f"{key} was {whole_key} and is relu" in problem.limit
+    assert f"{key} changed from {whole_key} to relu" in problem.limit
 
 
 @pytest.mark.process
@@ -169,7 +169,7 @@ def told(done: Result) -> str:
 
 
 def test_what_is_resumed_from_is_told_by_each_verb(run_dir: Path) -> None:
-    assert "it resumes from step-8, of 24 steps" in told(ndctl("validate"))
+    assert "resumes from step-8, of 24 steps" in told(ndctl("validate"))
     body = json.loads(ndctl("validate", "--json").stdout)
     assert (body["valid"], body["resumes"][:11]) == (True, "from step-8")
     assert "ok  resume         from step-8" in told(ndctl("doctor"))
@@ -180,14 +180,14 @@ def test_what_is_resumed_from_is_told_by_each_verb(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("model.config.hidden_size", "96", "hidden_size was 64 and is 96"),
-        ("model.config.rms_norm_eps", "0.5", "rms_norm_eps was"),
+        ("model.config.hidden_size", "96", "hidden_size changed from 64 to 96"),
+        ("model.config.rms_norm_eps", "0.5", "rms_norm_eps changed from"),
         ("train.seed", "9", "must be 0, as in"),
         ("train.global_batch_size", "16", "must be 8, as in"),
         ("train.optimizer.name", "sgd", "must be adamw, as in"),
         ("data.files", "/data/none/*.txt", "matches no file"),
-        ("data.tokenizer", "org/nowhere", "does not have it"),
-        ("train.steps", "8", "nothing left to do: 8 of 8 steps are done"),
+        ("data.tokenizer", "org/nowhere", "it is not in"),
+        ("train.steps", "8", "no steps left: 8 of 8 steps are done"),
     ],
 )
 def test_what_a_spec_changed_is_refused_alike(
@@ -218,7 +218,7 @@ def test_other_files_are_told_and_not_refused_for_they_may_be_copies(
     (tmp_path / "moved.txt").write_text("one")
     done = ndctl(verb, "--set", f"data.files={tmp_path}/moved.txt")
     assert done.exit_code == 0
-    assert "data.files was {stdlib}/*.py and is" in told(done)
+    assert "data.files changed from {stdlib}/*.py to" in told(done)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -234,8 +234,8 @@ def test_a_job_whose_only_checkpoint_is_lost_is_not_begun_at_step_0(
         marker.parent.rmdir()
     done = ndctl(verb)
     assert (done.exit_code != 0, len(cluster.submitted)) == (True, 1)
-    assert "job e2e saved step 8, and" in told(done)
-    assert ("its marker cannot be read" if how == "torn" else "there is none") in told(done)
+    assert "job e2e saved step 8, but" in told(done)
+    assert ("its marker cannot be read" if how == "torn" else "the folder is empty") in told(done)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -244,7 +244,7 @@ def test_an_older_checkpoint_stands_in_for_one_that_is_damaged(verb: str, run_di
     (trained_by(config, run_dir, 9) / "COMPLETE").unlink()
     done = ndctl(verb)
     assert done.exit_code == 0
-    assert "step-9 is passed over: COMPLETE is missing" in told(done)
+    assert "step-9 is skipped: COMPLETE is missing" in told(done)
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -272,7 +272,7 @@ def test_all_that_is_wrong_comes_at_once(run_dir: Path) -> None:
     done = ndctl("validate", *(word for edit in edits for word in ("--set", edit)))
     assert isinstance(done.exception, SpecError)
     assert "has 4 problems" in done.exception.message
-    assert "nothing left to do" in done.exception.message
+    assert "no steps left" in done.exception.message
     assert "parallel.tp=3: must divide" in done.exception.message
 
 
@@ -290,7 +290,7 @@ def test_without_a_spec_nothing_can_resume() -> None:
 def test_of_a_job_in_pods_only_what_is_known_here_is_checked(tmp_path: Path) -> None:
     on = spec("cluster.backend=kubernetes")
     found = look_back(on, None, RunDir(tmp_path / JOB), {})
-    assert "the pods see their own volumes" in found.unchecked
+    assert "it is on a volume of the pods" in found.unchecked
     assert (found.problems, found.refusal) == ((), None)
 
 
@@ -300,7 +300,7 @@ def test_a_job_whose_steps_are_done_is_not_started_again(
     trained_to(tmp_path, 24)
     before = len(events(tmp_path))
     for begin in (submit_job.submit, submit_job.dry_run):
-        with pytest.raises(JobError, match="nothing left to do: 24 of 24 steps are done") as done:
+        with pytest.raises(JobError, match="no steps left: 24 of 24 steps are done") as done:
             begin(submission(tmp_path, resume=True), {}, TurnedClock())
         assert "raise train.steps" in done.value.fix
     assert (len(cluster.submitted), len(events(tmp_path))) == (1, before)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.app.submission import submit_job
-from orchestrator.app.submission.submission_lock import alone
+from orchestrator.app.submission.submission_lock import submission_lock
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CancelRequested
 from orchestrator.contract.submission_payload import Handover
@@ -108,11 +108,11 @@ def test_the_lock_of_a_submission_is_nobody_elses_after_its_file_was_removed(
     tmp_path: Path,
 ) -> None:
     run_dir = RunDir(tmp_path / JOB)
-    with alone(run_dir):
-        with pytest.raises(JobError, match="is being submitted"), alone(run_dir):
+    with submission_lock(run_dir):
+        with pytest.raises(JobError, match="is being submitted"), submission_lock(run_dir):
             raise AssertionError("two hold it")
         assert (tmp_path / f".{JOB}.submitting").exists()
     assert tree(tmp_path) == {}
-    with alone(run_dir):
+    with submission_lock(run_dir):
         run_dir.make()
     assert (tmp_path / f".{JOB}.submitting").exists(), "as long as there is a run directory"

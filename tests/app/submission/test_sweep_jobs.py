@@ -132,7 +132,7 @@ def test_all_that_is_wrong_with_any_is_said_before_one_is_submitted(
     with pytest.raises(PlanError) as refused:
         planned(a_sweep(tmp_path, "train.steps=10,0,-1", "parallel.tp=2,3"))
     told = refused.value.message
-    assert told.startswith("5 of 6 combinations are refused; nothing was submitted:")
+    assert told.startswith("5 of 6 combinations have errors; nothing was submitted:")
     assert "train.steps=0 parallel.tp=2, train.steps=0 parallel.tp=3: --set train.steps" in told
     assert "train.steps=10 parallel.tp=3: " in told
     assert "train.steps=10 parallel.tp=2" not in told
@@ -144,7 +144,7 @@ def test_what_is_wrong_with_all_alike_is_said_once(tmp_path: Path, cluster: NoCl
     cluster.obstacle = "the queue is closed"
     with pytest.raises(BackendError, match="2 of 2 combinations") as refused:
         planned(a_sweep(tmp_path, LR))
-    assert refused.value.message.count("all of them: the queue is closed") == 1
+    assert refused.value.message.count("all combinations: the queue is closed") == 1
 
 
 def test_a_name_that_is_taken_is_said_before_one_is_submitted(
@@ -153,7 +153,7 @@ def test_a_name_that_is_taken_is_said_before_one_is_submitted(
     submitted(a_sweep(tmp_path, "train.seed=2"))
     with pytest.raises(JobError, match="1 of 2 combinations") as refused:
         planned(a_sweep(tmp_path, "train.seed=1,2"))
-    assert "train.seed=2: job e2e-seed-2 exists in" in refused.value.message
+    assert "train.seed=2: job e2e-seed-2 already exists in" in refused.value.message
     assert len(cluster.submitted) == 1
     assert submitted(a_sweep(tmp_path, "train.seed=2", resume=True)) == ["e2e-seed-2"]
 
@@ -176,8 +176,8 @@ def test_one_that_is_refused_after_all_says_what_was_submitted_before(
     with pytest.raises(NdctlError) as failed:
         submitted(a_sweep(tmp_path, "train.seed=1,2,3"))
     assert "e2e-seed-2: the queue is full" in failed.value.message
-    assert "submitted before it: e2e-seed-1; not submitted: e2e-seed-3" in failed.value.message
-    assert failed.value.fix.startswith("wait; `ndctl cancel e2e-seed-1` ends")
+    assert "already submitted: e2e-seed-1; not submitted: e2e-seed-3" in failed.value.message
+    assert failed.value.fix.startswith("wait; `ndctl cancel e2e-seed-1` cancels")
 
 
 def test_at_once_is_slurms_alone(tmp_path: Path, cluster: NoCluster) -> None:

@@ -288,7 +288,7 @@ def test_who_lost_the_leader_with_its_host_has_the_job_queued_again_without_it(
 ) -> None:
     granted = Allocation(id="7", restarts=1, hosts=("host-0", "host-1"))
     write(run_dir, LeaderStarted(at=time.time(), host="host-0", pid=1, allocation=granted))
-    queue.own = replace(RUNS, given_up={"host-0": "Slurm says that it is DOWN"})
+    queue.own = replace(RUNS, given_up={"host-0": "Slurm reports it as DOWN"})
     assert a_follower(run_dir, "--restarts=1") == exit_codes.LEADER_LOST
     assert queue.requeued == [("host-0",)]
 

@@ -134,7 +134,7 @@ def test_a_pod_that_is_made_anew_goes_on_with_the_run_as_it_began(
     (folder / "spec.yaml").write_text("name: job\ntrain: {lr: 2}\n")
     assert run(leads) == exit_codes.OK
     assert owned == [True, False]
-    assert caplog.text.count("what was applied is not what runs: launch 1 in") == 1
+    assert caplog.text.count("the applied objects differ from the running launch 1 in") == 1
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
@@ -144,8 +144,8 @@ def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
     """Both are launch 1 and read the same ConfigMap: else two would lead by turns."""
     environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
     assert run(environ) == exit_codes.FAILED
-    assert "this pod is of a jobset, and launch 1 in" in caplog.text
-    assert "is of a pytorchjob of the same name" in caplog.text
+    assert "this pod belongs to a jobset, but launch 1 in" in caplog.text
+    assert "to a pytorchjob of the same name" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ def test_a_name_that_a_job_has_is_refused_with_what_to_do(
     before = node.run_dir.journal.read_bytes()
     assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
     told = capsys.readouterr().err
-    assert f"job job exists in {node.run_dir.path}: Slurm job 1 is RUNNING" in told
+    assert f"job job already exists in {node.run_dir.path}: Slurm job 1 is RUNNING" in told
     assert f"`ndctl cancel job --run-root {node.root}`" in told
     assert node.recorded() == "1"
     assert node.run_dir.journal.read_bytes() == before
@@ -168,7 +168,7 @@ def test_another_job_of_the_name_is_not_gone_on_with(
     node.slurm.jobs["1"].state = "NODE_FAIL"
     other = replace(node.handover, spec="name: job\ntrain: {steps: 5}\n")
     assert node.begin(node.sbatch(), text=embedded.to_text(other)) == exit_codes.BAD_JOB_STATE
-    assert "job job exists" in capsys.readouterr().err
+    assert "job job already exists" in capsys.readouterr().err
     assert node.recorded() == "1"
 
 
@@ -229,9 +229,9 @@ def without_slurm(node: Node, job: FakeJob) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (no_batch, "Slurm job 1 is an allocation of yours and no batch job"),
-        (without_slurm, "this is the batch script of a Slurm job, and runs in none"),
-        (lambda node, job: {"SLURM_JOB_NUM_NODES": "1"}, "1 of the 2 nodes that the plan is for"),
+        (no_batch, "Slurm job 1 is not a batch job"),
+        (without_slurm, "this batch script must run in a Slurm job"),
+        (lambda node, job: {"SLURM_JOB_NUM_NODES": "1"}, "has 1 nodes, but the plan needs 2"),
     ],
 )
 def test_an_allocation_that_is_none_for_the_job_is_left_alone(
@@ -258,7 +258,7 @@ def test_a_run_root_that_slurm_would_rename_is_refused(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert node.begin(node.sbatch(), "50%/job") == exit_codes.BAD_JOB_STATE
-    assert "replaces % in names of files" in capsys.readouterr().err
+    assert "replaces % in file names" in capsys.readouterr().err
 
 
 def test_slurmctld_that_is_down_is_waited_for_where_a_job_has_to_be_marked(node: Node) -> None:

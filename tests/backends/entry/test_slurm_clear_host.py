@@ -75,7 +75,7 @@ def test_an_agent_that_has_ended_leaves_nothing_to_clear(
     run_dir: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
     said = cleared(run_dir, capfd)
-    assert said == "its process on node1 had ended, and node1 is well\n"
+    assert said == "its process on node1 had exited, and node1 is healthy\n"
 
 
 @pytest.mark.parametrize("stopped", [True, False])
@@ -90,7 +90,7 @@ def test_an_agent_that_is_still_there_is_killed_with_its_ranks(
         said = cleared(run_dir, capfd)
         assert process.wait(WAIT_S) == -signal.SIGKILL
     how = "stopped by a signal" if stopped else "running"
-    assert said == f"its process {process.pid} on node1 was still there ({how}) and was killed\n"
+    assert said == f"its process {process.pid} on node1 still existed ({how}) and was killed\n"
 
 
 def test_a_number_that_is_another_programs_by_now_is_not_killed(run_dir: RunDir) -> None:
@@ -116,4 +116,4 @@ def test_ranks_that_do_not_end_are_told(run_dir: RunDir, capfd: pytest.CaptureFi
     os.close(fd)
     assert code == exit_codes.FAILED
     said = capfd.readouterr().err
-    assert said.startswith("node1 cannot be cleared: processes of this job's ranks still run")
+    assert said.startswith("failed to clear node1: rank processes of this job are still running")

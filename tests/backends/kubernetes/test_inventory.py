@@ -54,8 +54,8 @@ def test_where_they_are_too_few_busy_ones_are_planned_for_and_it_is_said() -> No
     found = hosts_for(api, TABLE, cluster(2, spares=1))
     assert free(found) == ["n0", "n1", "n2"]
     assert found.notes == (
-        "2 of the 3 hosts are free now: planned for hosts that are busy as well, so the job waits"
-        " until pods of others have ended",
+        "2 of the 3 hosts are free now: the plan also uses busy hosts, so the job waits"
+        " until other users' pods end",
     )
     assert hosts_for(api, TABLE, cluster(3, queue="q")).notes[0].endswith("waits in the queue")
     assert free(hosts_for(api, TABLE, cluster(3, exclude=("n0",)))) == ["n1", "n2"]
@@ -69,8 +69,8 @@ def test_without_the_right_to_see_all_pods_it_is_said_which_were_counted() -> No
     found = hosts_for(api, TABLE, cluster(1))
     assert free(found) == ["n1", "n2"]
     assert found.notes == (
-        "ada may not list pods: what pods of other namespaces take of the nodes is not known, so"
-        " only those that pods of team-a take are left out",
+        "ada may not list pods: the usage of pods in other namespaces is unknown, so"
+        " only devices used by pods of team-a are excluded",
     )
     assert api.asked == ["list nodes *", "list pods *", "list pods"]
     blind = said(mine, refused=frozenset({"list pods *", "list pods"}))
@@ -83,7 +83,7 @@ def test_without_the_right_to_see_nodes_a_file_is_left() -> None:
     with pytest.raises(Forbidden, match="ada may not list nodes") as caught:
         hosts_for(said(refused=frozenset({"list nodes *"})), TABLE, cluster(1))
     assert caught.value.fix.startswith("ask\n  or set cluster.gpu to one of h100-sxm-80gb, ")
-    assert caught.value.fix.endswith("or give the hosts with --inventory FILE")
+    assert caught.value.fix.endswith("or list the hosts with --inventory FILE")
 
 
 def test_pages_that_expire_are_listed_anew() -> None:
@@ -94,7 +94,7 @@ def test_nodes_without_the_resource_say_what_they_have() -> None:
     item = node("n", allocatable={"amd.com/gpu": "8"})
     item["metadata"]["labels"] = {}
     api = SaidBefore(objects={"nodes": [item]})
-    with pytest.raises(PlanError, match=r"none of the 1 nodes has x.com/gpu; they have amd.com"):
+    with pytest.raises(PlanError, match=r"none of the 1 nodes has x.com/gpu; found: amd.com"):
         hosts_for(api, TABLE, cluster(1, gpu_resource="x.com/gpu"))
 
 

@@ -39,11 +39,11 @@ def test_what_stops_a_job_is_said_at_once_by_key_and_fix() -> None:
         check(sound(refusals=refusals), "team-a", a_handover(spec), TABLE)
     message = str(refused.value)
     assert message.startswith(
-        "Kubernetes could not run this job as it is (namespace team-a, https://10.0.0.1:6443):\n"
+        "this job cannot run on Kubernetes (namespace team-a, https://10.0.0.1:6443):\n"
         "  ConfigMap job-launch: ada may not patch configmaps\n    fix: ask\n"
     )
     assert "  cluster.kubernetes.priority_class: must be a PriorityClass of the cluster" in message
-    assert "cluster.kubernetes.queue=train, and there is no Kueue" in message
+    assert "cluster.kubernetes.queue=train, but Kueue is not installed" in message
     assert message.count("fix:") == 3
 
 
@@ -119,4 +119,4 @@ def test_an_operators_container_that_makes_workers_burstable_is_warned_of() -> N
 def test_nodes_that_an_autoscaler_makes_are_waited_for() -> None:
     groups = {"/apis": {"groups": [{"name": "karpenter.sh"}]}}
     (found,) = of(looked(sound(paths=groups, objects={"nodes": []})), "nodes")
-    assert found.found.endswith("are there; its pods wait until Karpenter brings them")
+    assert found.found.endswith("exist; its pods wait until Karpenter adds them")

@@ -211,8 +211,8 @@ def test_after_some_nodes_it_is_the_image_and_left_to_a_person(
     with pytest.raises(BackendError) as raised:
         asked(cluster, monkeypatch)
     said = str(raised.value)
-    assert "taken away from node-0, node-1, node-2, and is left alone now" in said
-    assert "it has not begun on node-7 for 121 s, ImagePullBackOff: Back-off pulling x" in said
+    assert "moved away from node-0, node-1, node-2, so it is not moved again" in said
+    assert "it has not started on node-7 for 121 s, ImagePullBackOff: Back-off pulling x" in said
     assert "`kubectl -n ns describe pod job-master-0`" in said
     assert "`kubectl cordon node-7` and `kubectl -n ns delete pod job-master-0`" in said
     assert cluster.done == []

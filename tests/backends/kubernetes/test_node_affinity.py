@@ -33,6 +33,6 @@ def test_pods_of_a_job_cannot_be_changed() -> None:
     assert without("jobset", {}, ["node-2"]) == {}
     assert without("pytorchjob", job([]), []) == {}
     said = not_kept_off(["node-1", "node-2"])
-    assert "no controller keeps new pods of this job off node-1, node-2" in said
+    assert "no controller excludes node-1, node-2 for new pods of this job" in said
     assert "`kubectl cordon node-1 node-2`" in said
     assert "`kubectl apply -k manifests/controller`" in said

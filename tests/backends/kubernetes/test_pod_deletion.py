@@ -154,14 +154,14 @@ def test_pods_without_known_names_are_the_controllers_to_delete() -> None:
         assert server.asked == "job-node-0-1-abcde/u1"
         assert (server.is_there, server.forced_at) == (False, None), "it deletes nothing itself"
     never = Server(controller=True, pod=HELD, ready=False, forces_s=1e6)
-    with pytest.raises(BackendError, match="the controller alone may delete") as raised:
+    with pytest.raises(BackendError, match="only the controller may delete") as raised:
         ended(never, JOBSET)
     assert "or an administrator types `kubectl apply -k manifests/controller`" in raised.value.fix
 
 
 def test_without_a_controller_such_a_pod_is_to_leave_by_itself() -> None:
     server = Server(pod=HELD)
-    with pytest.raises(MustLeave, match="is not deleted: the controller alone may") as raised:
+    with pytest.raises(MustLeave, match="is not deleted: only the controller may") as raised:
         ended(server, JOBSET)
     assert (server.asked, server.deleted_at) == ("", None)
     change = '--subresource=status --type=merge -p \'{"status":{"phase":"Failed"}}\''
@@ -182,13 +182,13 @@ def test_of_a_lost_pod_the_conditions_are_kept_and_no_failure_is_counted() -> No
 
 
 def test_one_that_does_not_end_though_its_node_answers_is_for_a_person_to_look_at() -> None:
-    with pytest.raises(Unanswered, match="does not end, though its node answers") as raised:
+    with pytest.raises(Unanswered, match="does not terminate although") as raised:
         ended(Server())
     assert "`kubectl -n ns describe pod job-worker-0`" in raised.value.fix
 
 
 def test_without_the_right_to_force_the_message_says_what_to_type() -> None:
-    with pytest.raises(BackendError, match="stays on node-7, which does not answer") as raised:
+    with pytest.raises(BackendError, match="stays on node-7, which is unreachable") as raised:
         ended(Server(ready=False, refuses_force=True))
     force = "`kubectl -n ns delete pod job-worker-0 --force --grace-period=0`"
     assert raised.value.fix == f"{force}\n  or kubectl create role …"

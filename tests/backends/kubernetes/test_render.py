@@ -96,7 +96,7 @@ def test_a_large_plan_is_compressed_and_one_that_is_too_large_is_refused() -> No
     import random
 
     noise = random.Random(0).randbytes(1 << 20).hex()
-    with pytest.raises(BackendError, match="a ConfigMap holds at most 1048576") as failed:
+    with pytest.raises(BackendError, match="a ConfigMap can hold at most 1048576") as failed:
         objects(replace(handover, spec=noise))
     assert "spec.yaml.gz has" in failed.value.message
 

@@ -191,7 +191,7 @@ def test_a_job_that_runs_was_submitted_whatever_comes_after(
         with caplog.at_level(logging.WARNING):
             submitted(cluster, a_handover(PLAIN))
         assert_whole(cluster, "pytorchjob")
-        assert "job runs, and its ConfigMap does not belong to it yet" in caplog.text
+        assert "job runs without owning its ConfigMap yet" in caplog.text
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -230,9 +230,9 @@ def test_what_cannot_be_taken_back_is_said_and_goes_at_the_next_submission() -> 
     submitted(whole, a_handover(PLAIN))
     for number in range(1, whole.writes - 1):
         cluster = Cluster(fails_at=number, fault=Unanswered("away"), lasts=1000)
-        with pytest.raises(Unsettled, match="was not submitted to its end") as raised:
+        with pytest.raises(Unsettled, match="was submitted only partly") as raised:
             submitted(cluster, a_handover(PLAIN))
-        assert "seen of it: ConfigMap job-launch" in raised.value.message
+        assert "found: ConfigMap job-launch" in raised.value.message
         assert "`ndctl submit` again; or `ndctl cancel job -n team-a`" in raised.value.fix
         assert "PyTorchJob" not in cluster.kinds()
         assert_owned(cluster)
@@ -272,7 +272,7 @@ def test_two_submissions_of_a_name_at_a_time_are_not_mixed(
     cluster.clock = Comes(cluster.clock.time)
     with pytest.raises(BackendError, match="by another command at the same time"):
         submitted(cluster, a_handover(PLAIN))
-    assert "no job has come: waiting 25 s" in caplog.text
+    assert "without a job: waiting 25 s" in caplog.text
     assert cluster.there["PyTorchJob", "job"] is job
 
 
@@ -287,7 +287,7 @@ def test_a_job_whose_config_map_another_one_replaced_is_not_left() -> None:
             return made
 
     cluster = Replaced()
-    with pytest.raises(BackendError, match="ConfigMap job-launch of namespace team-a came in"):
+    with pytest.raises(BackendError, match="ConfigMap job-launch of namespace team-a was created"):
         submitted(cluster, a_handover(PLAIN))
     assert "PyTorchJob" not in cluster.kinds()
 
@@ -297,7 +297,9 @@ def test_what_has_a_name_of_the_jobs_and_is_of_something_else_stays() -> None:
     cluster = Cluster(there={("Secret", "job-token"): {"kind": "Secret", "metadata": theirs}})
     (found,) = strangers(cast("Api", cluster), NAMESPACE, PLAIN, "job")
     assert str(found) == "Secret job-token"
-    with pytest.raises(BackendError, match="Secret job-token of namespace team-a came in between"):
+    with pytest.raises(
+        BackendError, match="Secret job-token of namespace team-a was created meanwhile"
+    ):
         submitted(cluster, a_handover(PLAIN))
     assert cluster.kinds() == {"Secret"}
     remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import host_strikes
-from orchestrator.app.submission.submit_job import struck as left_out_at_submission
+from orchestrator.app.submission.submit_job import hosts_to_exclude as left_out_at_submission
 from orchestrator.backends.slurm import render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
@@ -98,7 +98,7 @@ def test_a_job_that_slurm_may_have_taken_is_not_submitted_again_by_itself(
     sent: list[str] = []
     slurm = FakeSlurm(trouble=lost)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    with pytest.raises(Unanswered, match="whether Slurm has taken job is not known") as failed:
+    with pytest.raises(Unanswered, match="it is unknown whether Slurm accepted job") as failed:
         backend.submit(handed(launch))
     assert "--resume" in failed.value.fix
     assert len(sent) == 1
@@ -195,7 +195,7 @@ def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
         SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch))
-    assert "cluster.slurm.time: must be at most the partition's 1:00:00" in failed.value.message
+    assert "cluster.slurm.time: must be at most 1:00:00" in failed.value.message
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
@@ -252,7 +252,7 @@ def test_what_may_wait_in_the_queue_is_only_told(
     slurm.nodes["node2"] = "IDLE+DRAIN"
     (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handed(a_launch(tmp_path)))
     assert (told.verdict, told.found) == ("ok", said.strip())
-    waits = "the job may wait for node2, which is down, drained or reserved"
+    waits = "the job may wait for nodes that are down, drained or reserved: node2"
     assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
 
 
@@ -269,7 +269,7 @@ def test_a_job_that_sbatch_refuses_is_queued_nowhere_and_that_is_said(tmp_path: 
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
     with pytest.raises(Refused, match="Memory specification can not be satisfied") as failed:
         backend.submit(handed(a_launch(tmp_path)))
-    assert "submit it again; nothing was queued" in failed.value.fix
+    assert "submit the job again; nothing was queued" in failed.value.fix
 
 
 def test_a_number_that_cannot_be_written_down_takes_no_job_back(
@@ -284,7 +284,7 @@ def test_a_number_that_cannot_be_written_down_takes_no_job_back(
     with monkeypatch.context() as patch:
         patch.setattr("orchestrator.backends.slurm.job_lookup.record", full)
         SlurmBackend({}, TurnedClock(), slurm).submit(handed(launch))
-    assert "Slurm job 1 is queued, but its number was not written" in caplog.text
+    assert "failed to write the id of queued Slurm job 1" in caplog.text
     assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
 
 
@@ -293,14 +293,14 @@ def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
 ) -> None:
     backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
     backend.check(handed(a_launch(tmp_path)))
-    assert "SBATCH_ACCOUNT: not heard" in caplog.text
+    assert "set cluster.slurm instead: SBATCH_ACCOUNT" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("notice_s", "stop_grace", "warned"),
     [
         (90.0, 30.0, ""),
-        (90.0, 120.0, "ranks have 45 s for a checkpoint, not the 120 s"),
+        (90.0, 120.0, "ranks have 45 s for a checkpoint, less than"),
         (60.0, 30.0, "set notice_s to 75 or more"),
     ],
 )
@@ -339,8 +339,8 @@ def test_a_leader_starts_without_slurmctld_where_no_switches_are_known_of(
     granted = backend.allocation(launch)
     assert granted is not None
     assert (granted.hosts, granted.switches) == (("node1", "node2"), {})
-    assert "which switches are above the nodes is not known: Slurm does not answer" in caplog.text
-    assert "when the allocation ends is not known: Slurm does not answer" in caplog.text
+    assert "failed to read the switches of the nodes: Slurm does not answer" in caplog.text
+    assert "failed to read the end of the allocation: Slurm does not answer" in caplog.text
 
 
 @pytest.mark.parametrize("pattern", ["switch.switch.node", "block.node"])
@@ -374,7 +374,11 @@ def test_one_question_that_is_not_answered_at_once_costs_nothing(tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("what", "lost"),
-    [("job", "when the allocation ends"), ("partitions", "own"), ("topology", "which switches")],
+    [
+        ("job", "the end of the allocation"),
+        ("partitions", "the topology of the partition"),
+        ("topology", "the switches of the nodes"),
+    ],
 )
 def test_what_slurm_refuses_to_say_costs_only_that_and_is_said(
     tmp_path: Path, what: str, lost: str, caplog: pytest.LogCaptureFixture
@@ -469,10 +473,10 @@ def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Pa
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes["node2"] = "DOWN*"
-    with pytest.raises(BackendError, match=r"node2 is DOWN\+NOT_RESPONDING: bad fan"):
+    with pytest.raises(BackendError, match=r"node2 as DOWN\+NOT_RESPONDING: bad fan"):
         backend.replace(launch, "node2")
     job.nodes = "node1"
-    with pytest.raises(BackendError, match="node2 is not in Slurm job 1 any more"):
+    with pytest.raises(BackendError, match="node2 is no longer in Slurm job 1"):
         backend.replace(launch, "node2")
 
 
@@ -523,7 +527,7 @@ def test_a_list_that_slurm_does_not_take_yet_keeps_nobody_in_the_run_that_is_ove
     backend.requeue(launch, ("node2",))
     assert (job.restarts, slurm.count("scontrol", "update")) == (1, 1)
     assert backend.clock.monotonic() == begun
-    assert "Slurm has not confirmed that the next run does without node2" in caplog.text
+    assert "Slurm did not confirm that the next run excludes node2" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [DOWN, Completed(-15, "", "")])
@@ -724,7 +728,7 @@ def test_a_node_that_is_back_is_used_again_where_no_other_would_do(
     backend, launch, job = submitted(slurm, tmp_path)
     backend.requeue(launch, ("node2",))
     assert (job.restarts, job.excluded) == (1, "(null)")
-    assert "leave node2 out: no other node would do, and it is IDLE again" in caplog.text
+    assert "not excluding node2: the job needs it, and it is IDLE again" in caplog.text
 
 
 @pytest.mark.parametrize("cluster", ["tb", "other"])
@@ -754,7 +758,7 @@ def test_a_requeue_leaves_no_node_out_that_slurm_does_not_know(
     slurm.nodes = nodes(4)
     backend.requeue(launch, ("ghost", "node2"))
     assert (job.restarts, job.excluded) == (1, "node2")
-    assert "leave ghost out: Slurm knows no such node" in caplog.text
+    assert "not excluding ghost: Slurm has no such node" in caplog.text
     assert backend.known(("ghost", "node2")) == ("node2",)
 
 
@@ -767,7 +771,7 @@ def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitte
         pinned = host_strikes.Pinned(at=1.0, host=host, use="never", by="me", reason="a fan")
         host_strikes.record(host_strikes.path_of(tmp_path, "tb"), pinned)
     assert left_out_at_submission(tmp_path, backend, {}, clock) == ("node2",)
-    assert "ghost: to be excluded, but the cluster has no such host" in caplog.text
+    assert "ignoring excluded hosts that the cluster does not have: ghost" in caplog.text
 
 
 def test_the_topology_that_is_asked_for_is_the_partitions_own(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_job_that_slurm_does_not_know(version: str) -> None:
     assert UNKNOWN_JOB.search(shown["err"])
 
 
-HELD_AGAIN = "Slurm job 12 is PENDING (job requeued in held state): it was queued again by hand"
+HELD_AGAIN = "Slurm job 12 is PENDING (job requeued in held state): the job was requeued by hand"
 
 
 @every_version
@@ -132,8 +132,8 @@ def test_the_settings_of_a_site(version: str) -> None:
     config = parse_config(captured(f"{version}/config.txt"))
     assert config["SLURM_VERSION"] == version
     found = {one.what: one for one in judge_config(config, SlurmSpec())}
-    assert found["prolog"].found.startswith("/bin/true looks at nodes first")
+    assert found["prolog"].found.startswith("/bin/true checks nodes before a job")
     assert found["preemption"].found == "PreemptMode=REQUEUE, preempt/partition_prio"
     assert found["kill wait"].found.startswith("6 s")
-    assert found["dead nodes"].found.startswith("Slurm notices one after 5 sec")
+    assert found["dead nodes"].found.startswith("Slurm detects one after 5 sec")
     assert "wait time" not in found

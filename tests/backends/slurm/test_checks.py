@@ -45,15 +45,15 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
     [
         (2, {"partition": "trian"}, "one of debug, train, got 'trian'"),
         (2, {"partition": "debug"}, "up, but it is DOWN"),
-        (2, {"time": "1:01:00"}, "at most the partition's 1:00:00"),
-        (2, {"notice_s": 3600}, "notice_s: must be less than 3600 s, the time that the partition"),
-        (5, {}, "at most the partition's 4 nodes a job"),
-        (4, {}, "at most 3, the nodes of partition train that have 2 GPUs"),
-        (3, {"exclude": "node[1-2]"}, "at most 1, the nodes"),
+        (2, {"time": "1:01:00"}, "at most 1:00:00"),
+        (2, {"notice_s": 3600}, "notice_s: must be less than 3600 s, the default time limit"),
+        (5, {}, "at most 4 with spare_hosts"),
+        (4, {}, "at most 3 with spare_hosts, the nodes of partition train with 2 GPUs"),
+        (3, {"exclude": "node[1-2]"}, "at most 1 with spare_hosts, the nodes"),
         (2, {"exclude": "node[1-"}, "cluster.slurm.exclude: must be a closing bracket"),
         (2, {"cpus_per_task": 9}, "cluster.slurm.cpus_per_task: must be at most 8, the CPUs"),
         (2, {"mem": "900G"}, "cluster.slurm.mem: must be at most 64000M, the memory"),
-        (2, {"constraint": "ib"}, "at most 0, the nodes of partition train"),
+        (2, {"constraint": "ib"}, "at most 0 with spare_hosts, the nodes of partition train"),
     ],
 )
 def test_what_slurm_could_not_do_is_named_with_its_limit(
@@ -105,7 +105,7 @@ def test_some_of_the_jobs_nodes_by_name_are_for_slurm_to_judge(tmp_path: Path) -
 
 def test_too_many_gpus_a_node_and_ranks_that_need_none(tmp_path: Path) -> None:
     launch = replace(spec(tmp_path), devices_per_host=8)
-    assert any("at most 2, what a node" in line for line in found(launch))
+    assert any("at most 2, the GPUs of the largest node" in line for line in found(launch))
     cpu = replace(launch, slurm=SlurmSpec(gpus="none"))
     assert found(cpu) == []
 
@@ -115,7 +115,7 @@ def test_paths_are_looked_at(tmp_path: Path) -> None:
     assert any("without %" in line for line in found(a_launch(tmp_path / "%j")))
     assert any("interpreter" in line for line in found(spec(tmp_path), "/no/python"))
     (tmp_path / "file").touch()
-    assert any("may write" in line for line in found(a_launch(tmp_path / "file" / "job")))
+    assert any("can write" in line for line in found(a_launch(tmp_path / "file" / "job")))
 
 
 def test_the_run_directory_has_to_be_in_the_container(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def starter(mine: Allocated) -> Iterator[None]:
 
 
 def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
-    assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` runs"
-    held = Sighting("step 7.4 of `ndctl submit --here` runs", held=True)
+    assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` is running"
+    held = Sighting("step 7.4 of `ndctl submit --here` is running", held=True)
     assert mine.backend.glance([mine.launch]) == [held]
     mine.slurm.steps = {}
     assert mine.backend.standing(mine.launch) is None
@@ -88,7 +88,9 @@ def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
 
 def test_between_two_steps_the_starter_stands_for_it(mine: Allocated, starter: None) -> None:
     mine.slurm.steps = {}
-    assert mine.backend.standing(mine.launch) == "`ndctl submit --here` starts it in Slurm job 7"
+    assert (
+        mine.backend.standing(mine.launch) == "`ndctl submit --here` is starting it in Slurm job 7"
+    )
 
 
 def test_an_allocation_that_is_over_has_no_step(mine: Allocated) -> None:
@@ -149,7 +151,7 @@ def test_another_step_is_left_to_the_starter(mine: Allocated, starter: None) -> 
 
 
 def test_without_a_starter_the_job_ends(mine: Allocated) -> None:
-    with pytest.raises(Ended, match="which would start it again, has ended"):
+    with pytest.raises(Ended, match="which starts its steps, has exited"):
         mine.backend.requeue(mine.launch, ())
 
 
@@ -160,8 +162,8 @@ def test_without_a_starter_the_job_ends(mine: Allocated) -> None:
         ("RUNNING", "node[1-3]", 3600.0, ("node3",), (), ""),
         ("RUNNING", "node[1-3]", 90.0, (), (), "its allocation, Slurm job 7, ends at 20"),
         ("COMPLETING", "", None, (), (), "its allocation, Slurm job 7, is over: COMPLETING"),
-        ("RUNNING", "node[1-3]", None, ("node3",), ("node1",), "has 1 of the 2 nodes"),
-        ("RUNNING", "node1", None, (), (), "has 1 of the 2 nodes that it needs left"),
+        ("RUNNING", "node[1-3]", None, ("node3",), ("node1",), "has only 1 of 2 needed nodes"),
+        ("RUNNING", "node1", None, (), (), "has only 1 of 2 needed nodes left"),
     ],
 )
 def test_why_no_step_could_go_on_with_it(

@@ -72,7 +72,7 @@ def test_a_partition_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(BackendError) as caught:
         read_cluster(asked(SaidBefore()), "h100,gpu")
     assert caught.value.message == "Slurm has no partition gpu"
-    assert caught.value.fix == "there are h100, a100, cpu"
+    assert caught.value.fix == "partitions: h100, a100, cpu"
 
 
 def test_a_partition_with_a_topology_of_its_own_is_asked_for_that() -> None:
@@ -133,8 +133,7 @@ def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
     found = hosts_for(asked(shell), TABLE, cluster(8, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
     assert found.notes == (
-        "6 of the 8 hosts are free now: planned for hosts that are busy as well, so the job waits"
-        " in the queue",
+        "only 6 of 8 hosts are free; the plan includes busy hosts, so the job waits in the queue",
     )
     found = hosts_for(asked(shell), TABLE, cluster(9, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
@@ -145,7 +144,7 @@ def test_gpus_that_nobody_knows_are_asked_for() -> None:
     shell = SaidBefore(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
         hosts_for(asked(shell), TABLE, cluster(2))
-    assert "Slurm calls those of n01 gpu:mi300x (features: ib)" in caught.value.message
+    assert "Slurm reports gpu:mi300x (features: ib) for n01" in caught.value.message
     assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
 
 
@@ -167,8 +166,8 @@ def test_nodes_that_slurm_does_not_have_are_called_unknown_all_at_once() -> None
     with pytest.raises(SpecError) as caught:
         hosts_for(asked(SaidBefore()), TABLE, wish)
     assert caught.value.message.splitlines() == [
-        "cluster.slurm.nodelist: ghost7 is unknown: Slurm has no such node",
-        "cluster.slurm.exclude: phantom[1-2] is unknown: Slurm has no such node",
+        "cluster.slurm.nodelist: unknown node ghost7",
+        "cluster.slurm.exclude: unknown node phantom[1-2]",
     ]
     assert "sinfo -N" in caught.value.fix
 

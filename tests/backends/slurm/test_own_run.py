@@ -72,7 +72,7 @@ def test_hosts_that_slurm_has_given_up_are_named(tmp_path: Path) -> None:
     assert list(backend.own_run(launch, BOTH).given_up) == ["node1"]
     slurm.nodes["node1"], job.nodes = "IDLE", "node2"
     said = backend.own_run(launch, BOTH).given_up
-    assert said == {"node1": "Slurm took it out of the job"}
+    assert said == {"node1": "Slurm removed it from the job"}
 
 
 def test_of_a_run_that_is_over_no_host_is_named(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_of_a_run_that_is_over_no_host_is_named(tmp_path: Path) -> None:
     assert (own.phase, own.given_up) == ("queued again", {})
     slurm.jobs.clear()
     own = backend.own_run(launch, BOTH)
-    assert (own.phase, own.words) == ("over", "Slurm knows no job 1 any more")
+    assert (own.phase, own.words) == ("over", "Slurm no longer knows job 1")
 
 
 def test_slurmctld_that_is_down_says_nothing_of_the_run(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_host_on_which_nothing_starts_is_said_with_sruns_errors_alone(tmp_path
     with pytest.raises(BackendError) as failed:
         backend.clear_host(launch, "node1")
     assert failed.value.message == (
-        "node1 could not be cleared: srun: error: Task launch failed: Communication failure"
+        "failed to clear node1: srun: error: Task launch failed: Communication failure"
     )
 
 
@@ -176,7 +176,7 @@ def test_a_step_that_does_not_end_is_given_up(tmp_path: Path) -> None:
 
     slurm, backend, launch, _ = running(tmp_path)
     slurm.trouble = hangs
-    with pytest.raises(BackendError, match="nothing could be started on node1: srun did not end"):
+    with pytest.raises(BackendError, match="failed to start a step on node1: srun did not end"):
         backend.clear_host(launch, "node1")
 
 

@@ -32,9 +32,9 @@ def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) 
         ("InvalidQOS", "cluster.slurm.qos"),
         ("PartitionTimeLimit", "cluster.slurm.time"),
         ("BadConstraints", "ndctl cancel"),
-        ("BadConstraints", "without those that it excludes (none)"),
+        ("BadConstraints", "without the excluded nodes (none)"),
         ("Dependency", "another job"),
-        ("DependencyNeverSatisfied", "never be met"),
+        ("DependencyNeverSatisfied", "never be satisfied"),
     ],
 )  # fmt: skip
 def test_what_a_person_can_do_about_a_job_that_waits(reason: str, said: str) -> None:
@@ -47,6 +47,6 @@ def test_a_reason_without_advice_has_none() -> None:
 
 def test_a_job_that_waits_is_said_with_what_to_do() -> None:
     waits = SlurmJob(id="7", state="PENDING", reason="JobHeldUser")
-    said = "Slurm job 7 is PENDING (JobHeldUser): it is held: `scontrol release 7` lets it go"
-    assert standing_words(waits) == said
+    hint = "the job is held; release it with `scontrol release 7`"
+    assert standing_words(waits) == f"Slurm job 7 is PENDING (JobHeldUser): {hint}"
     assert standing_words(SlurmJob(id="7", state="RUNNING")) == "Slurm job 7 is RUNNING"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
 from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
@@ -28,9 +28,9 @@ LABEL = "watched=yes"
 LIMIT_S = 300.0
 
 
-def watching(kube: KubeTestbed) -> Watching:
+def watching(kube: KubeTestbed) -> ListWatch:
     api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-    return Watching(
+    return ListWatch(
         api=api, clock=SystemClock(), resource=CONFIG_MAPS, namespace="default", labels=LABEL
     )
 
@@ -43,13 +43,13 @@ def create(kube: KubeTestbed, name: str) -> None:
 class Seen:
     """What a watch has told, beside the test."""
 
-    def __init__(self, one: Watching) -> None:
+    def __init__(self, one: ListWatch) -> None:
         self.names: list[set[str]] = []
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._follow, args=(one,), daemon=True)
         self.thread.start()
 
-    def _follow(self, one: Watching) -> None:
+    def _follow(self, one: ListWatch) -> None:
         for cache in one.changes(one.clock.monotonic() + LIMIT_S):
             self.names.append({name for _, name in cache.items})
             if self.over.is_set():
@@ -133,7 +133,7 @@ def test_watches_and_followers_outlive_a_restart_and_a_compaction(
     assert not (tmp_path / "third").exists()
     shown = follower("status", "e2e")
     assert shown.code == 0
-    assert "shown is what was known before" in shown.err
+    assert "showing the last known state" in shown.err
     assert "Kubernetes does not say" in shown.out
     dashboard.shows("Kubernetes does not say")
     kube.start_control_plane()

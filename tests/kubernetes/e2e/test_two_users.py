@@ -42,7 +42,7 @@ def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_pa
         assert admin("status", "e2e", "--backend=kubernetes", "-n", "team-a").code == 0
         both = admin("status", "e2e")
         assert both.code == exit_codes.BAD_JOB_STATE
-        assert "there are several jobs e2e: in envtest/team-a, envtest/team-b" in both.err
+        assert "several jobs are named e2e: in envtest/team-a, envtest/team-b" in both.err
 
         assert dev("cancel", "e2e").code == 0
         assert admin.at("team-a").pods() == {}

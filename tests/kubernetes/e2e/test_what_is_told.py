@@ -89,7 +89,7 @@ def test_a_job_that_is_deleted_is_cancelled_at_once_and_goes_on_when_it_is_resum
     job.kubectl("delete", "pytorchjob", JOB, "--wait=false")
     shown = elsewhere.told("status", JOB)
     assert shown.startswith(f"{JOB}: CANCELLED, PyTorchJob {NAMESPACE}/{JOB} was deleted"), shown
-    assert "not known by whom" in shown
+    assert "unknown who deleted it" in shown
     assert shown.rstrip().endswith("--resume")
     job.until_ended("CANCELLED")
     saved = newest_checkpoint(job)

@@ -55,7 +55,7 @@ def test_too_few_gpus_are_free(admin: Person) -> None:
     shown = admin.wait_until_shown("Unschedulable")
     assert "1 of 2 pods run" in shown
     assert "Unschedulable (too little nvidia.com/gpu)" in shown
-    assert "wait, ask for less, or for fewer hosts" in shown
+    assert "wait, or request less or fewer hosts" in shown
     admin.kube.kubectl("delete", "pod", "other-node2", "--force", "--grace-period=0")
     admin.kube.wait_for("both", lambda: list(admin.pods().values()) == ["Running"] * 2)
 
@@ -93,7 +93,7 @@ def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTest
         assert refused.code == exit_codes.BACKEND
         assert (
             "cluster.kubernetes.runs.host_path: must be unset: pods of namespace default have to"
-            " keep to the standard baseline" in refused.err
+            " meet the standard baseline" in refused.err
         )
         assert f"kubectl label namespace default --overwrite {level}=privileged" in refused.err
         assert admin.job() is None
@@ -115,7 +115,7 @@ def test_a_claim_that_is_not_there(admin: Person) -> None:
     admin.kube.kubectl("apply", "-f", str(text))  # which asks nobody
     shown = admin.wait_until_shown("Unschedulable")
     assert 'persistentvolumeclaim "nowhere" not found' in shown
-    assert "make the PersistentVolumeClaim, or name another one" in shown
+    assert "create the PersistentVolumeClaim, or use another one" in shown
 
 
 @pytest.fixture

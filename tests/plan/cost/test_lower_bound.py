@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
-from orchestrator.plan.cost.lower_bound import least_of, least_step_s
+from orchestrator.plan.cost.lower_bound import lower_bound_of, lower_bound_s
 from orchestrator.plan.cost.machine import machine_of
 from orchestrator.plan.cost.timeline import passes_s, slice_of, timeline
 from orchestrator.plan.search.rules import SCHEDULES
@@ -19,9 +19,9 @@ from tests.plan.cost.setups import LLAMA_8B, LLAMA_70B, QWEN3_4B, fabric, setup
 def least_s(one: Setup, profile: str) -> float:
     mesh = one.mesh
     machine = machine_of(fabric(profile, 64))
-    least = least_of(machine, one.shape, slice_of(one))
+    least = lower_bound_of(machine, one.shape, slice_of(one))
     stride = mesh.world_size // mesh.pp
-    return least_step_s(machine, least, mesh.pp, stride, one.pipeline, one.micro_batches)
+    return lower_bound_s(machine, least, mesh.pp, stride, one.pipeline, one.micro_batches)
 
 
 def seconds(one: Setup, profile: str) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.mesh import Mesh
 from orchestrator.inventory.profile import Fabric
 from orchestrator.inventory.profiles import load_profile
-from orchestrator.plan.memory.peak_memory import least_bytes, memories_of, memory_of
+from orchestrator.plan.memory.peak_memory import memories_of, memory_of, min_peak_bytes
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
@@ -39,7 +39,7 @@ def test_no_item_is_more_than_the_peak_and_all_together_are_no_less(one: Setup) 
     memory = memory_of(one, None)
     assert max(memory.items.values()) <= memory.peak_bytes <= sum(memory.items.values())
     assert all(size >= 0 for size in memory.items.values())
-    assert least_bytes(one) <= memory.peak_bytes
+    assert min_peak_bytes(one) <= memory.peak_bytes
 
 
 @settings(deadline=None, max_examples=50)

@@ -12,7 +12,7 @@ from orchestrator.plan.search.best import can_fit, search
 from orchestrator.plan.search.edits import Edits, apply, show_edits
 from orchestrator.plan.search.hosts import with_hosts
 from orchestrator.plan.search.search_space import Space
-from orchestrator.plan.search.smallest_change import WayOut, ways_out
+from orchestrator.plan.search.smallest_change import SpecChange, smallest_changes
 from tests.plan.search.spaces import DEEP, H100, space_of, spaces
 
 ONE_HOST = {"hosts": 1, "gpus_per_host": 4}
@@ -25,8 +25,8 @@ def many_hosts(space: Space) -> Inventory:
     )
 
 
-def found(space: Space) -> list[WayOut]:
-    return list(ways_out(space, many_hosts(space)))
+def found(space: Space) -> list[SpecChange]:
+    return list(smallest_changes(space, many_hosts(space)))
 
 
 @settings(deadline=None, max_examples=20)
@@ -95,5 +95,5 @@ def test_the_smallest_change_comes_first(train: Any, parallel: Any, limit: int, 
 def test_too_few_free_hosts_are_told() -> None:
     space = space_of(DEEP, {}, {"global_batch_size": 8}, ONE_HOST, needed({}, {}, 2))
     inventory = Inventory(hosts=(Host(name="a", devices=4, profile=H100),))
-    said = [str(way) for way in ways_out(space, inventory)]
+    said = [str(way) for way in smallest_changes(space, inventory)]
     assert any("more hosts; the inventory has 1 free" in one for one in said)

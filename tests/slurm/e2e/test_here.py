@@ -104,7 +104,7 @@ def test_interrupted_it_ends_with_a_checkpoint_and_is_resumed_in_place(job: Job)
         process.send_signal(signal.SIGINT)
         code, told = ended(process)
         assert code == 7, told
-        assert f"{NAME} is being cancelled" in told
+        assert f"cancelling {NAME}" in told
         assert "--here --resume" in told
         reached = max(mine.losses())
         assert mine.events("CheckpointSaved")[-1]["step"] == reached
@@ -206,7 +206,7 @@ def test_too_few_nodes_end_the_job_and_not_the_allocation(job: Job) -> None:
         mine.slurm.kill_node(lost)
         code, told = ended(process)
         assert code == 1, told
-        assert "has 1 of the 2 nodes that it needs left" in told
+        assert "has only 1 of 2 needed nodes left" in told
         assert "--here --resume" in told
         assert shown(mine.slurm, allocated(mine))["JobState"] == "RUNNING"
         assert steps(mine) == []

@@ -116,7 +116,7 @@ def test_a_leader_that_is_only_stopped_is_ended_before_another_leads(job: Job) -
     assert not Path(f"/proc/{stopped}").exists()
     assert_taken_over(job, [leader, other])
     (incident,) = job.status()["incidents"]
-    how = f"its process {stopped} on {leader} was still there (stopped by a signal)"
+    how = f"its process {stopped} on {leader} still existed (stopped by a signal)"
     assert_lost_leader(job, incident, leader, how)
 
 

@@ -132,7 +132,7 @@ def test_a_run_root_that_a_user_may_not_enter_is_said(shared: SlurmTestbed, run_
     user = User(USERS[0], an_interpreter_for_all(), Job(closed / "runs", shared))
     doctor = user("doctor", "--backend", "slurm")
     assert "Traceback" not in doctor.err, doctor.err
-    assert f"{closed}/runs lies in a folder that you may not enter" in doctor.out
+    assert f"{closed}/runs is in a folder that you cannot access" in doctor.out
     for words in (("status", NAME), ("cancel", NAME)):
         assert_refused(user(*words), f"{closed} is closed to you, and belongs to user root")
     assert_refused(user.submit(), str(closed))

@@ -74,8 +74,9 @@ def test_a_script_of_the_users_own_outlives_a_lost_node(own: Job, tmp_path: Path
     second, output = submitted(own, path)
     wait_for(lambda: shown(own.slurm, second)["JobState"] == "COMPLETED", "the refusal", 120)
     told = output.read_text()
-    assert told.count(f"error: job {NAME} exists in {own.run_dir} and ended SUCCEEDED") == 1, told
-    assert "--resume goes on from its newest checkpoint" in told
+    refused = f"error: job {NAME} already exists in {own.run_dir} and ended SUCCEEDED"
+    assert told.count(refused) == 1, told
+    assert "--resume continues from its newest checkpoint" in told
     path = script(own, tmp_path / "scripts", "", "--resume", "--set=train.steps=40")
     third, output = submitted(own, path)
     wait_for(lambda: len(own.events("JobSubmitted")) == 2, "its beginning", 120)
@@ -88,9 +89,9 @@ def test_a_script_of_the_users_own_outlives_a_lost_node(own: Job, tmp_path: Path
     ("srun", "agent", "told"),
     [
         ("--ntasks-per-node=2", (), "srun started 4 agents on 2 nodes"),
-        ("--nodes=1 --ntasks=1", (), "srun started 1 agents on 1 nodes, and Slurm job"),
+        ("--nodes=1 --ntasks=1", (), "srun started 1 agents on 1 nodes, but Slurm job"),
         ("", ("--set=train.steps=0",), "--set train.steps: must be at least 1, got 0"),
-        ("", ("--set=cluster.hosts=3",), "cluster.hosts is 3, and the allocation has 2 nodes"),
+        ("", ("--set=cluster.hosts=3",), "cluster.hosts is 3, but the allocation has 2 nodes"),
     ],
 )
 def test_what_cannot_be_is_said_once_and_ends_the_step(

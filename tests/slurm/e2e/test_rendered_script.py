@@ -65,7 +65,7 @@ def test_a_script_that_a_person_submits_is_a_job_like_others(job: Job, tmp_path:
     second = sbatch(job, script, "--nodes=2", "--output=%j.txt", "--oversubscribe")
     job.slurm.told("scontrol", "requeue", job_id)
     said = script.parent / f"{second}.txt"
-    refused = f"job {NAME} exists in {job.run_dir}: Slurm job {job_id} is "
+    refused = f"job {NAME} already exists in {job.run_dir}: Slurm job {job_id} is "
     wait_for(lambda: said.exists() and refused in said.read_text(), "the refusal", 240)
     wait_for(lambda: shown(job.slurm, second)["ExitCode"] == "5:0", "its exit code", 60)
 

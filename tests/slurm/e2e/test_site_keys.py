@@ -107,7 +107,7 @@ def test_a_hook_that_does_not_end_is_killed_and_costs_its_node_alone(ndctl: Slur
     assert done.code == 0, done.err
     ndctl.wait_for_end()
     assert incidents(ndctl) == [("preflight", "node1", None)]
-    assert "did not end within 20 s" in ndctl.status()["incidents"][0]["cause"]
+    assert "timed out after 20 s" in ndctl.status()["incidents"][0]["cause"]
     assert sorted(hosts_of(ndctl)) == ["node2", "node3"]
     assert ndctl.slurm_job()["Restarts"] == "0"
     ndctl.assert_nothing_left()

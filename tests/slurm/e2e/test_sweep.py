@@ -43,7 +43,7 @@ def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
     done = ndctl("cancel", "e2e-seed-*")
     assert done.code == 0, done.out + done.err
     assert "cancelled: 2 jobs: e2e-seed-2, e2e-seed-3" in done.out
-    assert "had ended before: 1 job: e2e-seed-1 (SUCCEEDED)" in done.out
+    assert "already ended: 1 job: e2e-seed-1 (SUCCEEDED)" in done.out
     slurm.wait_for("an empty queue", lambda: not slurm.told("squeue", "-h"))
     states = {row.split()[0]: row.split()[1] for row in ndctl("list", "e2e-*").out.splitlines()}
     assert states["e2e-seed-1"] == "SUCCEEDED"

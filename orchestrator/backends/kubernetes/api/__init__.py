@@ -1,1 +1,1 @@
-"""The API server: who asks, requests and watches, and what its refusals mean."""
+"""The API server: credentials, requests, watches, and its errors."""

@@ -1,4 +1,4 @@
-"""Which cluster, and as whom: by a kubeconfig, or as a pod's service account.
+"""Cluster and credentials: from a kubeconfig, or a pod's service account.
 
 The Python client's own: it knows exec plugins, and renews tokens. It is imported late: other verbs
 do without.
@@ -37,11 +37,11 @@ class Access:
                 config.load_kube_config(self._file, self.wanted, made, persist_config=False)
         except (config.ConfigException, OSError, ValueError) as exc:
             raise BackendError(
-                f"there is no way to a Kubernetes cluster: {exc}",
-                fix="`kubectl config get-contexts` lists what your kubeconfig has; set KUBECONFIG,"
+                f"cannot find a Kubernetes cluster: {exc}",
+                fix="`kubectl config get-contexts` lists your contexts; set KUBECONFIG,"
                 " or cluster.kubernetes.context to one of them",
             ) from exc
-        made.retries = False  # ours say why
+        made.retries = False  # our own retries (requests.py) report the reason
         return made
 
     @property
@@ -64,7 +64,7 @@ class Access:
             contexts, current = config.list_kube_config_contexts(self._file)
         except config.ConfigException as exc:
             raise BackendError(
-                f"there is no way to a Kubernetes cluster: {exc}",
+                f"cannot find a Kubernetes cluster: {exc}",
                 fix="set KUBECONFIG, or log in to the cluster as its administrators say",
             ) from exc
         found = current
@@ -84,7 +84,7 @@ class Access:
 
     @property
     def namespace(self) -> str:
-        """Where objects go that name none."""
+        """The namespace of objects that name none."""
         return self._active[1]
 
     @property
@@ -93,19 +93,19 @@ class Access:
 
     @property
     def shown(self) -> str:
-        """The API server, as a person knows it."""
+        """The API server, for messages."""
         if self.in_cluster:
             return "the API server"
         return f"the API server of context {self.context} ({self.server})"
 
     @property
     def kubectl(self) -> str:
-        """The option that has kubectl ask the same one, with a space before it."""
+        """The kubectl option for this context, with a leading space."""
         return "" if self.in_cluster else f" --context {self.context}"
 
     @property
     def authority(self) -> bytes | None:
-        """The certificates that the server's own is signed with; None where the system's do."""
+        """The CA certificates of the server; None: the system's CAs."""
         path = self.config.ssl_ca_cert
         return Path(path).read_bytes() if path else None
 
@@ -122,6 +122,6 @@ class Access:
         return dynamic.DynamicClient(ApiClient(self.config), discoverer=lambda *_: None)
 
     def headers(self) -> dict[str, str]:
-        """Asked each time: tokens are short-lived, and the client renews them here."""
+        """Read for each request: tokens are short-lived, and the client renews them here."""
         auth = self.config.auth_settings().get("BearerToken")
         return {"authorization": auth["value"]} if auth and auth["value"] else {}

@@ -1,4 +1,4 @@
-"""What the API server says instead of an answer, as errors that say what to type. Pure."""
+"""API server errors as BackendErrors with a fix. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ GRANT = re.compile(
     r"\s*(?P<rules>.*)",
     re.DOTALL,
 )
-"""RBAC's own wall: a person gives to a job's pods only what that person has."""
+"""RBAC: a person can grant a job's pods only rights that the person has."""
 YOU = "YOU"
-"""Stands for a name that is not known."""
+"""Placeholder for an unknown user name."""
 AGAIN = (429, 500, 502, 503, 504)
 UNTYPED = "failed to create typed patch object"
 """How a server-side apply is refused whose object has a field that the schema lacks: as an internal
@@ -33,72 +33,71 @@ error, 500, in every version so far (kubernetes issue 139253)."""
 
 
 class Missing(BackendError):
-    """There is no such object, or no such kind of object."""
+    """The object, or its kind, does not exist."""
 
 
 class Forbidden(BackendError):
-    """RBAC gives no right to it."""
+    """RBAC denies the request."""
 
     def __init__(self, message: str, *, fix: str = "", user: str = "") -> None:
-        """`user`: as the API server knows us; empty where it does not say."""
+        """`user`: our name at the API server; empty if unknown."""
         super().__init__(message, fix=fix)
         self.user = user
 
 
 class Conflict(BackendError):
-    """The object exists already, or has changed meanwhile."""
+    """The object exists already, or changed meanwhile."""
 
 
 class Expired(BackendError):
-    """Too old a resourceVersion: list anew."""
+    """The resourceVersion is too old: list again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What was asked of the API server."""
+class ApiRequest:
+    """One request to the API server."""
 
     verb: str
-    """As RBAC has it."""
+    """The RBAC verb."""
     path: str
     accept: str = JSON
-    """In which form the answer is wanted."""
+    """The requested content type of the answer."""
 
     def __str__(self) -> str:
         return f"{self.verb} {self.path}"
 
 
 def is_undecided(status: int, body: bytes) -> bool:
-    """The same request may well be answered in a moment."""
+    """Whether a retry of the same request may succeed."""
     return status in AGAIN and UNTYPED.encode() not in body
 
 
-def refusal(asked: Asked, status: int, body: bytes) -> BackendError:
-    """The error that an answer with `status` is."""
+def refusal(asked: ApiRequest, status: int, body: bytes) -> BackendError:
+    """The error for an answer with `status`."""
     said = _status(body)
     message = str(said.get("message") or body[:300].decode(errors="replace").strip() or status)
     match status:
         case 401:
             return BackendError(
-                f"the API server does not know you: {message}",
-                fix="log in to the cluster again; `kubectl auth can-i --list` shows whether it"
-                " worked",
+                f"the API server rejected your credentials: {message}",
+                fix="log in to the cluster again; `kubectl auth can-i --list` shows if it worked",
             )
         case 403:
             return _forbidden(asked, message)
         case 404:
             return _missing(asked, said, message)
         case 409:
-            return Conflict(f"the API server refuses to {asked}: {message}", fix="try it again")
+            return Conflict(f"the API server refused to {asked}: {message}", fix="try it again")
         case 410:
             return Expired(message)
         case _ if is_undecided(status, body):
             return Unanswered(
-                f"the API server does not answer {asked}: {status}, {message}",
+                f"the API server failed to answer {asked}: {status}, {message}",
                 fix="try again in a moment",
             )
     return BackendError(
-        f"the API server refuses to {asked}: {message}",
-        fix="change the key of cluster.kubernetes that it names; `ndctl render` shows the objects",
+        f"the API server refused to {asked}: {message}",
+        fix="fix the key of cluster.kubernetes that it names; `ndctl render` shows the objects",
     )
 
 
@@ -110,8 +109,8 @@ def _status(body: bytes) -> Mapping[str, Any]:
     return said if isinstance(said, Mapping) else {}
 
 
-def _forbidden(asked: Asked, message: str) -> BackendError:
-    """No right to it, or the right but a quota or a policy of the namespace against it."""
+def _forbidden(asked: ApiRequest, message: str) -> BackendError:
+    """Status 403: a missing right, or a quota or policy of the namespace."""
     if asked.verb == "patch" and (wordless := WORDLESS.fullmatch(message)) is not None:
         place = re.search("/namespaces/([^/]+)/", asked.path)
         space = f' in the namespace "{place[1]}"' if place else ""
@@ -122,27 +121,26 @@ def _forbidden(asked: Asked, message: str) -> BackendError:
     if found is not None:
         return Forbidden(
             f"{found['user']} may not {found['verb']} {_word(found)}{_where(found)}",
-            fix="an administrator gives that right with\n" + role_lines(found),
+            fix="an administrator grants it with\n" + role_lines(found),
             user="" if found["user"] == YOU else found["user"],
         )
     if (grant := GRANT.search(message)) is not None:
         return Forbidden(
-            f"{grant['user']} may not give the job's pods rights that {grant['user']} does not"
+            f"{grant['user']} may not grant the job's pods rights that {grant['user']} does not"
             f" have: {' '.join(grant['rules'].split())}",
-            fix="an administrator gives you those rights as well (the Role ndctl-user of"
-            " manifests/base has all of them), or name an account that is there in"
+            fix="an administrator grants you those rights as well (the Role ndctl-user of"
+            " manifests/base has all of them), or set an existing account in"
             " cluster.kubernetes.service_account",
             user=grant["user"],
         )
     if "exceeded quota" in message:
         return BackendError(
-            f"a quota of the namespace refuses it: {message}",
-            fix="`kubectl describe resourcequota` shows what is used; ask for less, or for more"
-            " quota",
+            f"a quota of the namespace rejects it: {message}",
+            fix="`kubectl describe resourcequota` shows its usage; request less, or get more quota",
         )
     return BackendError(
-        f"the cluster refuses it: {message}",
-        fix="change the key of cluster.kubernetes that it names; `ndctl render` shows the objects",
+        f"the cluster rejected it: {message}",
+        fix="fix the key of cluster.kubernetes that it names; `ndctl render` shows the objects",
     )
 
 
@@ -157,9 +155,9 @@ def _where(found: re.Match[str]) -> str:
 
 
 def role_lines(found: re.Match[str]) -> str:
-    """What gives the right, to be typed as it is."""
+    """The commands that grant the right."""
     role = f"ndctl-{found['verb']}-{found['resource'].replace('/', '-')}"
-    # What can be looked at is looked at in all three ways; what changes something is given alone.
+    # Reading is granted with all three read verbs; a verb that changes objects is granted alone.
     verb = "get,list,watch" if found["verb"] in ("get", "list", "watch") else found["verb"]
     account = ACCOUNT.fullmatch(found["user"])
     whom = f"--user={found['user']}"
@@ -172,7 +170,7 @@ def role_lines(found: re.Match[str]) -> str:
     )
 
 
-def _missing(asked: Asked, said: Mapping[str, Any], message: str) -> BackendError:
+def _missing(asked: ApiRequest, said: Mapping[str, Any], message: str) -> BackendError:
     details = said.get("details")
     named = bool(details.get("name")) if isinstance(details, Mapping) else False
     for kind in JOB_KINDS.values():
@@ -181,7 +179,7 @@ def _missing(asked: Asked, said: Mapping[str, Any], message: str) -> BackendErro
             return Missing(
                 f"the cluster has no {resource.kind} ({resource.word}, version"
                 f" {resource.version}): {kind.operator} is not installed",
-                fix=f"an administrator installs it with\n    {kind.install}\n  or take another"
+                fix=f"an administrator installs it with\n    {kind.install}\n  or use another"
                 f" cluster.kubernetes.kind than {resource.kind.lower()}",
             )
     namespace = re.search(r'namespaces "([^"]+)" not found', message)
@@ -190,4 +188,4 @@ def _missing(asked: Asked, said: Mapping[str, Any], message: str) -> BackendErro
             f"there is no namespace {namespace[1]}",
             fix=f"`kubectl create namespace {namespace[1]}`, or set cluster.kubernetes.namespace",
         )
-    return Missing(message, fix="`kubectl get` shows what there is")
+    return Missing(message, fix="`kubectl get` lists existing objects")

@@ -1,4 +1,4 @@
-"""What is asked of the API server: objects as plain JSON, watches, logs, commands in pods.
+"""The API client: objects as plain JSON, watches, logs, commands in pods.
 
 Not through the Python client's model classes, which know neither the operators' kinds nor fields
 that are newer or older than they are.
@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.backends.kubernetes.api.access import Access
-from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, Forbidden, Missing, refusal
+from orchestrator.backends.kubernetes.api.api_errors import (
+    JSON,
+    ApiRequest,
+    Forbidden,
+    Missing,
+    refusal,
+)
 from orchestrator.backends.kubernetes.api.pod_exec import execute
 from orchestrator.backends.kubernetes.api.requests import APPLY, METADATA, READ_S, Requests
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup, resource_of
@@ -20,7 +26,7 @@ from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
 
 MANAGER = "ndctl"
-"""Who owns the fields that we apply."""
+"""The field manager of server-side apply."""
 PAGE = 500
 MERGE = "application/merge-patch+json"
 
@@ -29,11 +35,11 @@ MERGE = "application/merge-patch+json"
 class Listed:
     items: tuple[Object, ...]
     version: str
-    """Where a watch goes on from."""
+    """The resourceVersion to start a watch from."""
 
 
-class Asks(Protocol):
-    """An API server, of whom is asked and to whom nothing is done but on trial."""
+class ApiReader(Protocol):
+    """The part of `Api` that checks use: reads, and writes as dry runs."""
 
     @property
     def context(self) -> str: ...
@@ -60,7 +66,7 @@ class Api:
 
     @property
     def requests(self) -> int:
-        """How many were sent, for measurements."""
+        """Number of requests sent, for benchmarks."""
         return self.sending.sent
 
     @property
@@ -69,7 +75,7 @@ class Api:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the server warned of so far, each once: what it will drop, or what is unsafe."""
+        """Warnings of the server so far, without repetitions."""
         return tuple(self.sending.warnings)
 
     @property
@@ -78,7 +84,7 @@ class Api:
 
     @property
     def namespace(self) -> str:
-        """Where objects go that name none."""
+        """The namespace of objects that name none."""
         return self.access.namespace
 
     @property
@@ -94,7 +100,7 @@ class Api:
     def get(
         self, resource: Resource, namespace: str | None, name: str, *, cached: bool = False
     ) -> Object | None:
-        """None where there is no such object. `cached`: as in `list`."""
+        """None if the object does not exist. `cached`: as in `list`."""
         query = {"resourceVersion": "0"} if cached else None
         try:
             found: Object = self.sending.json("get", resource.path(namespace, name), query)
@@ -105,7 +111,7 @@ class Api:
             return None
 
     def about(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        """The metadata of an object alone, which may hold much more."""
+        """Only the metadata of an object, which may be large."""
         try:
             path = resource.path(namespace, name)
             found: Object = self.sending.json("get", path, accept=METADATA)
@@ -131,7 +137,7 @@ class Api:
         fields: str = "",
         cached: bool = False,
     ) -> Listed:
-        """In pages; `cached`: what the API server has in memory will do."""
+        """In pages. `cached`: accept the API server's cache, which may be stale."""
         items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE)}
         if cached:
@@ -153,7 +159,7 @@ class Api:
         try:
             made: Object = self.sending.json("patch", path, query, item, APPLY)
         except Forbidden as exc:
-            # An apply that would create is refused without our name; a creation has it.
+            # The error for an apply that would create lacks our user name; that of a create has it.
             better = None if exc.user else self.refusal("create", path.rpartition("/")[0])
             raise (better if isinstance(better, Forbidden) else exc) from None
         return made
@@ -166,7 +172,7 @@ class Api:
         return made
 
     def refusal(self, verb: str, path: str) -> BackendError | None:
-        """How the API server refuses a request, which has no effect; None where it does not."""
+        """The error for a request without effect; None if it is allowed."""
         query = {"dryRun": "All"}
         body: Object | None = {} if verb in ("create", "patch") else None
         if verb in ("get", "list", "watch"):
@@ -195,7 +201,7 @@ class Api:
         grace_s: int | None = None,
         uid: str = "",
     ) -> None:
-        """What is gone already is as good. `uid`: only this very one."""
+        """A missing object is no error. `uid`: delete only the object with this uid."""
         body: dict[str, Any] = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         body["propagationPolicy"] = "Background"
         if uid:
@@ -227,7 +233,7 @@ class Api:
             "fieldSelector": fields,
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
-        asked = Asked(verb="watch", path=resource.path(namespace))
+        asked = ApiRequest(verb="watch", path=resource.path(namespace))
         for line in self.sending.lines(asked, query, timeout_s + READ_S):
             event = read_json(line)
             if event["type"] == "ERROR":
@@ -257,7 +263,7 @@ class Api:
             "tailLines": "" if tail is None else str(tail),
         }
         path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-        yield from self.sending.lines(Asked(verb="get", path=path), query, quiet_s)
+        yield from self.sending.lines(ApiRequest(verb="get", path=path), query, quiet_s)
 
     def exec(
         self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float

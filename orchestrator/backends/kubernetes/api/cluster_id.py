@@ -1,4 +1,4 @@
-"""Which cluster it is, under a name that stays as long as the cluster does."""
+"""A stable name for the cluster."""
 
 import hashlib
 import re

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup
 from orchestrator.errors import BackendError
 
@@ -22,11 +22,11 @@ PER_GROUP, WHOLE = "/openapi/v3/apis", "/openapi/v2"
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A field of an object that its kind does not have."""
+    """A field of an object that its kind lacks."""
 
     path: tuple[str | int, ...]
     known: tuple[str, ...]
-    """Its siblings that the kind has."""
+    """Sibling fields that the kind has."""
 
     def __str__(self) -> str:
         text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in self.path)
@@ -37,12 +37,12 @@ class Lacking:
 class KindSchemas:
     """The schemas of one cluster, each document of them read once."""
 
-    api: Asks
+    api: ApiReader
     documents: dict[str, Mapping[str, Schema]] = field(default_factory=dict)
     """Path -> name -> schema; empty where the server has no such document."""
 
     def of(self, resource: Resource) -> Schema | None:
-        """None where the server does not say, or this person may not ask."""
+        """None if the server does not publish it, or the user may not read it."""
         try:
             for path in (f"{PER_GROUP}/{resource.group}/{resource.version}", WHOLE):
                 if (found := _named(self._read(path), resource)) is not None:
@@ -72,7 +72,7 @@ def _named(schemas: Mapping[str, Schema], resource: Resource) -> Schema | None:
 
 def lacking(item: Object, schema: Schema) -> Iterator[Lacking]:
     """The fields of `item` that `schema` does not have; of none twice, and none below one."""
-    own = {"apiVersion", "kind", "metadata"}  # which every kind has, whatever its schema says
+    own = {"apiVersion", "kind", "metadata"}  # every kind has these, whatever its schema says
     yield from _lacking({key: one for key, one in item.items() if key not in own}, schema, ())
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.access import Access
-from orchestrator.backends.kubernetes.api.api_errors import Asked, refusal
+from orchestrator.backends.kubernetes.api.api_errors import ApiRequest, refusal
 from orchestrator.backends.kubernetes.api.requests import unreachable
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import Unanswered
@@ -31,7 +31,7 @@ def execute(
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in argv]
     url = client.get_websocket_url(access.server + path, query)
-    asked = Asked(verb="create", path=path)
+    asked = ApiRequest(verb="create", path=path)
     import websocket
 
     try:

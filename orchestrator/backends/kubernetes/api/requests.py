@@ -1,4 +1,4 @@
-"""One request to the API server: with timeouts, and sent again where that may help.
+"""One request to the API server, with timeouts and retries.
 
 The Python client's DynamicClient carries it: plain JSON of any kind, the user's credentials, TLS
 and proxies. It neither sends a request again nor says in words what went wrong; this does.
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.access import Access
-from orchestrator.backends.kubernetes.api.api_errors import JSON, Asked, is_undecided, refusal
+from orchestrator.backends.kubernetes.api.api_errors import JSON, ApiRequest, is_undecided, refusal
 from orchestrator.backends.kubernetes.resources import Object
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError, Unreachable
@@ -19,15 +19,15 @@ from orchestrator.seams import Clock
 CONNECT_S = 5.0
 READ_S = 30.0
 AGAIN_S = (0.5, 2.0)
-"""Before a second and a third try; Retry-After is heard up to `MOST_S`."""
+"""Pauses before the second and third try. Retry-After counts up to `MOST_S`."""
 MOST_S = 10.0
 APPLY = "application/apply-patch+yaml"
 WARNING = re.compile(r'\b299 \S+ "((?:[^"\\]|\\.)*)"')
 """One of the header's warnings, which a proxy may put into one line."""
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""Of an object what it is called and its labels and annotations, without what it holds."""
+"""Content type for metadata only: name, labels and annotations, without the content."""
 CONNECTION = re.compile(r"HTTPS?Connection(Pool)?\(host='[^']*', port=\d+\): ")
-"""What urllib3 puts before what it has to say."""
+"""The prefix of urllib3's messages."""
 
 
 class Requests:
@@ -36,7 +36,7 @@ class Requests:
         self.clock = clock
         self.sent = 0
         self.warnings: dict[str, None] = {}
-        """What the server said beside its answers, each once, in the order in which it came."""
+        """Warning headers without repetitions, in order of arrival."""
 
     def json(
         self,
@@ -47,11 +47,11 @@ class Requests:
         content: str = JSON,
         accept: str = JSON,
     ) -> Any:
-        """The object that the API server answers with. Raises BackendError."""
+        """The decoded answer. Raises BackendError."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
 
-        asked = Asked(verb=verb, path=path, accept=accept)
+        asked = ApiRequest(verb=verb, path=path, accept=accept)
         for wait_s in (*AGAIN_S, None):
             try:
                 timeout = (CONNECT_S, READ_S)
@@ -63,14 +63,14 @@ class Requests:
                     raise _refused(self.access, asked, exc) from exc
                 self.clock.sleep(_retry_after(exc, wait_s))
             except (urllib3.exceptions.HTTPError, OSError) as exc:
-                # A create without an answer may have been carried out: a second one would
-                # be refused for the first one's sake.
+                # A create without an answer may have succeeded; a second one would
+                # then fail with "already exists".
                 if wait_s is None or verb == "create":
                     raise unreachable(self.access, exc) from exc
                 self.clock.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    def lines(self, asked: Asked, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
+    def lines(self, asked: ApiRequest, query: Mapping[str, str], quiet_s: float) -> Iterator[bytes]:
         """Lines of an answer as they come. Raises Unanswered after `quiet_s` without a byte."""
         import urllib3
         from kubernetes.client.exceptions import ApiException
@@ -96,7 +96,7 @@ class Requests:
     def _send(
         self,
         method: str,
-        asked: Asked,
+        asked: ApiRequest,
         query: Mapping[str, str],
         body: Object | None,
         content: str,
@@ -142,18 +142,18 @@ def _retry_after(exc: Any, wait_s: float) -> float:
     return wait_s
 
 
-def _refused(access: Access, asked: Asked, exc: Any) -> BackendError:
-    """Of the client's ApiException. It has no status where TLS failed."""
+def _refused(access: Access, asked: ApiRequest, exc: Any) -> BackendError:
+    """The error for the client's ApiException, which has no status if TLS failed."""
     if not exc.status:
         return unreachable(access, exc)
     return refusal(asked, exc.status, (exc.body or "").encode())
 
 
 def unreachable(access: Access, exc: Exception) -> Unreachable:
-    """No connection came about, or it broke."""
+    """The connection failed or broke."""
     return Unreachable(
-        f"{access.shown} cannot be reached: {_why(exc)}",
-        fix=f"`kubectl{access.kubectl} cluster-info` says whether it is up",
+        f"{access.shown} is unreachable: {_why(exc)}",
+        fix=f"`kubectl{access.kubectl} cluster-info` shows whether it is up",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a list and a watch together say: `Cache` is what events do to it, pure; `Watching` asks."""
+"""A list plus a watch: `Cache` applies events (pure); `ListWatch` sends the requests."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -13,11 +13,11 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 WATCH_S = 300.0
-"""The server closes a watch after so long; a fresh one goes on where it was."""
+"""The server closes a watch after this time; the next one continues from there."""
 POLL_S = 3.0
-"""Between two lists where there is no right to watch."""
+"""Interval of lists without the right to watch."""
 CATCH_UP_S = 1.0
-"""For what has changed to come."""
+"""How long to read pending changes."""
 BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -27,14 +27,14 @@ class Cache:
 
     items: dict[tuple[str, str], Object] = field(default_factory=dict)
     version: str = ""
-    """Empty: nothing is known, list first."""
+    """Empty: list first."""
 
     def fill(self, items: tuple[Object, ...], version: str) -> None:
         self.items = {_key(item): item for item in items}
         self.version = version
 
     def take(self, event: Object) -> bool:
-        """Take in one event of a watch; whether an object changed. A bookmark only moves on."""
+        """Apply one watch event; return whether an object changed. A bookmark changes none."""
         item = event["object"]
         self.version = item["metadata"]["resourceVersion"]
         match event["type"]:
@@ -56,7 +56,7 @@ def _version(item: Object) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class Watching:
+class ListWatch:
     """Objects of one kind, kept up to date for as long as somebody iterates.
 
     Survives an API server that goes and comes, and one that has forgotten where the watch was
@@ -69,17 +69,17 @@ class Watching:
     namespace: str | None
     labels: str = ""
     cached: bool = False
-    """What the API server has in memory will do to begin with."""
+    """Accept the API server's cache for the first list."""
     trim: Callable[[Object], Object] = lambda item: item
-    """What of an object is kept."""
+    """Reduces an object to what is kept of it."""
     cache: Cache = field(default_factory=Cache)
     anew: bool = False
     """List again after a silence: then it is over as soon as the server answers, not at the next
     event."""
     polls: bool = False
-    """There is a right to list and none to watch."""
+    """The user may list but not watch."""
     silent_since: float | None = None
-    """When the server last stopped answering; None while it does."""
+    """When the server became unreachable; None while it is reachable."""
 
     def changes(self, deadline: float) -> Iterator[Cache]:
         """The cache, first as listed and then after each change, until `deadline` (monotonic).
@@ -117,7 +117,8 @@ class Watching:
             try:
                 yield from self._watch(min(WATCH_S, left_s))
             except Forbidden as exc:
-                log.warning("%s are listed every %.0f s: %s", self.resource.word, POLL_S, exc)
+                words = "no right to watch %s, listing them every %.0f s: %s"
+                log.warning(words, self.resource.word, POLL_S, exc)
                 self.polls = True
             return
         self.clock.sleep(min(POLL_S, left_s))
@@ -144,7 +145,7 @@ class Watching:
         self.cache.fill(tuple(self.trim(item) for item in found.items), found.version)
 
     def _watch(self, timeout_s: float) -> Iterator[bool]:
-        """Takes in each event; whether it changed anything."""
+        """Apply each event; yield whether it changed anything."""
         for event in self.api.watch(
             self.resource,
             self.namespace,

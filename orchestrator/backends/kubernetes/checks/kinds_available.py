@@ -34,7 +34,7 @@ def kind_there(schemas: KindSchemas, name: Kind, *, wanted: bool = True) -> Find
             return Finding(what=what, verdict="ok", found=found)
         found = (
             f"{kind.operator} is older than {kind.since}: its {resource.kind} has no"
-            f" {' and no '.join(absent)}, which the cluster would drop"
+            f" {' and no '.join(absent)}, so the cluster would drop it"
         )
     else:
         found = f"served as {found}" if versions else f"{kind.operator} is not installed"
@@ -45,8 +45,8 @@ def kind_there(schemas: KindSchemas, name: Kind, *, wanted: bool = True) -> Find
         verdict="stops",
         found=f"{found}; cluster.kubernetes.kind={name} needs {kind.since} or newer, with"
         f" {resource.version}",
-        fix=f"{kind.install}  (as an administrator), or set cluster.kubernetes.kind to one that is"
-        " there",
+        fix=f"{kind.install}  (as an administrator), or set cluster.kubernetes.kind to one that"
+        " is installed",
     )
 
 
@@ -108,7 +108,7 @@ def _too_old(resource: Resource, one: Lacking) -> Finding:
     return Finding(
         what=f"{resource.kind.lower()} {one}",
         verdict="stops",
-        found=f"the {resource.kind} of this cluster has no such field, and the cluster would drop"
+        found=f"the {resource.kind} of this cluster has no such field, so the cluster would drop"
         f" it: {kind.operator} is older than {kind.since}",
         fix=f"{kind.install}  (as an administrator)",
     )
@@ -122,10 +122,10 @@ def _unknown(resource: Resource, one: Lacking) -> Finding:
         what=f"cluster.kubernetes.pod_template.{path}",
         verdict="stops",
         found=f"must be a field that the {resource.kind} of this cluster has; it has no {field},"
-        " and the cluster would drop it",
+        " so the cluster would drop it",
         fix=f"did you mean {near}?"
         if near
-        else f"remove it, or have a newer version of {kind[resource.group]} installed",
+        else f"remove it, or install a newer version of {kind[resource.group]} installed",
     )
 
 

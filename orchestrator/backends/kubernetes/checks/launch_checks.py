@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas
 from orchestrator.backends.kubernetes.checks import permissions
 from orchestrator.backends.kubernetes.checks.kinds_available import fields_unknown, kind_there
@@ -49,7 +49,9 @@ RIGHTS = "rights"
 """What a finding on the rights of the person is about."""
 
 
-def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tuple[Finding, ...]:
+def check(
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
+) -> tuple[Finding, ...]:
     """What does not stop the job.
 
     Raises SpecError, or BackendError where the cluster alone objects, with everything that does.
@@ -64,7 +66,7 @@ def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tup
         return found
     said = "\n".join(f"{one.what}: {one.found}\n  fix: {one.fix}" for one in stops)
     message = (
-        f"Kubernetes could not run this job as it is (namespace {namespace}, {api.server}):\n  "
+        f"this job cannot run on Kubernetes (namespace {namespace}, {api.server}):\n  "
         + said.replace("\n", "\n  ")
     )
     if mistakes := tuple(problems(handover.launch)):
@@ -73,7 +75,7 @@ def check(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> tup
 
 
 def examine_job(
-    api: Asks, namespace: str, handover: Handover, table: GpuTable
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
 ) -> tuple[Finding, ...]:
     """What is wrong with the spec, a dry run of every object by the server, and a look at all that
     they need. Raises Unanswered where the server does not answer."""
@@ -92,12 +94,12 @@ def examine_job(
     return (*mistakes, there, *cluster, *around, *warned)
 
 
-def _kind(api: Asks, handover: Handover) -> tuple[Finding, ...]:
+def _kind(api: ApiReader, handover: Handover) -> tuple[Finding, ...]:
     spec = handover.launch.kubernetes or KubernetesSpec()
     return (kind_there(KindSchemas(api), spec.kind),)
 
 
-def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ...]:
+def _objects(api: ApiReader, namespace: str, handover: Handover) -> tuple[Finding, ...]:
     """Of a spec that can be rendered: what its kinds and the server say to each object."""
     launch, schemas = handover.launch, KindSchemas(api)
     spec = launch.kubernetes or KubernetesSpec()
@@ -108,7 +110,9 @@ def _objects(api: Asks, namespace: str, handover: Handover) -> tuple[Finding, ..
     return (kind, *unknown, *_tried(api, namespace, launch, made, own_kind=known))
 
 
-def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> Iterator[Finding]:
+def _around(
+    api: ApiReader, namespace: str, handover: Handover, table: GpuTable
+) -> Iterator[Finding]:
     """What is in the cluster already."""
     launch = handover.launch
     spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
@@ -117,7 +121,7 @@ def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> I
     yield from _runs(api, namespace, spec, hosts)
     yield from _security(api, namespace, spec, hosts)
     if spec.guaranteed and spec.kind == "pytorchjob" and hosts > 1:
-        fix = "have that template set, or use kind: jobset, whose pods have no such container"
+        fix = "set that template, or use kind: jobset, whose pods have no such container"
         yield Finding(what=f"{AT}.guaranteed", verdict="warns", found=BURSTABLE, fix=fix)
     yield from _quotas(api, namespace, launch)
     yield from queue_there(api, namespace, spec)
@@ -125,12 +129,12 @@ def _around(api: Asks, namespace: str, handover: Handover, table: GpuTable) -> I
     yield from nodes_there(api, handover.job.plan, launch, table)
 
 
-def namespace_there(api: Asks, namespace: str) -> Finding:
+def namespace_there(api: ApiReader, namespace: str) -> Finding:
     what = "namespace"
     try:
         there = api.get(NAMESPACES, None, namespace)
     except Forbidden:
-        found = f"{namespace}; whether it exists may not be asked"
+        found = f"{namespace}; no right to check whether it exists"
         return Finding(what=what, verdict="note", found=found)
     if there is None:
         fix = f"`kubectl create namespace {namespace}`, or set {AT}.namespace"
@@ -144,7 +148,7 @@ def namespace_there(api: Asks, namespace: str) -> Finding:
 
 
 def _tried(
-    api: Asks,
+    api: ApiReader,
     namespace: str,
     launch: LaunchPlan,
     made: list[dict[str, Any]],
@@ -186,7 +190,7 @@ def _stops(problem: Problem) -> Finding:
     return Finding(what=problem.path, verdict="stops", found=problem.said, fix=problem.fix)
 
 
-def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
     mine = (launch.kubernetes or KubernetesSpec()).kind
     for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
@@ -195,27 +199,29 @@ def _of_other_kinds(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[F
                 Problem(
                     path="name",
                     value=launch.job,
-                    limit=f"one that no {kind.kind} of namespace {namespace} has",
+                    limit=f"a name that no {kind.kind} of namespace {namespace} has",
                     fix=f"`kubectl -n {namespace} delete {kind.word} {launch.job}` makes room for a"
-                    f" {JOB_KINDS[mine].resource.kind}; or take another name",
+                    f" {JOB_KINDS[mine].resource.kind}; or use another name",
                 )
             )
 
 
-def _of_strangers(api: Asks, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Finding]:
+def _of_strangers(
+    api: ApiReader, namespace: str, spec: KubernetesSpec, job: str
+) -> Iterator[Finding]:
     """What has the name of an object of the job is not overwritten, nor deleted with it."""
     for helper in strangers(api, namespace, spec, job):
-        limit = f"such that {helper} is free: namespace {namespace} has one, of something else"
-        yield _stops(Problem(path="name", value=job, limit=limit, fix="take another name"))
+        limit = f"such that {helper} is free: namespace {namespace} has one of another owner"
+        yield _stops(Problem(path="name", value=job, limit=limit, fix="use another name"))
 
 
-def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+def _runs(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
     """The volume of run directories, that all pods of a job read and write."""
     what, claim = "run volume", spec.runs.claim
     if claim is None and spec.runs.host_path is None:
         return  # the spec lacks it, which was said
     if claim is None:
-        found = f"{spec.runs.host_path} of each node, which has to be the same everywhere"
+        found = f"{spec.runs.host_path} of each node; it must be the same file system on all nodes"
         yield Finding(what=what, verdict="note", found=found)
         return
     item = get_or_none(api, CLAIMS, namespace, claim)
@@ -225,16 +231,18 @@ def _runs(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterat
     phase = lookup(item, ("status", "phase"), "Pending")
     found = f"{claim} is {phase}, {', '.join(modes)}"
     if SHARED not in modes and hosts > 1:
-        fix = f"make it of a storage class of a shared file system, with accessModes [{SHARED}]"
+        fix = f"create it with a storage class of a shared file system and accessModes [{SHARED}]"
         yield Finding(what=what, verdict="stops", found=f"{found}; {hosts} hosts write", fix=fix)
     elif phase == "Lost":
-        fix = "its volume is gone: make another claim"
+        fix = "its volume was deleted: create another claim"
         yield Finding(what=what, verdict="stops", found=found, fix=fix)
     else:
         yield Finding(what=what, verdict="ok" if phase == "Bound" else "note", found=found)
 
 
-def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
+def _security(
+    api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int
+) -> Iterator[Finding]:
     """Whether the job's pods would be let in: a dry run of the job makes none."""
     there = get_or_none(api, NAMESPACES, None, namespace)
     level, what = level_of(there or {}), "pod security"
@@ -245,12 +253,12 @@ def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> It
         yield _stops(
             Problem(
                 path=f"{AT}.{key}",
-                limit=f"unset: pods of namespace {namespace} have to keep to the standard {level}",
-                fix="leave it out, or have an administrator type"
+                limit=f"unset: pods of namespace {namespace} must meet the standard {level}",
+                fix="remove it, or have an administrator run"
                 f" `{to_allow('privileged', namespace)}`",
             )
         )
-    found = f"pods of {namespace} have to keep to the standard {level}"
+    found = f"pods of {namespace} must meet the standard {level}"
     if level == "restricted" and spec.kind == "pytorchjob" and hosts != 1:
         fix = f"{to_allow('baseline', namespace)}  (as an administrator)"
         found = f"{found}: {INIT_CONTAINER}"
@@ -259,7 +267,7 @@ def _security(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> It
         yield Finding(what=what, verdict="ok", found=found)
 
 
-def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
+def _quotas(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
     """What can never fit; what does not fit now waits, and says so."""
     try:
         quotas = api.list(QUOTAS, namespace).items
@@ -277,7 +285,7 @@ def _quotas(api: Asks, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
                         value=amount,
                         limit=f"such that {total} fit into {hard[resource]}, the quota"
                         f" {name_of(quota)}'s {resource}",
-                        fix="ask for less or for fewer hosts, or for more quota",
+                        fix="request less or fewer hosts, or get more quota",
                     )
                 )
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.inventory import makes_nodes
 from orchestrator.backends.kubernetes.resources import NODES
 from orchestrator.contract.check_results import Finding
@@ -24,13 +24,15 @@ NAMED = 4
 """Nodes that are named with what keeps the job off them; the others are counted."""
 
 
-def nodes_there(api: Asks, plan: Plan, launch: LaunchPlan, table: GpuTable) -> Iterator[Finding]:
+def nodes_there(
+    api: ApiReader, plan: Plan, launch: LaunchPlan, table: GpuTable
+) -> Iterator[Finding]:
     """Those that the job may have, whether or not others use them at the moment."""
     spec = launch.kubernetes or KubernetesSpec()
     try:
         nodes = [parse_node(item) for item in api.list(NODES, None).items]
     except Forbidden as exc:
-        found = f"not known, and not needed: {exc.message}"
+        found = f"unknown, and not required: {exc.message}"
         yield Finding(what=WHAT, verdict="note", found=found)
         return
     cluster = ClusterSpec(
@@ -58,7 +60,7 @@ def _is_let_in(node: Node, asked: Mapping[str, Sequence[str]]) -> bool:
 
 
 def _enough(
-    api: Asks,
+    api: ApiReader,
     spec: KubernetesSpec,
     ours: Sequence[Host],
     hosts: Sequence[Host],
@@ -67,7 +69,7 @@ def _enough(
     wanted = len(launch.hosts)
     of = f" with {launch.devices_per_host} {spec.gpu_resource}" if spec.gpu_resource else ""
     if len(ours) >= wanted:
-        found = f"{len(ours)} nodes{of} fit, of which the job takes {wanted}"
+        found = f"{len(ours)} nodes{of} fit; the job uses {wanted}"
         return Finding(what=WHAT, verdict="ok", found=found)
     left_out = [
         f"{one.name} is {state_of(one)}"
@@ -79,13 +81,13 @@ def _enough(
     shown = "; ".join(left_out[:NAMED])
     more = f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
     maker = f"queue {spec.queue}" if spec.queue else makes_nodes(api)
-    wait = f"until {maker} brings them" if maker else "until there are more"
+    wait = f"until {maker} adds them" if maker else "until more exist"
     return Finding(
         what=WHAT,
         verdict="warns",
-        found=f"{len(ours)} of the {wanted} nodes{of} that the job takes are there; its pods wait"
+        found=f"{len(ours)} of the {wanted} nodes{of} that the job needs exist; its pods wait"
         f" {wait}" + (f" ({shown}{more})" if shown else ""),
-        fix="wait, where nodes are made on demand; else ask for fewer hosts, or for less of each",
+        fix="wait if nodes are created on demand; else request fewer hosts or less per host",
     )
 
 

@@ -43,7 +43,7 @@ class Right:
         return self.resource.word + (f"/{self.sub}" if self.sub else "")
 
 
-class Asks(Protocol):
+class ApiReader(Protocol):
     """What of `Api` is used here."""
 
     def create(self, item: Object, namespace: str) -> Object: ...
@@ -91,7 +91,7 @@ def replacing(spec: KubernetesSpec) -> tuple[Right, ...]:
     )
 
 
-def missing(api: Asks, rights: Sequence[Right], namespace: str | None) -> list[Right]:
+def missing(api: ApiReader, rights: Sequence[Right], namespace: str | None) -> list[Right]:
     """Those of `rights` that we do not have in `namespace`, None: in the whole cluster. Where that
     may not be asked, none is missing as far as can be told."""
     found = []
@@ -106,7 +106,7 @@ def missing(api: Asks, rights: Sequence[Right], namespace: str | None) -> list[R
     return found
 
 
-def _may(api: Asks, right: Right, namespace: str | None) -> bool:
+def _may(api: ApiReader, right: Right, namespace: str | None) -> bool:
     about = {"verb": right.verb, "group": right.resource.group, "resource": right.resource.plural}
     about |= {"subresource": right.sub} if right.sub else {}
     about |= {"namespace": namespace} if namespace else {}
@@ -121,21 +121,21 @@ def _may(api: Asks, right: Right, namespace: str | None) -> bool:
     return bool(lookup(said, ("status", "allowed"), False))
 
 
-def require(api: Asks, rights: Sequence[Right], namespace: str, what: str) -> None:
+def require(api: ApiReader, rights: Sequence[Right], namespace: str, what: str) -> None:
     """Raises Forbidden with all of `rights` that are missing. `what`: is not done then."""
     if lacking := missing(api, rights, namespace):
         raise refused(api, lacking, namespace, what)
 
 
-def refused(api: Asks, lacking: Sequence[Right], namespace: str, what: str) -> Forbidden:
+def refused(api: ApiReader, lacking: Sequence[Right], namespace: str, what: str) -> Forbidden:
     """All that is missing, and what an administrator adds."""
     user = user_of(api, lacking, namespace)
     lines = "\n".join(f"    - {rule}" for rule in rules_of(lacking))
     commands = "\n".join(f"    {line}" for line in commands_of(lacking, namespace, user))
     return Forbidden(
         f"{user or 'you'} may not {listing(lacking)} in namespace {namespace}: {what}",
-        fix=f"an administrator adds these rules to a Role of yours in {namespace}\n{lines}\n"
-        f"  or types\n{commands}\n"
+        fix=f"an administrator adds these rules to your Role in {namespace}\n{lines}\n"
+        f"\n  or runs\n{commands}\n"
         f"  or binds you to the Role {ROLE} of manifests/base, which has all of them",
         user=user or "",
     )
@@ -166,7 +166,7 @@ def _by_verbs(rights: Sequence[Right]) -> dict[tuple[str, ...], list[Right]]:
     return found
 
 
-def user_of(api: Asks, lacking: Sequence[Right], namespace: str) -> str | None:
+def user_of(api: ApiReader, lacking: Sequence[Right], namespace: str) -> str | None:
     """Our name, as the API server knows us: it says it where it refuses something, so what may not
     be done is tried without effect (`dryRun`). Every version does that."""
     for right in lacking:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.inventory import KUEUE, kueue_levels
 from orchestrator.backends.kubernetes.render.checks import GANG_SCHEDULERS
 from orchestrator.backends.kubernetes.resources import Resource, name_of
@@ -33,7 +33,7 @@ class Gang:
     """The labels that are levels of Kueue's Topology; None where they were not read."""
 
 
-def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
+def gang_for(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
     """`spec` as it is where it says itself what binds its pods, or has one alone."""
     if spec.gang_scheduler != "auto" or spec.queue is not None or hosts == 1:
         return Gang(spec)
@@ -41,17 +41,17 @@ def gang_for(api: Asks, namespace: str, spec: KubernetesSpec, hosts: int) -> Gan
     if len(queues) == 1:
         (queue,) = queues
         note = f"the job goes into {queue}, the queue of Kueue in namespace {namespace}:"
-        note += f" {AT}.queue: {queue} says so in the spec, gang_scheduler: null keeps it out"
+        note += f" {AT}.queue: {queue} states it in the spec; gang_scheduler: null opts out"
         return Gang(replace(spec, queue=queue), note, kueue_levels(api))
     for name in GANG_SCHEDULERS[spec.kind]:
         if _serves(api, POD_GROUPS[name]):
-            note = f"{name} is there, and binds the job's pods all at once:"
-            note += f" {AT}.gang_scheduler: {name} says so in the spec, null leaves it out"
+            note = f"{name} is installed and binds all pods of the job at once:"
+            note += f" {AT}.gang_scheduler: {name} states it in the spec; null opts out"
             return Gang(replace(spec, gang_scheduler=name), note)
     return Gang(spec)
 
 
-def _queues(api: Asks, namespace: str) -> list[str]:
+def _queues(api: ApiReader, namespace: str) -> list[str]:
     """The namespace's; none where there is no Kueue, or no right to see them."""
     try:
         return [name_of(one) for one in api.list(_local_queues(api), namespace).items]
@@ -59,13 +59,13 @@ def _queues(api: Asks, namespace: str) -> list[str]:
         return []
 
 
-def _local_queues(api: Asks) -> Resource:
+def _local_queues(api: ApiReader) -> Resource:
     """Raises Missing where there is no Kueue."""
     version = str(api.read(f"/apis/{KUEUE}")["preferredVersion"]["version"])
     return Resource(KUEUE, version, "localqueues", "LocalQueue")
 
 
-def _serves(api: Asks, group: str) -> bool:
+def _serves(api: ApiReader, group: str) -> bool:
     try:
         return bool(api.read(f"/apis/{group}"))
     except BackendError:
@@ -78,22 +78,22 @@ def gang_there(spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
     yield Finding(
         what="gang scheduling",
         verdict="warns",
-        found="none was found: of two jobs that want more nodes than there are, each may hold some"
-        " and wait for ever for the others",
-        fix=f"have Kueue installed (manifests/overlays/kueue), or volcano; set {AT}.queue where"
+        found="no gang scheduler found: two jobs that need more nodes than exist may each hold some"
+        " and wait forever for the rest",
+        fix=f"install Kueue (manifests/overlays/kueue) or volcano; set {AT}.queue if"
         f" there are several queues; or {AT}.gang_scheduler: null, if jobs never compete",
     )
 
 
-def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
+def queue_there(api: ApiReader, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
     """Whether the spec's queue is, and which levels of nearness may be asked for."""
     queue, what = spec.queue, "queue"
     try:
         resource = _local_queues(api)
     except Missing:
         if queue is not None:
-            found = f"{AT}.queue={queue}, and there is no Kueue"
-            fix = f"set {AT}.queue to null, or have Kueue installed"
+            found = f"{AT}.queue={queue}, but Kueue is not installed"
+            fix = f"set {AT}.queue to null, or install Kueue"
             yield Finding(what=what, verdict="stops", found=found, fix=fix)
         return
     except BackendError as exc:
@@ -105,22 +105,22 @@ def queue_there(api: Asks, namespace: str, spec: KubernetesSpec) -> Iterator[Fin
         return
     yield _queue(api, resource, namespace, queue)
     levels = kueue_levels(api)
-    said = ", ".join(levels) if levels else "none" if levels is not None else "may not be read"
+    said = ", ".join(levels) if levels else "none" if levels is not None else "no right to read it"
     hint = ""
     if levels and spec.topology is None:
-        hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} asks for pods near to each other"
+        hint = f"; {AT}.topology: {{preferred: {levels[-1]}}} prefers pods close to each other"
     yield Finding(what="kueue topology", verdict="note", found=f"levels: {said}{hint}")
 
 
-def _queue(api: Asks, resource: Resource, namespace: str, name: str) -> Finding:
+def _queue(api: ApiReader, resource: Resource, namespace: str, name: str) -> Finding:
     what = "queue"
     try:
         item = api.get(resource, namespace, name)
     except Forbidden as exc:
-        found = f"{name}; whether it exists may not be asked ({exc.message})"
+        found = f"{name}; no right to check whether it exists ({exc.message})"
         return Finding(what=what, verdict="note", found=found)
     if item is not None:
         return Finding(what=what, verdict="ok", found=name)
-    fix = f"`kubectl -n {namespace} get localqueues` lists those that there are"
+    fix = f"`kubectl -n {namespace} get localqueues` lists existing ones"
     found = f"there is no {name} in {namespace}"
     return Finding(what=what, verdict="stops", found=found, fix=fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from orchestrator.backends.kubernetes.api.client import Asks
+from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.pods import CONTAINER_LISTS, pod_template
 from orchestrator.backends.kubernetes.resources import (
@@ -45,7 +45,7 @@ class Reference:
 
 
 def missing(
-    api: Asks, namespace: str, handover: Handover, *, of_pods: bool = True
+    api: ApiReader, namespace: str, handover: Handover, *, of_pods: bool = True
 ) -> Iterator[Finding]:
     """Those that are not there. What may not be looked at is passed over. `of_pods`: those that
     the pods' template alone names as well, which a spec with mistakes has none of."""
@@ -170,7 +170,7 @@ def _is_needed(source: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(source, Mapping) and bool(source.get("name")) and not source.get("optional")
 
 
-def _lack(api: Asks, namespace: str | None, reference: Reference) -> str | None:
+def _lack(api: ApiReader, namespace: str | None, reference: Reference) -> str | None:
     """What of it is not there, in words; None where all is, or may not be asked."""
     resource, name, key = reference.resource, reference.name, reference.key
     try:
@@ -181,7 +181,7 @@ def _lack(api: Asks, namespace: str | None, reference: Reference) -> str | None:
         return None
     where = f"namespace {namespace}" if namespace else "the cluster"
     if item is None:
-        return f"must be a {resource.kind} of {where}; there is no {name}"
+        return f"must be a {resource.kind} of {where}; {name} does not exist"
     keys = {*lookup(item, ("data",), {}), *lookup(item, ("binaryData",), {})}
     if key is not None and key not in keys:
         there = ", ".join(sorted(keys)) or "none"
@@ -199,14 +199,16 @@ def _to_create(namespace: str, reference: Reference, path: str) -> str:
         SECRETS: f"`{of} create secret generic {name}{from_file}`",
         CONFIG_MAPS: f"`{of} create configmap {name}{from_file}`",
         CLAIMS: f"name one that `{of} get pvc` shows, or make it",
-        ACCOUNTS: "leave it out: then the job gets one of its own, with the rights that it needs",
+        ACCOUNTS: "remove it: then ndctl creates one with the required rights",
         PRIORITIES: "name one that `kubectl get priorityclass` shows",
         RUNTIME_CLASSES: "name one that `kubectl get runtimeclass` shows",
     }
     return words[resource]
 
 
-def get_or_none(api: Asks, resource: Resource, namespace: str | None, name: str) -> Object | None:
+def get_or_none(
+    api: ApiReader, resource: Resource, namespace: str | None, name: str
+) -> Object | None:
     """None also where it may not be looked at."""
     with contextlib.suppress(BackendError):
         return api.get(resource, namespace, name)

@@ -1,4 +1,4 @@
-"""What a controller orders: few kinds of requests, each with its reason. Pure.
+"""The actions of the controller: a few kinds of requests, each with a reason. Pure.
 
 All are of objects as they were seen, by uid or by resourceVersion: an order that comes late, or
 twice, or from a controller that is none any more, is refused by the API server.
@@ -37,12 +37,12 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """A merge patch of that very version."""
+    """A merge patch of exactly this version."""
 
     what: Ref
     change: Mapping[str, Any]
     does: str
-    """Verb and object, as `suspend PyTorchJob ns/job`."""
+    """Verb and object, for example `suspend PyTorchJob ns/job`."""
     reason: str
 
 
@@ -63,9 +63,9 @@ class Delete:
     what: Ref
     reason: str
     grace_s: int | None = None
-    """None: the object's own; 0: by force."""
+    """None: the object's default; 0: by force."""
     status: Mapping[str, Any] | None = None
-    """What is said of a pod before it goes."""
+    """The status to write before the pod is deleted."""
 
     @property
     def does(self) -> str:

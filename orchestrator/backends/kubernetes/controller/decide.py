@@ -1,11 +1,11 @@
-"""What follows from what a controller sees. Pure: no clock, no requests, nothing kept.
+"""The controller's decisions from what it observes. Pure: no clock, no requests, no state.
 
 It touches what carries ndctl's labels alone, and of a node nothing but its own taint. It does not
 judge training: of a job whose pods run it knows nothing. `suspend` of a job in a queue is Kueue's:
 such a job's pods are deleted instead, and Kueue sees to the rest.
 
 It alone may change a job. Of a job it changes `suspend`, node affinity and its own annotations, and
-it does that for what the job's pods ask for (`wishes.py`), for that job alone.
+it does that for what the job's pods ask for (`pod_requests.py`), for that job alone.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,15 +14,15 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
-from orchestrator.backends.kubernetes.controller.state_notes import state_notes
-from orchestrator.backends.kubernetes.controller.taints import taints
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
-    Wishes,
+    PodRequests,
     excluded_of,
     number_in,
     wishes_of,
 )
+from orchestrator.backends.kubernetes.controller.state_notes import state_notes
+from orchestrator.backends.kubernetes.controller.taints import taints
 from orchestrator.backends.kubernetes.finalizers import failed, is_held
 from orchestrator.backends.kubernetes.node_affinity import without
 from orchestrator.backends.kubernetes.observe import object_fields, observe
@@ -48,7 +48,7 @@ from orchestrator.inventory.kubernetes.nodes import READY, parse_node
 
 FORCE_S = KubernetesSpec().force_delete_after
 LATE_S = 60.0
-"""For the operator, and the pods themselves, to be done with a job that has ended."""
+"""Time for the operator and the pods to finish after a job has ended."""
 ORPHAN_S = 600.0
 """For the job to come that an object was made for: `kubectl apply` of a text makes the job last."""
 BESIDE: Mapping[Resource, Sequence[Callable[[str], str]]] = {
@@ -67,14 +67,14 @@ Place = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which controller it is."""
+    """The controller's own identity."""
 
     home: str
-    """Where its Lease is."""
+    """The namespace of its Lease."""
     namespace: str | None = None
-    """That it looks after; None: all."""
+    """Namespaces that it manages; None: all."""
     taint: bool = False
-    """Nodes that a job leaves out are kept from others as well."""
+    """Also taint nodes that a job excludes, so that other pods avoid them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +91,16 @@ class Seen:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     chains: tuple[tuple[Action, ...], ...]
-    """Each order of one only when the one before went through."""
+    """Actions of a chain run in order; each needs the previous one to succeed."""
     since: Mapping[str, float]
     """What has to last before anything is done about it -> when it was first seen; to be given to
     the next decision. By the clock of who looks: others' may be wrong."""
     due_s: float | None = None
-    """When to decide again though nothing changes."""
+    """When to decide again if nothing changes."""
     busy: bool = False
-    """Something was begun and is not at its end."""
+    """Something has started and is not finished."""
     refused: tuple[str, ...] = ()
-    """What pods ask for and is not carried out, with the job and why."""
+    """Rejected requests of pods, with job and reason."""
 
 
 @dataclass(slots=True)
@@ -111,7 +111,7 @@ class Timers:
     due_s: float | None = None
 
     def over(self, what: str, limit_s: float) -> bool:
-        """Whether it has lasted so long."""
+        """Whether the condition has lasted this long."""
         self.after[what] = self.before.get(what, self.now)
         left = self.after[what] + limit_s - self.now
         if left > 0:
@@ -128,12 +128,12 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
     anothers = {_place(job) for _, job in ours if _is_anothers(job, scope)}
     ours = [(kind, job) for kind, job in ours if _place(job) not in anothers]
     asked = [(kind, job, _asked(kind, job, seen)) for kind, job in ours]
-    # Before pods go: placeholders are made like one of them.
+    # Before pods are deleted, because placeholders copy a pod of the job.
     chains: list[tuple[Action, ...]] = [(one,) for one in placeholders(ours, seen.pods, seen.nodes)]
-    for kind, job, wishes in asked:
+    for kind, job, pod_requests in asked:
         there = pods.get(_place(job), ())
-        chains += filter(None, [_served(kind, job, there, wishes, scope)])
-        chains += [(one,) for one in _ended(wishes, there)]
+        chains += filter(None, [_served(kind, job, there, pod_requests, scope)])
+        chains += [(one,) for one in _ended(pod_requests, there)]
     mine = [pod for pod in seen.pods if is_ours(pod) and _job_of(pod) not in anothers]
     chains += [(one,) for one in _lost(mine, seen.nodes, timers)]
     chains += [(one,) for one in _late([job for _, job in ours], pods, timers)]
@@ -142,29 +142,34 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
         chains += [(one,) for one in _orphans(resource, items, places, timers)]
     changed = {action.what for chain in chains for action in chain}
     noted = state_notes(ours, seen.beside.get(CONFIG_MAPS, ()))
-    chains += [(one,) for one in noted if one.what not in changed]  # one change at a time
+    chains += [
+        (one,) for one in noted if one.what not in changed
+    ]  # one change at a time, so that each starts from the object's new version
     if scope.taint:
         chains += [(one,) for one in taints(seen.nodes, [job for _, job in ours], scope.namespace)]
     return Decision(
         chains=tuple(chains),
         since=timers.after,
         due_s=timers.due_s,
-        busy=timers.due_s is not None or any(_is_busy(job, wishes) for _, job, wishes in asked),
-        refused=tuple(_said(job, why) for _, job, wishes in asked for why in _refused(job, wishes)),
+        busy=timers.due_s is not None
+        or any(_is_busy(job, pod_requests) for _, job, pod_requests in asked),
+        refused=tuple(
+            _said(job, why) for _, job, pod_requests in asked for why in _refused(job, pod_requests)
+        ),
     )
 
 
-def _asked(kind: Kind, job: Object, seen: Seen) -> Wishes:
-    """What the pods of `job` ask for, in the one ConfigMap that they may write."""
+def _asked(kind: Kind, job: Object, seen: Seen) -> PodRequests:
+    """The requests of the pods of `job`, from the only ConfigMap that they may write."""
     namespace, name = _place(job)
     wanted = (namespace, names.config_map_of(name))
     found = (one for one in seen.beside.get(CONFIG_MAPS, ()) if _place(one) == wanted)
     return wishes_of(kind, job, next(found, None))
 
 
-def _refused(job: Object, wishes: Wishes) -> Iterator[str]:
-    yield from wishes.refused
-    if too_many := _to_keep_off(job, wishes)[1]:
+def _refused(job: Object, pod_requests: PodRequests) -> Iterator[str]:
+    yield from pod_requests.refused
+    if too_many := _to_keep_off(job, pod_requests)[1]:
         yield (
             f"{names.AVOID_ANNOTATION}: {', '.join(too_many)}; a job may avoid {MOST_NODES} at most"
         )
@@ -172,7 +177,7 @@ def _refused(job: Object, wishes: Wishes) -> Iterator[str]:
 
 def _said(job: Object, why: str) -> str:
     namespace, name = _place(job)
-    return f"pods of job {namespace}/{name} ask for what cannot be asked for: {why}"
+    return f"pods of job {namespace}/{name} have an invalid request: {why}"
 
 
 def is_ours(item: Object) -> bool:
@@ -181,7 +186,7 @@ def is_ours(item: Object) -> bool:
 
 
 def _is_made_or_gone(job: Object) -> bool:
-    """Made by an operator of a job of another kind, or on its way out."""
+    """Created for a job of another kind, or being deleted."""
     return bool(lookup(job, ("metadata", "ownerReferences"))) or object_fields.is_leaving(job)
 
 
@@ -208,12 +213,12 @@ def _by_job(pods: Iterable[Object]) -> dict[Place, list[Object]]:
     return found
 
 
-# What pods ask for
+# Requests of pods
 
 
-def _is_busy(job: Object, wishes: Wishes) -> bool:
+def _is_busy(job: Object, pod_requests: PodRequests) -> bool:
     asked = (
-        wishes.restart is not None
+        pod_requests.restart is not None
         or names.SUSPENDED_ANNOTATION in object_fields.annotations_of(job)
     )
     return asked and not _is_over(job)
@@ -224,26 +229,26 @@ def _is_over(job: Object) -> bool:
 
 
 def _served(
-    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
+    kind: Kind, job: Object, pods: Sequence[Object], pod_requests: PodRequests, scope: Scope
 ) -> tuple[Action, ...] | None:
-    """The next change of `job`: one at a time, each is seen in the object before the next."""
+    """The next change of `job`. One at a time: the object must show it before the next."""
     notes = object_fields.annotations_of(job)
     if _is_over(job):
-        # Its pods have nothing to ask any more, and nobody has to resume it.
+        # An ended job has no requests, and need not be resumed.
         return (_forget(kind, job),) if names.SUSPENDED_ANNOTATION in notes else None
     if names.CONTROLLER_ANNOTATION not in notes:
         return (_look_after(kind, job, scope),)
-    # A restart comes after that: the next pods must not be on the nodes that it names.
-    if missing := _to_keep_off(job, wishes)[0]:
+    # Exclude nodes before a restart, because new pods must not start on them.
+    if missing := _to_keep_off(job, pod_requests)[0]:
         return (_keep_off(kind, job, missing),)
-    return _restart(kind, job, pods, wishes, scope)
+    return _restart(kind, job, pods, pod_requests, scope)
 
 
-def _to_keep_off(job: Object, wishes: Wishes) -> tuple[list[str], list[str]]:
+def _to_keep_off(job: Object, pod_requests: PodRequests) -> tuple[list[str], list[str]]:
     """Nodes that new pods are to be kept off besides, and those that are too many for one job:
     asked for one after the other they could be all that a cluster has."""
     before = {*excluded_of(job)}
-    missing = sorted(wishes.nodes - before)
+    missing = sorted(pod_requests.nodes - before)
     room = max(0, MOST_NODES - len(before))
     return missing[:room], missing[room:]
 
@@ -256,40 +261,40 @@ def _keep_off(kind: Kind, job: Object, hosts: Sequence[str]) -> Patch:
         what=what,
         change={**without(kind, job, hosts), **note},
         does=f"keep new pods of {what} off {', '.join(hosts)}",
-        reason="its pods ask for that",
+        reason="its pods requested it",
     )
 
 
-def _ended(wishes: Wishes, pods: Sequence[Object]) -> Iterator[Delete]:
-    """Pods of this job alone: by the label that its template gave them, and by name and uid."""
-    wanted = {*wishes.end}
+def _ended(pod_requests: PodRequests, pods: Sequence[Object]) -> Iterator[Delete]:
+    """Only pods of this job: matched by label, name and uid."""
+    wanted = {*pod_requests.end}
     for pod in pods:
         if (name_of(pod), pod["metadata"]["uid"]) in wanted and not object_fields.is_leaving(pod):
-            why = "its job asks for another one in its place"
+            why = "its job requested a replacement"
             yield Delete(what=Ref.of(PODS, pod), reason=why)
 
 
 def _restart(
-    kind: Kind, job: Object, pods: Sequence[Object], wishes: Wishes, scope: Scope
+    kind: Kind, job: Object, pods: Sequence[Object], pod_requests: PodRequests, scope: Scope
 ) -> tuple[Action, ...] | None:
     notes = object_fields.annotations_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
     there = [pod for pod in pods if object_fields.alive([pod]) or object_fields.is_leaving(pod)]
-    if wishes.restart is None and not by_us:
+    if pod_requests.restart is None and not by_us:
         return None
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
-        return _give_back(kind, job, there, wishes)
+        return _give_back(kind, job, there, pod_requests)
     if not suspended:
         if by_us:
-            return (_settle(kind, job, wishes, reason="it was resumed by somebody else"),)
-        return (_suspend(kind, job, wishes, scope),)
+            return (_settle(kind, job, pod_requests, reason="it was resumed by someone else"),)
+        return (_suspend(kind, job, pod_requests, scope),)
     if there:
         return None
     if by_us:
-        return (_resume(kind, job, wishes),)
-    words = "it is suspended by somebody else, without pods"
-    return (_settle(kind, job, wishes, reason=words),)
+        return (_resume(kind, job, pod_requests),)
+    words = "it was suspended by someone else and has no pods"
+    return (_settle(kind, job, pod_requests, reason=words),)
 
 
 def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
@@ -297,55 +302,59 @@ def _look_after(kind: Kind, job: Object, scope: Scope) -> Patch:
     return Patch(
         what=what,
         change={"metadata": {"annotations": {names.CONTROLLER_ANNOTATION: scope.home}}},
-        does=f"look after {what}",
+        does=f"manage {what}",
         reason="it is a job of ndctl",
     )
 
 
-def _suspend(kind: Kind, job: Object, wishes: Wishes, scope: Scope) -> Patch:
+def _suspend(kind: Kind, job: Object, pod_requests: PodRequests, scope: Scope) -> Patch:
     what = Ref.of(JOB_KINDS[kind].resource, job)
     note = {"metadata": {"annotations": {names.SUSPENDED_ANNOTATION: f"{scope.home}/controller"}}}
     return Patch(
         what=what,
         change={**nested(JOB_KINDS[kind].suspend, True), **note},
         does=f"suspend {what}",
-        reason=_why(wishes),
+        reason=_why(pod_requests),
     )
 
 
-def _why(wishes: Wishes) -> str:
-    if wishes.restart is None:
-        return "new pods in place of all were asked for"
-    but = f", not on {', '.join(wishes.restart.exclude)}" if wishes.restart.exclude else ""
-    return f"{wishes.restart.by} asks for new pods in place of all{but}"
+def _why(pod_requests: PodRequests) -> str:
+    if pod_requests.restart is None:
+        return "new pods in place of all were requested"
+    but = (
+        f", not on {', '.join(pod_requests.restart.exclude)}"
+        if pod_requests.restart.exclude
+        else ""
+    )
+    return f"{pod_requests.restart.by} requests new pods in place of all{but}"
 
 
-def _resume(kind: Kind, job: Object, wishes: Wishes) -> Patch:
-    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, wishes)
+def _resume(kind: Kind, job: Object, pod_requests: PodRequests) -> Patch:
+    what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, pod_requests)
     change["spec"] = merged(change.get("spec", {}), nested(JOB_KINDS[kind].suspend, False)["spec"])
     number = number_in(job, names.RESTARTS_ANNOTATION) + 1
     reason = f"no pod is left; restart {number}"
     return Patch(what=what, change=change, does=f"resume {what}", reason=reason)
 
 
-def _settle(kind: Kind, job: Object, wishes: Wishes, *, reason: str) -> Patch:
-    """Without `suspend`: that is somebody else's now."""
+def _settle(kind: Kind, job: Object, pod_requests: PodRequests, *, reason: str) -> Patch:
+    """Leaves `suspend` unchanged: someone else controls it now."""
     what = Ref.of(JOB_KINDS[kind].resource, job)
     return Patch(
         what=what,
-        change=_settled(job, wishes),
-        does=f"take the gang restart of {what} for done",
+        change=_settled(job, pod_requests),
+        does=f"complete the gang restart of {what}",
         reason=reason,
     )
 
 
-def _settled(job: Object, wishes: Wishes) -> dict[str, Any]:
+def _settled(job: Object, pod_requests: PodRequests) -> dict[str, Any]:
     """By its digest it is known again: what asks for it is not the controller's to take away."""
     number = str(number_in(job, names.RESTARTS_ANNOTATION) + 1)
     notes: dict[str, Any] = {
         names.SUSPENDED_ANNOTATION: None,
         names.RESTARTS_ANNOTATION: number,
-        **({names.RESTARTED_ANNOTATION: wishes.digest} if wishes.digest else {}),
+        **({names.RESTARTED_ANNOTATION: pod_requests.digest} if pod_requests.digest else {}),
     }
     return {"metadata": {"annotations": notes}}
 
@@ -355,29 +364,29 @@ def _forget(kind: Kind, job: Object) -> Patch:
     return Patch(
         what=what,
         change={"metadata": {"annotations": {names.SUSPENDED_ANNOTATION: None}}},
-        does=f"leave {what} as it is",
-        reason="the job is over",
+        does=f"release {what}",
+        reason="the job has ended",
     )
 
 
 def _give_back(
-    kind: Kind, job: Object, there: Sequence[Object], wishes: Wishes
+    kind: Kind, job: Object, there: Sequence[Object], pod_requests: PodRequests
 ) -> tuple[Action, ...]:
     """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
     themselves: their leader has asked."""
-    reason = f"{_why(wishes)}, and `suspend` is Kueue's"
+    reason = f"{_why(pod_requests)}, and `suspend` is Kueue's"
     staying = [pod for pod in there if not object_fields.is_leaving(pod)]
     return (
-        _settle(kind, job, wishes, reason=reason),
+        _settle(kind, job, pod_requests, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
     )
 
 
-# Pods that stay though they should not
+# Pods that remain although they should be deleted
 
 
 def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> Iterator[Delete]:
-    """A node that does not answer never says that its pod is gone."""
+    """An unreachable node never reports that its pod ended, so force the deletion."""
     parsed = {node.name: node for node in map(parse_node, nodes)}
     for pod in pods:
         host = object_fields.node_of(pod)
@@ -388,8 +397,8 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
             continue
         limit_s = _force_after(pod)
         if timers.over(f"lost {pod['metadata']['uid']}", limit_s):
-            said = "is no node any more" if node is None else f"does not answer ({node.why})"
-            why = f"{host} {said}, and the pod was to go {limit_s:g} s ago"
+            said = "was deleted" if node is None else f"is unreachable ({node.why})"
+            why = f"{host} {said}, and the pod's deletion is {limit_s:g} s overdue"
             status = failed(pod) if is_held(pod) else None
             yield Delete(what=Ref.of(PODS, pod), reason=why, grace_s=0, status=status)
 
@@ -404,7 +413,7 @@ def _force_after(pod: Object) -> float:
 def _late(
     jobs: Iterable[Object], pods: Mapping[Place, Sequence[Object]], timers: Timers
 ) -> Iterator[Delete]:
-    """Pods that hold devices of a job that has ended."""
+    """Pods of an ended job that still hold devices."""
     for job in jobs:
         if not observe.has_ended(job):
             continue
@@ -412,7 +421,7 @@ def _late(
             if object_fields.is_leaving(pod):
                 continue
             if timers.over(f"late {pod['metadata']['uid']}", LATE_S):
-                why = f"its job has ended, and it still holds its devices {LATE_S:g} s later"
+                why = f"its job has ended, but it still holds its devices {LATE_S:g} s later"
                 yield Delete(what=Ref.of(PODS, pod), reason=why)
 
 
@@ -428,5 +437,5 @@ def _orphans(
         if lookup(item, ("metadata", "ownerReferences")) or (namespace, job) in jobs:
             continue
         if timers.over(f"orphan {item['metadata']['uid']}", ORPHAN_S):
-            why = f"nobody owns it, and there has been no job {job} for {ORPHAN_S:g} s"
+            why = f"it has no owner, and job {job} has not existed for {ORPHAN_S:g} s"
             yield Delete(what=Ref.of(resource, item), reason=why)

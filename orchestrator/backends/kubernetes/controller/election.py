@@ -1,4 +1,4 @@
-"""Which of several controllers acts: the one that holds a Lease.
+"""Leader election: the controller that holds the Lease acts.
 
 The Python client's election decides. It is only polite: each action names the version or the uid of
 what it changes, so that two controllers that act at once do nothing twice.
@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller.asking import LEASE
+from orchestrator.backends.kubernetes.controller.controller_client import LEASE
 from orchestrator.backends.kubernetes.resources import LEASES
 from orchestrator.errors import Unanswered
 
@@ -25,7 +25,7 @@ CONNECT_S = 2.0
 
 
 class Election:
-    """Contends in a thread of its own: no slow request of the work keeps it from renewing."""
+    """Runs in its own thread, so that slow requests do not delay the renewal."""
 
     def __init__(
         self, api: Api, namespace: str, me: str, duration_s: int, turned: threading.Event
@@ -37,7 +37,7 @@ class Election:
         self.leading = threading.Event()
         self.stopping = threading.Event()
         self.other: str | None = None
-        """The controller that was seen to renew the Lease in our place."""
+        """The other controller that was seen to renew the Lease."""
         self.seen: tuple[str, datetime | None] | None = None
         self.lock: Any = None
         self.asking = threading.RLock()
@@ -47,7 +47,7 @@ class Election:
         return self.leading.is_set()
 
     def begin(self) -> None:
-        """Raises BackendError where we have no right to the Lease."""
+        """Raises BackendError without the right to the Lease."""
         with contextlib.suppress(Unanswered):
             self.api.get(LEASES, self.namespace, LEASE)
         self.lock = self._made_lock()
@@ -56,14 +56,16 @@ class Election:
     def _contend(self) -> None:
         electing: Any = import_module(f"{THEIRS}.leaderelection")
         config: Any = import_module(f"{THEIRS}.electionconfig")
-        logging.getLogger("leaderelection").setLevel(logging.WARNING)  # a line for each renewal
+        logging.getLogger("leaderelection").setLevel(
+            logging.WARNING
+        )  # the client logs a line for each renewal
         made = config.Config(
             self.lock,
             lease_duration=self.duration_s,
             renew_deadline=self.duration_s * 2 / 3,
             retry_period=max(1.0, self.duration_s / 7),
             onstarted_leading=lambda: self._turn(self.leading.set, "leads"),
-            onstopped_leading=lambda: self._turn(self.leading.clear, "leads no more"),
+            onstopped_leading=lambda: self._turn(self.leading.clear, "no longer leads"),
         )
         while not self.stopping.is_set():
             electing.LeaderElection(made).run()
@@ -84,7 +86,7 @@ class Election:
         return made
 
     def _saw(self, lease: Any) -> None:
-        """One that changes while another controller holds it says that this one lives."""
+        """A Lease that changes while another controller holds it shows that it is alive."""
         spec = lease.spec
         now = (spec.holder_identity or "", spec.renew_time)
         renewed = self.seen is not None and self.seen != now and self.seen[0] == now[0]
@@ -94,7 +96,7 @@ class Election:
         self.seen = now
 
     def end(self) -> None:
-        """Give the Lease back, so that no other controller has to wait until it runs out."""
+        """Release the Lease, so that a standby need not wait until it expires."""
         self.stopping.set()
         if not self.leading.is_set():
             return
@@ -105,9 +107,9 @@ class Election:
         free = records.LeaderElectionRecord("", str(self.duration_s), now, now)
         self.lock.get(LEASE, self.namespace)  # for its version
         if self.lock.update(LEASE, self.namespace, free):
-            log.info("%s gives the Lease back", self.me)
+            log.info("%s releases the Lease", self.me)
         else:
-            log.warning("the Lease is not given back, and runs out in %d s", self.duration_s)
+            log.warning("failed to release the Lease; it expires in %d s", self.duration_s)
 
 
 class _Bounded:

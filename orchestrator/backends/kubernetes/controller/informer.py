@@ -1,4 +1,4 @@
-"""What there is of one kind of object, kept up to date in a thread by a list and its watch."""
+"""All objects of one kind, kept current in a thread by list and watch."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.backends.kubernetes.api.api_errors import Missing
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import Object, Resource
 from orchestrator.errors import BackendError
 from orchestrator.seams import Clock
@@ -15,9 +15,9 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 AGAIN_S = 30.0
-"""After a refusal."""
+"""Pause after an error."""
 ABSENT_S = 300.0
-"""Before a kind that the cluster does not know is looked for again."""
+"""Pause before an unknown kind is looked up again."""
 WINDOW_S = 3600.0
 
 
@@ -30,13 +30,13 @@ class Informer:
     labels: str
     changed: threading.Event
     trim: Callable[[Object], Object]
-    """What of an object is kept."""
-    watching: Watching = field(init=False)
+    """Reduces an object to what is kept of it."""
+    watching: ListWatch = field(init=False)
     items: Sequence[Object] | None = None
-    """None: not known."""
+    """None: unknown."""
 
     def __post_init__(self) -> None:
-        self.watching = Watching(
+        self.watching = ListWatch(
             api=self.api,
             clock=self.clock,
             resource=self.resource,
@@ -48,7 +48,7 @@ class Informer:
 
     @property
     def known(self) -> Sequence[Object] | None:
-        """What there is; None while nobody can say: an old view is no reason to act."""
+        """The objects; None while unknown, because the controller must not act on stale data."""
         return None if self.watching.silent_since is not None else self.items
 
     def begin(self) -> None:
@@ -60,11 +60,11 @@ class Informer:
                 for cache in self.watching.changes(self.clock.monotonic() + WINDOW_S):
                     self.items = tuple(cache.items.values())
                     self.changed.set()
-            except Missing:  # of a kind whose operator is not installed there is nothing
+            except Missing:  # without the operator, no object of this kind exists
                 self._nothing_known(())
                 self.clock.sleep(ABSENT_S)
             except BackendError as exc:
-                log.error("%s cannot be watched: %s", self.resource.word, exc)
+                log.error("cannot watch %s: %s", self.resource.word, exc)
                 self._nothing_known(None)
                 self.clock.sleep(AGAIN_S)
 

@@ -1,4 +1,4 @@
-"""The controller at work: look, decide, perform, and wait until something changes."""
+"""The controller's loop: observe, decide, act, wait for a change."""
 
 import logging
 import os
@@ -35,9 +35,9 @@ from orchestrator.seams import Clock
 log = logging.getLogger("orchestrator.controller")
 
 TOGETHER_S = 0.2
-"""Changes within so long are looked at together."""
+"""Changes within this time are handled together."""
 BACKOFF_S = (1.0, 5.0, 30.0, 120.0)
-"""Before an order that was refused is given again."""
+"""Pause before a failed action is retried."""
 OURS = f"{names.MANAGED_LABEL}=ndctl,{names.JOB_LABEL}"
 MADE = f"{names.MANAGED_LABEL}=ndctl"
 """Of pods: those of jobs, and placeholders, which are of none."""
@@ -62,10 +62,10 @@ class Controller:
     stopping: threading.Event = field(default_factory=threading.Event)
     since: Mapping[str, float] = field(default_factory=dict)
     done: set[Order] = field(default_factory=set)
-    """Orders that went through, until they are seen in the object."""
+    """Actions that succeeded, until the object shows them."""
     refused: dict[Order, Refused] = field(default_factory=dict)
     told: frozenset[str] = frozenset()
-    """What pods ask for in vain, and the log has it already."""
+    """Rejected requests that were already logged."""
 
     def __post_init__(self) -> None:
         self.jobs = {kind: self._informer(one.resource) for kind, one in JOB_KINDS.items()}
@@ -91,9 +91,9 @@ class Controller:
         self.woken.set()
 
     def run(self, *, once: bool) -> None:
-        """Until `stop`; `once`: until nothing is left to be done.
+        """Run until `stop`; `once`: until nothing is left to do.
 
-        Raises BackendError where a right is missing from the start.
+        Raises BackendError if a right is missing at the start.
         """
         self.election.begin()
         beside = self.beside.values()
@@ -116,23 +116,23 @@ class Controller:
 
     def _is_finished(self, decision: Decision | None) -> bool:
         if self.election.other is not None:
-            log.info("%s leads, and does what is to be done", self.election.other)
+            log.info("%s leads", self.election.other)
             return True
         if decision is None or not self.election.acts or self.refused:
             return False
         return not (decision.busy or decision.chains)
 
     def _look(self) -> Decision | None:
-        """One round; None while something is not known yet, or not any more."""
+        """One round; None while some objects are unknown."""
         jobs = {kind: informer.known for kind, informer in self.jobs.items()}
         pods, nodes = self.pods.known, self.nodes.known
         known = {kind: items for kind, items in jobs.items() if items is not None}
-        # Of the other kinds nothing but what is left over is wanted, which can wait.
+        # The other kinds are needed only for cleanup, which can wait.
         beside = {one: informer.known or () for one, informer in self.beside.items()}
         if pods is None or nodes is None or len(known) < len(jobs):
             return None
         if self.beside[CONFIG_MAPS].known is None:
-            return None  # they hold what pods ask for
+            return None  # they hold the requests of pods
         seen = Seen(jobs=known, pods=pods, nodes=nodes, beside=beside)
         decision = decide(seen, self.scope, self.since, self.clock.monotonic())
         for words in sorted({*decision.refused} - self.told):
@@ -178,15 +178,15 @@ class Controller:
         wait_s = BACKOFF_S[min(times, len(BACKOFF_S) - 1)]
         self.refused[order] = Refused(self.clock.monotonic() + wait_s, times + 1)
         if isinstance(exc, Conflict):
-            log.debug("%s: %s", action.does, exc.message)  # it has changed: look again
+            log.debug("%s: %s", action.does, exc.message)  # the object changed: observe again
         else:
             log.error(
-                "%s (%s) is refused, again in %g s: %s", action.does, action.reason, wait_s, exc
+                "%s (%s) failed, retrying in %g s: %s", action.does, action.reason, wait_s, exc
             )
 
 
 def _without_contents(item: Object) -> Object:
-    """What is kept of it: not the up to 1 MiB that a ConfigMap holds."""
+    """Drop the data of a ConfigMap (up to 1 MiB); only its metadata is needed."""
     metadata = {key: said for key, said in item["metadata"].items() if key != "managedFields"}
     kept = {key: said for key, said in item.items() if key not in ("data", "binaryData")}
     return {**kept, "metadata": metadata}
@@ -197,7 +197,7 @@ def order_of(action: Action) -> Order:
 
 
 def perform(api: Api, action: Action) -> None:
-    """Raises BackendError; Conflict where the object is not as it was seen."""
+    """Raises BackendError; Conflict if the object changed."""
     what = action.what
     if isinstance(action, Patch):
         metadata = {**action.change.get("metadata", {}), "resourceVersion": what.version}

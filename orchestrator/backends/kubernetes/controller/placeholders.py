@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Ref
-from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.controller.pod_requests import excluded_of
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.render.topology import CHANGEABLE
@@ -31,7 +31,7 @@ LIKE = ("imagePullSecrets", "priorityClassName", "securityContext")
 def placeholders(
     jobs: Sequence[tuple[Kind, Object]], pods: Sequence[Object], nodes: Sequence[Object]
 ) -> Iterator[Action]:
-    """What is missing of them, and what is there in vain; `pods` may be of anything."""
+    """Placeholders to create and to delete; `pods` may include other pods."""
     there = {(*_owner(pod), object_fields.node_of(pod)): pod for pod in pods if _owner(pod)[1]}
     known = {name_of(node) for node in nodes}
     for kind, job in jobs:
@@ -42,13 +42,13 @@ def placeholders(
             if found is None:
                 yield from _make(kind, job, host, pods)
             elif not object_fields.alive([found]):
-                yield _delete(found, f"it has ended, and {host} is still left out")
+                yield _delete(found, f"it has ended, and {host} is still excluded")
         for host in sorted(host for *of, host in there if tuple(of) == place):
-            yield _delete(there[(*place, host)], f"{place[1]} does not leave {host} out any more")
+            yield _delete(there[(*place, host)], f"{place[1]} no longer excludes {host}")
 
 
 def _owner(pod: Object) -> tuple[str, str]:
-    """Namespace and name of the job that a placeholder is for; no name: it is none."""
+    """Namespace and name of the placeholder's job; empty name: not a placeholder."""
     label = lookup(pod, ("metadata", "labels", names.KEEPS_OFF_LABEL), "")
     return str(lookup(pod, ("metadata", "namespace"), "")), str(label)
 
@@ -59,7 +59,7 @@ def _left_out(kind: Kind, job: Object) -> set[str]:
 
 
 def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterator[Create]:
-    """Once there is a pod of the job to take image and account of."""
+    """Needs a pod of the job, to copy its image and account."""
     namespace, name = job["metadata"].get("namespace", ""), name_of(job)
     theirs = [
         pod
@@ -73,7 +73,7 @@ def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterato
         yield Create(
             what=Ref(resource=PODS, namespace=namespace, name=called, uid=uid, version=""),
             item=made,
-            reason=f"job {namespace}/{name} left {host} out, and its own pods cannot be changed",
+            reason=f"job {namespace}/{name} excluded {host}, and its pods cannot be changed",
         )
 
 

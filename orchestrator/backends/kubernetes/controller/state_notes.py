@@ -29,7 +29,7 @@ NOTED = {
 def state_notes(
     jobs: Sequence[tuple[Kind, Object]], config_maps: Iterable[Object]
 ) -> Iterator[Patch]:
-    """One for each job whose annotations are older than its report."""
+    """One patch for each job whose annotations are older than its report."""
     maps = {_place(one): one for one in config_maps}
     for kind, job in jobs:
         namespace, name = _place(job)
@@ -43,13 +43,13 @@ def state_notes(
             yield Patch(
                 what=what,
                 change={"metadata": {"annotations": change}},
-                does=f"note how {what} stands",
+                does=f"record the state of {what}",
                 reason=f"{report.state} at step {report.step}, attempt {report.attempt}",
             )
 
 
 def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | None:
-    """The annotations that say it; None where those that are there will do."""
+    """The annotations to write; None if they are already current."""
     data = to_data(report)
     wanted = {annotation: data[key] for key, annotation in NOTED.items()}
     wanted[names.STEP_ANNOTATION] = f"{report.step}/{report.steps}"

@@ -7,7 +7,7 @@ trouble with any more. Taints that others made, or another controller, are their
 from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.backends.kubernetes.controller.actions import Patch, Ref
-from orchestrator.backends.kubernetes.controller.wishes import excluded_of
+from orchestrator.backends.kubernetes.controller.pod_requests import excluded_of
 from orchestrator.backends.kubernetes.observe import object_fields, observe
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import NODES, Object, lookup, name_of
@@ -18,7 +18,7 @@ TAINT: Mapping[str, str] = {"key": names.EXCLUDED_ANNOTATION, "effect": "NoSched
 def taints(
     nodes: Sequence[Object], jobs: Sequence[Object], namespace: str | None
 ) -> Iterator[Patch]:
-    """`jobs` are those of `namespace`, None: of all."""
+    """`jobs`: all jobs of `namespace`; None: of all namespaces."""
     by: dict[str, str] = {}
     for job in jobs:
         if observe.has_ended(job) or names.CANCELLED_ANNOTATION in object_fields.annotations_of(
@@ -61,7 +61,7 @@ def _tainted(node: Object, job: str) -> Patch:
             "spec": {"taints": [*_others(node), dict(TAINT)]},
         },
         does=f"taint {what}",
-        reason=f"job {job} left it out: `ndctl describe` of that job says why",
+        reason=f"job {job} excluded it: `ndctl describe` of that job shows why",
     )
 
 
@@ -73,6 +73,6 @@ def _untainted(node: Object, job: str) -> Patch:
             "metadata": {"annotations": {names.EXCLUDED_ANNOTATION: None}},
             "spec": {"taints": _others(node) or None},
         },
-        does=f"take the taint off {what}",
-        reason=f"no job leaves it out any more; {job} did",
+        does=f"remove the taint from {what}",
+        reason=f"no job excludes it any more; {job} did",
     )

@@ -1,1 +1,1 @@
-"""What a leader does only on Kubernetes: it watches its job's object and reports to it."""
+"""What a leader does only on Kubernetes: watch its job object and report to it."""

@@ -1,10 +1,10 @@
-"""The nodes of a job, as its leader asks for them again and again."""
+"""A cache of the nodes of a job, for its leader's repeated reads."""
 
 import threading
 from collections.abc import Sequence
 
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.api.watch_cache import Watching
+from orchestrator.backends.kubernetes.api.watch_cache import ListWatch
 from orchestrator.backends.kubernetes.resources import NODES, Object
 from orchestrator.seams import Clock
 
@@ -12,19 +12,19 @@ FEW = 16
 """Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
 
 
-class LeadersNodes:
+class NodeCache:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.watching: Watching | None = None
+        self.watching: ListWatch | None = None
         """Of the whole cluster, for a leader of many hosts."""
         self.asking = threading.Lock()
 
     def of(self, api: Api, hosts: Sequence[str]) -> dict[str, Object]:
-        """By name, those that there are."""
+        """By name; missing nodes are left out."""
         if len(hosts) > FEW:
             with self.asking:
                 if self.watching is None:
-                    self.watching = Watching(
+                    self.watching = ListWatch(
                         api=api,
                         clock=self.clock,
                         resource=NODES,

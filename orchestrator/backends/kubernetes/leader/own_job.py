@@ -1,4 +1,4 @@
-"""The leader's eye on its own job object, for as long as it leads.
+"""The leader's watch of its own job object.
 
 A job that is deleted takes its pods' account along, and with it every right to ask: what the leader
 asks when SIGTERM comes is refused, and it could not tell a job that is gone from a pod that is to
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 WATCH_S = 300.0
 SHORT_S = 1.0
 AGAIN_S = 5.0
-"""After a silence, or a refusal that may be the job's own end."""
+"""Pause after an error, which the deletion of the job may have caused."""
 REFUSED_S = 300.0
 
 
@@ -32,11 +32,11 @@ class OwnJob:
         self.api, self.clock, self.kind = api, clock, kind
         self.namespace, self.launch = namespace, launch
         self.job: Object | None = None
-        """As it was last seen."""
+        """The last observed version."""
         self.gone = threading.Event()
-        """It was deleted, or another one has its name."""
+        """Set when the job was deleted or replaced by another of its name."""
         self.seen = threading.Event()
-        """It was looked for, with whatever result."""
+        """Set after the first read, whatever its result."""
 
     def begin(self) -> None:
         threading.Thread(target=self._follow, name="own-job", daemon=True).start()
@@ -54,7 +54,7 @@ class OwnJob:
                     begun = self.clock.monotonic()
                     self._watch()
                     if self.clock.monotonic() - begun < SHORT_S:
-                        self.clock.sleep(SHORT_S)  # a server that closes each watch at once
+                        self.clock.sleep(SHORT_S)  # the server may close each watch at once
             except Expired:
                 continue
             except Unanswered:
@@ -64,10 +64,8 @@ class OwnJob:
                 self._refused(exc)
 
     def _refused(self, exc: BackendError) -> None:
-        """An older Role has no `watch`: then the leader asks once it has to know."""
-        log.warning(
-            "the leader cannot watch its own job, and is not told if it is deleted: %s", exc
-        )
+        """An older Role lacks `watch`: then the leader reads the job when it needs to know."""
+        log.warning("cannot watch the leader's own job, so its deletion stays unnoticed: %s", exc)
         self.clock.sleep(REFUSED_S if isinstance(exc, Forbidden) else AGAIN_S)
 
     def _look(self) -> None:

@@ -36,30 +36,30 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 64
-"""News that wait for an API server; the oldest give way."""
+"""Most reports that wait for an unreachable API server; the oldest are dropped."""
 SOON_S = 1.0
-"""Between two writes of a state that changes."""
+"""Interval between two writes of a changing state."""
 STEP_S = 30.0
 """The same where nothing but steps came: each write wakes whoever watches."""
 BACKOFF_S = (2.0, 5.0, 15.0, 30.0)
 REFUSED_S = 600.0
-"""Before what was refused is tried again: the right may have been given."""
+"""Pause before a rejected request is retried: an administrator may grant the right."""
 FAREWELL_S = 5.0
-"""For the last words of a job; its pod ends then, whatever the API server does."""
+"""Time limit for the final report; the pod ends then."""
 
 
 @dataclass(slots=True)
 class Channel:
-    """One way to tell: by itself silent for a while when it is refused or not answered."""
+    """One report channel. It pauses by itself after an error."""
 
     what: str
     again_at: float = 0.0
     failures: int = 0
     said: str = ""
-    """What the log has of it, once."""
+    """The warning to log once."""
 
     def told(self, clock: Clock, tell: Callable[[], object]) -> bool:
-        """Whether `tell` went through."""
+        """Whether `tell` succeeded."""
         if clock.monotonic() < self.again_at:
             return False
         try:
@@ -69,7 +69,7 @@ class Channel:
             wait_s = BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)] if silent else REFUSED_S
             self.again_at, self.failures = clock.monotonic() + wait_s, self.failures + 1
             if self.said != str(exc):
-                log.warning("%s, and training goes on without: %s", self.what, exc)
+                log.warning("%s; training continues: %s", self.what, exc)
                 self.said = str(exc)
             return False
         self.failures, self.said = 0, ""
@@ -84,7 +84,7 @@ class Written:
 
 
 def due_s(report: JobReport, written: Written | None, now: float) -> float:
-    """Seconds until it is to be written; 0 for now."""
+    """Seconds until the next write is due; 0: now."""
     if written is None:
         return 0.0
     before = replace(written.report, updated=report.updated, step=report.step, loss=report.loss)
@@ -118,18 +118,18 @@ class LeaderReporter:
         self.budget = Budget()
         self.written: Written | None = None
         self.progressed: Written | None = None
-        self.events = Channel("events of the job cannot be made")
+        self.events = Channel("cannot create events of the job")
         self.state = Channel(f"ConfigMap {names.state_map_of(launch.job)} cannot be written")
-        self.owner = Channel("ConfigMap JOB-state is not made to go with its job")
+        self.owner = Channel("cannot set the owner of ConfigMap JOB-state")
         self.owned = False
-        self.progress = Channel("Kubeflow Trainer does not take the job's progress")
+        self.progress = Channel("Kubeflow Trainer rejected the job's progress")
         self.thread = threading.Thread(target=self._work, name="reporter", daemon=True)
 
     def begin(self) -> None:
         self.own.begin()
         self.thread.start()
 
-    # For the leader, whose loop must not wait
+    # Called by the leader's loop, which must not block
 
     def hear(self, before: Run, event: Event, after: Run) -> None:
         news = list(news_of(before, event, after))
@@ -151,14 +151,16 @@ class LeaderReporter:
 
     def _work(self) -> None:
         while True:
-            closing = self.closing  # asked first: what came before it is told
+            closing = (
+                self.closing
+            )  # a stop request is checked first, so that everything before it is reported
             try:
                 self.guard()
                 wait_s = self._tell(last=closing)
             except GivenUp:
-                return  # what another leader tells is newer
+                return  # another leader's report is newer
             except OSError as exc:
-                log.warning("whether this leader may tell how its job goes is not known: %s", exc)
+                log.warning("cannot check the rights to report the job's progress: %s", exc)
                 wait_s = STEP_S
             if closing:
                 return
@@ -166,7 +168,7 @@ class LeaderReporter:
             self.woken.clear()
 
     def _tell(self, *, last: bool = False) -> float:
-        """All that is due, and at the `last` time whatever it is; seconds until more may be."""
+        """Send what is due (at the `last` call everything); return seconds until the next."""
         if last:
             for channel in (self.events, self.state, self.owner, self.progress):
                 channel.again_at = 0.0
@@ -210,7 +212,7 @@ class LeaderReporter:
         try:
             self.api.create(item, self.namespace)
         except Conflict:
-            return  # it was made, and the answer was lost
+            return  # it was created, but the answer was lost
 
     def _write_state(self, report: JobReport) -> None:
         change = {"data": to_data(report), "metadata": {"annotations": to_annotation(report)}}
@@ -234,14 +236,14 @@ class LeaderReporter:
 def _pace(metrics: Path) -> Pace | None:
     try:
         return pace_of_last(metrics)
-    except OSError:  # of storage that is away for a while the journal alone tells
+    except OSError:  # if the storage is unreachable, only the journal reports
         return None
 
 
 def event_of(
     news: News, report: JobReport, kind: JobKind, namespace: str, job: str
 ) -> dict[str, Any]:
-    """By its name it is the same event however often it is made."""
+    """A fixed name makes repeated creates the same event."""
     digest = hashlib.sha256(f"{news.reason} {news.at} {news.text}".encode()).hexdigest()[:16]
     at, resource = stamp(news.at), kind.resource
     name, notes = f"{job}.{digest}", to_annotation(report)
@@ -267,7 +269,7 @@ def event_of(
 
 
 def _owner(kind: JobKind, job: Object) -> Mapping[str, str]:
-    """So that it goes with the job."""
+    """Set the owner, so that Kubernetes deletes it with the job."""
     return {
         "apiVersion": f"{kind.resource.group}/{kind.resource.version}",
         "kind": kind.resource.kind,

@@ -61,13 +61,13 @@ class TrainerServer:
             finally:
                 connection.close()
         except http.client.HTTPException as exc:
-            raise Unanswered(f"{self.url} answers in no HTTP: {exc!r}") from exc
+            raise Unanswered(f"{self.url} does not answer in HTTP: {exc!r}") from exc
         if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unanswered(f"{self.url} answers {answer.status}: {said[:300]}")
         if answer.status != http.HTTPStatus.OK:
             raise BackendError(
-                f"{self.url} refuses it with {answer.status}: {said[:300]}",
-                fix="the log of Kubeflow Trainer's controller says why",
+                f"{self.url} rejects it with {answer.status}: {said[:300]}",
+                fix="the log of Kubeflow Trainer's controller shows why",
             )
 
 

@@ -104,7 +104,7 @@ def read_news(answer: bytes) -> tuple[News, bytes, bytes, bytes]:
     head, _, body = answer.partition(b"\n")
     told: News = decode(News, read_json(head))
     if len(body) != told.journal + told.state + told.metrics:
-        raise ValueError("the answer was cut short")
+        raise ValueError("the answer is incomplete")
     state = told.journal + told.state
     return told, body[: told.journal], body[told.journal : state], body[state:]
 

@@ -50,7 +50,7 @@ def seek_mirror(
         return made  # whoever refreshes it says why the cluster does not
     raise JobError(
         f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
-        fix=f"`ndctl list --backend kubernetes -n {space}` lists those that there are",
+        fix=f"`ndctl list --backend kubernetes -n {space}` lists existing ones",
     )
 
 

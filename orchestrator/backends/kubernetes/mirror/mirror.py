@@ -356,9 +356,9 @@ class Mirror:
             if begun is None or begun > remote.journal:
                 there = RunDir(Path(remote.run_dir)).journal
                 raise BackendError(
-                    f"the log of pod {name_of(pod)}, which has ended, has only the last lines of"
-                    " the job's journal, and those before have not been seen from here",
-                    fix=f"the whole journal is {there}, on the volume that the pods have mounted",
+                    f"the log of pod {name_of(pod)}, which has ended, holds only the last lines of"
+                    " the job's journal; earlier lines were never copied to this machine",
+                    fix=f"the complete journal is {there}, on the volume that the pods mount",
                 )
             if begun + len(journal) >= max(1, remote.journal):
                 put(self.run_dir.journal, begun, journal)
@@ -440,7 +440,7 @@ class Mirror:
             self.api.clock.sleep(wait_s)
             missing = self.logs.fetch([pod for pod, _ in missing])
         return [
-            f"the log of pod {name_of(pod)} could not be read to its end: {why.message}"
+            f"the log of pod {name_of(pod)} could not be read completely: {why.message}"
             for pod, why in missing
         ]
 

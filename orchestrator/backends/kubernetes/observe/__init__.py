@@ -1,1 +1,1 @@
-"""What the objects of a job say of it, as values. Pure."""
+"""The state of a job, parsed from its Kubernetes objects. Pure."""

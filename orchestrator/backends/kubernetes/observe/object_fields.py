@@ -1,4 +1,4 @@
-"""What single fields of jobs, pods and events mean. Pure."""
+"""Meaning of single fields of jobs, pods and events. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -19,7 +19,7 @@ def annotations_of(item: Object | None) -> Mapping[str, str]:
 
 
 def launch_of(item: Object) -> int | None:
-    """Which submission an object is of."""
+    """The launch number of an object."""
     said = lookup(item, ("metadata", "annotations", LAUNCH), "")
     return int(said) if str(said).isdigit() else None
 
@@ -30,7 +30,7 @@ def pods_of(job: Object, pods: Sequence[Object]) -> list[Object]:
 
 
 def alive(pods: Sequence[Object]) -> list[Object]:
-    """That may still have processes."""
+    """Pods that may still have processes."""
     return [pod for pod in pods if not is_over(pod)]
 
 
@@ -68,7 +68,7 @@ def begun_at(pod: Object) -> float:
 
 
 def has_begun(pod: Object) -> bool:
-    """Its container runs on its node, or did once."""
+    """Whether its container runs or has ever run."""
     for one in lookup(pod, ("status", "containerStatuses"), ()):
         states = {*(one.get("state") or {}), *(one.get("lastState") or {})}
         if one.get("restartCount") or states & {"running", "terminated"}:
@@ -101,7 +101,7 @@ def node_of(pod: Object) -> str:
 
 
 def conditions_of(item: Object) -> Mapping[str, Object]:
-    """Those that hold."""
+    """Conditions whose status is True."""
     found = lookup(item, ("status", "conditions"), ())
     return {str(one.get("type")): one for one in found if one.get("status") == "True"}
 
@@ -115,7 +115,7 @@ def one_line(text: str) -> str:
 
 
 def is_about(event: Object, item: Object) -> bool:
-    """And not about another object of its name, before it or after it."""
+    """Compares uids, because an earlier or later object may have the same name."""
     said = str(lookup(event, ("involvedObject", "uid"), ""))
     uid = str(lookup(item, ("metadata", "uid"), ""))
     same = not said or not uid or said == uid

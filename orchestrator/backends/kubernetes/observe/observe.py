@@ -1,4 +1,4 @@
-"""What Kubernetes has of a job, in words to act on. Pure."""
+"""The state of a job in Kubernetes, in words to act on. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,10 +28,10 @@ from orchestrator.backends.kubernetes.observe.object_fields import (
 )
 from orchestrator.backends.kubernetes.observe.pending_reasons import (
     DISRUPTED,
-    Trouble,
+    PendingReason,
     gravity,
     job_troubles,
-    pod_trouble,
+    pod_problem,
 )
 from orchestrator.backends.kubernetes.render.names import (
     AVOID_ANNOTATION,
@@ -50,7 +50,7 @@ Meaning = Literal["missing", "leaving", "suspended", "waiting", "running", "succ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A job as Kubernetes has it."""
+    """A job as observed in Kubernetes."""
 
     name: str
     """As `kubectl get` takes it, with the namespace."""
@@ -59,29 +59,29 @@ class Observed:
     pods: int = 0
     running: int = 0
     hosts: int = 0
-    """Pods that it is to have."""
-    troubles: tuple[Trouble, ...] = ()
-    """The gravest first."""
+    """How many pods it should have."""
+    troubles: tuple[PendingReason, ...] = ()
+    """The most severe first."""
     reason: str = ""
-    """What the operator says."""
+    """The operator's message."""
     cancelled_by: str = ""
     queue: str = ""
     """Of Kueue."""
     leader_runs: bool = False
-    """The pod that leads runs."""
+    """Whether the leader's pod runs."""
     deleted_at: float | None = None
     """When the job was deleted, as near as what is left of it tells; None: not known."""
     with_namespace: bool = False
-    """It was deleted with its namespace."""
+    """Whether it was deleted with its namespace."""
 
     @property
     def is_over(self) -> bool:
-        """No pod is there, and none will be unless somebody asks for it."""
+        """No pod exists, and none will be created without a request."""
         return self.pods == 0 and self.ending is not None
 
     @property
     def ending(self) -> Ending | None:
-        """How it ended, where no pod will come again; None where one may."""
+        """How it ended; None while pods may still be created."""
         match self.meaning:
             case "missing" | "leaving":
                 return "CANCELLED"
@@ -119,19 +119,19 @@ class Observed:
             namespace = self.name.partition(" ")[2].partition("/")[0]
             return f"namespace {namespace} was deleted, and {self.name} with it"
         verb = "is being" if self.meaning == "leaving" else "was"
-        return f"{self.name} {verb} deleted, not known by whom"
+        return f"{self.name} {verb} deleted (unknown who deleted it)"
 
     @property
     def _left(self) -> str:
         if not self.pods:
             return ""
         pods = "1 pod" if self.pods == 1 else f"{self.pods} pods"
-        return f"; {pods} of it may still write a checkpoint"
+        return f"; {pods} may still write a checkpoint"
 
     @property
     def _count(self) -> str:
         if not self.pods:
-            return "it has no pod yet"
+            return "no pod exists yet"
         return f"{self.running} of {max(self.pods, self.hosts)} pods run"
 
     @property
@@ -139,7 +139,7 @@ class Observed:
         if not self.troubles:
             return ""
         more = len({one.pod for one in self.troubles}) - 1
-        others = f" (and {more} more pods in trouble)" if more > 0 else ""
+        others = f" (and {more} more pods with problems)" if more > 0 else ""
         return f"; {self.troubles[0]}{others}"
 
 
@@ -161,11 +161,11 @@ def observe(
     mine = pods_of(job, pods)
     there = alive(mine)
     running = [pod for pod in there if is_running(pod)]
-    troubles = [trouble for pod in mine if (trouble := pod_trouble(pod, events)) is not None]
+    troubles = [trouble for pod in mine if (trouble := pod_problem(pod, events)) is not None]
     troubles += job_troubles(kind, job, events, whole=bool(mine) and len(mine) >= hosts)
     meaning, reason = _standing(kind, job, bool(running))
     if is_leaving(job) and not has_ended(job):
-        meaning = "leaving"  # finalizers hold the object; nothing brings its pods back
+        meaning = "leaving"  # finalizers delay the deletion, but no pod will be created
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     return Observed(
         name=name,
@@ -191,20 +191,23 @@ def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observe
     return replace(seen, troubles=tuple(sorted((*seen.troubles, *more), key=gravity)))
 
 
-def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
     """The same launch was applied again with another text: pods that are made anew read it, and go
     on with the run as it began."""
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     runs, applied = asked.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
     if runs is None or runs == applied:
         return []
-    why = f"what was applied last is not what launch {launch_of(job)} began with, and goes on with"
+    why = (
+        f"the objects applied last differ from launch {launch_of(job)}, which keeps running"
+        " unchanged"
+    )
     name = name_of(job)
     advice = f"`ndctl cancel {name}`, then `ndctl submit SPEC --resume` runs it"
-    return [Trouble(what="not what runs", why=why, advice=advice)]
+    return [PendingReason(what="applied objects not in use", why=why, advice=advice)]
 
 
-def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
+def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
     """Pods may come again to nodes that the job has no use for: it takes a controller to keep them
     off."""
     wanted = dict.fromkeys(filter(None, asked.get(AVOID_ANNOTATION, "").split(",")))
@@ -212,8 +215,8 @@ def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[Trouble]:
     done = notes.get(EXCLUDED_ANNOTATION, "").split(",")
     if not (left := [host for host in wanted if host not in done]):
         return []
-    why = f"new pods may come to {', '.join(left)}, which the job does not use"
-    return [Trouble(what="no controller", why=why, advice=not_kept_off(left))]
+    why = f"new pods may be scheduled to {', '.join(left)}, which the job excludes"
+    return [PendingReason(what="no controller", why=why, advice=not_kept_off(left))]
 
 
 def _bare(name: str) -> str:
@@ -260,7 +263,7 @@ def taken(
     """Why Kubernetes itself ended the pod of `job` on `host` after `since`; empty: it did not."""
     there = [pod for pod in pods if node_of(pod) == host]
     newest = max(there, key=begun_at, default={})
-    trouble = pod_trouble(newest) if newest else None
+    trouble = pod_problem(newest) if newest else None
     if trouble is not None and trouble.what in TAKEN and phase_of(newest) == "Failed":
         return f"{trouble.what}: {trouble.why}" if trouble.why else trouble.what
     for event in newest_first(events):

@@ -1,4 +1,4 @@
-"""Why something of a job does not run, and what there is to do about it. Pure."""
+"""Why a pod or job does not run, and what to do about it. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class PendingReason:
     """Why something does not run."""
 
     what: str
-    """In one word, Kubernetes' own where it has one."""
+    """One word, from Kubernetes where it has one."""
     why: str
     advice: str = ""
     pod: str = ""
@@ -37,29 +37,29 @@ class Trouble:
 
 
 WAITING: Mapping[str, str] = {
-    "ImagePullBackOff": "is cluster.kubernetes.image right, and may the cluster pull it"
-    " (image_pull_secrets)?",
-    "ErrImagePull": "is cluster.kubernetes.image right, and may the cluster pull it"
-    " (image_pull_secrets)?",
+    "ImagePullBackOff": "check cluster.kubernetes.image and whether the cluster may pull it"
+    " (image_pull_secrets)",
+    "ErrImagePull": "check cluster.kubernetes.image and whether the cluster may pull it"
+    " (image_pull_secrets)",
     "InvalidImageName": "write cluster.kubernetes.image as REGISTRY/NAME:TAG",
-    "ErrImageNeverPull": "the image is not on the node, and image_pull_policy is Never",
-    "CreateContainerConfigError": "a Secret or ConfigMap that the pod names is missing",
-    "CreateContainerError": "the container runtime refuses the container",
-    "RunContainerError": "the command cannot be run: is cluster.kubernetes.python in the image?",
+    "ErrImageNeverPull": "image_pull_policy is Never and the image is not on the node",
+    "CreateContainerConfigError": "a Secret or ConfigMap that the pod references is missing",
+    "CreateContainerError": "the container runtime rejected the container",
+    "RunContainerError": "the command cannot run: is cluster.kubernetes.python in the image?",
     "CrashLoopBackOff": "`kubectl logs --previous` shows how it ended",
 }
-"""Why a container waits -> what there is to do about it."""
+"""Waiting reason of a container -> advice."""
 
 DISRUPTED: Mapping[str, tuple[str, str]] = {
-    "PreemptionByScheduler": ("Preempted", "a job of higher priority needs its place"),
-    "PreemptionByKubeScheduler": ("Preempted", "a job of higher priority needs its place"),
-    "DeletionByTaintManager": ("node lost", "its node does not answer, or has a new taint"),
+    "PreemptionByScheduler": ("Preempted", "preempted for a job of higher priority"),
+    "PreemptionByKubeScheduler": ("Preempted", "preempted for a job of higher priority"),
+    "DeletionByTaintManager": ("node lost", "its node is unreachable or has a new taint"),
     "EvictionByEvictionAPI": ("Evicted", "its node is being drained"),
-    "DeletionByPodGC": ("node lost", "its node is gone"),
-    "NodeLost": ("node lost", "its node does not answer"),
-    "TerminationByKubelet": ("Evicted", "its node is short of something, or shuts down"),
+    "DeletionByPodGC": ("node lost", "its node was deleted"),
+    "NodeLost": ("node lost", "its node is unreachable"),
+    "TerminationByKubelet": ("Evicted", "its node is low on a resource or shuts down"),
 }
-"""Reason of a pod's condition DisruptionTarget -> in a word, and why."""
+"""Reason of the pod condition DisruptionTarget -> one word, and why."""
 
 LEFT: Mapping[str, tuple[str, str]] = {
     "Evicted": ("Evicted", ""),
@@ -68,78 +68,82 @@ LEFT: Mapping[str, tuple[str, str]] = {
     "Shutdown": ("Evicted", "its node shuts down"),
     "Terminated": ("Evicted", "its node shuts down"),
     "NodeShutdown": ("Evicted", "its node shuts down"),
-    "NodeAffinity": ("Evicted", "its node's labels do not fit it any more"),
+    "NodeAffinity": ("Evicted", "its node's labels no longer match"),
     "UnexpectedAdmissionError": ("refused by the node", ""),
     "DeadlineExceeded": ("DeadlineExceeded", ""),
 }
-"""A failed pod's reason -> in a word, and why where it does not say."""
+"""Reason of a failed pod -> one word, and why if it has no message."""
 
 SCHEDULING: Sequence[tuple[str, str]] = (
     ("unbound immediate", "the PersistentVolumeClaim is not bound: `kubectl get pvc`"),
-    ("persistentvolumeclaim", "make the PersistentVolumeClaim, or name another one"),
-    ("pod affinity rules", "too few nodes are free that are as near to each other as is asked"),
-    ("anti-affinity", "each host needs a node of its own, and too few are free"),
-    ("Insufficient", "too few nodes have that free: wait, ask for less, or for fewer hosts"),
-    ("affinity/selector", "nodes with the wanted labels are too few, or left out by ndctl"),
-    ("node selector", "nodes with the labels of cluster.kubernetes.node_selector are too few"),
+    ("persistentvolumeclaim", "create the PersistentVolumeClaim, or use another one"),
+    ("pod affinity rules", "too few free nodes in one topology domain"),
+    ("anti-affinity", "each host needs its own node, and too few are free"),
+    ("Insufficient", "too few nodes have that much free: wait, or request less or fewer hosts"),
+    ("affinity/selector", "too few nodes have the required labels and are not excluded by ndctl"),
+    ("node selector", "too few nodes have the labels of cluster.kubernetes.node_selector"),
     ("taint", "nodes are tainted: wait, or set cluster.kubernetes.tolerations"),
     ("unschedulable", "nodes are cordoned: wait, or `kubectl uncordon` them"),
 )
-"""What the scheduler's message has in it -> what there is to do about it; the first that fits."""
+"""Text in the scheduler's message -> advice. The first match counts."""
 
 
-def pod_trouble(pod: Object, events: Sequence[Object] = ()) -> Trouble | None:
-    """Why a pod does not run, or did not go on; None when all is well with it."""
+def pod_problem(pod: Object, events: Sequence[Object] = ()) -> PendingReason | None:
+    """Why a pod does not run or stopped; None for a healthy pod."""
     name, status = name_of(pod), lookup(pod, ("status",), {})
     conditions = {str(one.get("type")): one for one in status.get("conditions") or ()}
     target = conditions.get("DisruptionTarget", {})
     if target.get("status") == "True":
         what, why = DISRUPTED.get(str(target.get("reason")), (str(target.get("reason")), ""))
         said = one_line(str(target.get("message", "")))
-        return Trouble(pod=name, what=what, why=f"{why} ({said})" if why and said else why or said)
+        return PendingReason(
+            pod=name, what=what, why=f"{why} ({said})" if why and said else why or said
+        )
     if phase_of(pod) == "Failed" and status.get("reason"):
         reason = str(status["reason"])
         what, why = LEFT.get(reason, (reason, ""))
-        return Trouble(pod=name, what=what, why=one_line(str(status.get("message") or why)))
+        return PendingReason(pod=name, what=what, why=one_line(str(status.get("message") or why)))
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False":
         preempted = _said(name, events, "Preempted")
-        before = f"; the pod before it was preempted: {preempted}" if preempted else ""
+        before = f"; its previous pod was preempted: {preempted}" if preempted else ""
         return _unscheduled(name, str(scheduled.get("reason")), said_of(scheduled) + before)
     about = [one for one in newest_first(events) if is_about(one, pod)]
-    return _container_trouble(name, status, about) or _leaving(pod)
+    return _container_problem(name, status, about) or _leaving(pod)
 
 
-def _leaving(pod: Object) -> Trouble | None:
-    """Where its node is heard it goes soon; else it stays so, for ever."""
+def _leaving(pod: Object) -> PendingReason | None:
+    """A reachable node ends the pod soon; an unreachable one never does."""
     until = lookup(pod, ("metadata", "deletionTimestamp"))
     if until is None:
         return None
-    return Trouble(
+    return PendingReason(
         pod=name_of(pod),
         what="Terminating",
-        why=f"{node_of(pod)} is to have ended it by {until}",
-        advice=f"where that node does not answer any more, and ndctl may not: `{by_force(pod)}`",
+        why=f"{node_of(pod)} should end it by {until}",
+        advice=f"if the node stays unreachable and ndctl may not delete it: `{by_force(pod)}`",
     )
 
 
 def _said(pod: str, events: Sequence[Object], reason: str) -> str:
-    """Of whatever pod of that name."""
+    """The event's message, for any pod with this name."""
     named = (e for e in newest_first(events) if lookup(e, ("involvedObject", "name")) == pod)
     about = (one for one in named if one.get("reason") == reason)
     return next((one_line(str(one.get("message"))) for one in about), "")
 
 
-def _unscheduled(pod: str, reason: str, message: str) -> Trouble:
+def _unscheduled(pod: str, reason: str, message: str) -> PendingReason:
     advice = next((advice for part, advice in SCHEDULING if part in message), "")
     if reason == "SchedulingGated":
-        return Trouble(pod=pod, what=reason, why=message, advice="Kueue has not placed it yet")
+        return PendingReason(
+            pod=pod, what=reason, why=message, advice="Kueue has not admitted it yet"
+        )
     lacking = sorted(set(re.findall(r"Insufficient ([\w./-]+\w)", message)))
-    what = reason + (f" (too little {', '.join(lacking)})" if lacking else "")
-    return Trouble(pod=pod, what=what, why=message, advice=advice)
+    what = reason + (f" (insufficient {', '.join(lacking)})" if lacking else "")
+    return PendingReason(pod=pod, what=what, why=message, advice=advice)
 
 
-def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Trouble | None:
+def _container_problem(pod: str, status: Object, events: Sequence[Object]) -> PendingReason | None:
     """`events`: about this pod, the newest first."""
     every = [
         *(status.get("initContainerStatuses") or ()),
@@ -149,22 +153,22 @@ def _container_trouble(pod: str, status: Object, events: Sequence[Object]) -> Tr
         ended = lookup(container, ("state", "terminated"), {})
         before = lookup(container, ("lastState", "terminated"), {})
         if "OOMKilled" in (ended.get("reason"), before.get("reason")):
-            return Trouble(
+            return PendingReason(
                 pod=pod,
                 what="OOMKilled",
-                why="it took more memory than its limit",
-                advice="ask for more with cluster.kubernetes.memory; /dev/shm counts as well",
+                why="it exceeded its memory limit",
+                advice="raise cluster.kubernetes.memory; /dev/shm counts toward the limit",
             )
         waiting = lookup(container, ("state", "waiting"), {})
         reason = str(waiting.get("reason", ""))
         if reason in WAITING:
             said = _image_said(pod, events) if "Pull" in reason else ""
             message = said or one_line(str(waiting.get("message", ""))) or _ended(before)
-            return Trouble(pod=pod, what=reason, why=message, advice=WAITING[reason])
+            return PendingReason(pod=pod, what=reason, why=message, advice=WAITING[reason])
         if reason in ("ContainerCreating", "PodInitializing"):
             return _mounting(pod, events)
         if ended.get("exitCode"):
-            return Trouble(pod=pod, what="Error", why=_ended(ended))
+            return PendingReason(pod=pod, what="Error", why=_ended(ended))
     return None
 
 
@@ -175,14 +179,14 @@ def _ended(terminated: Object) -> str:
 
 
 def _last_words(log: str) -> str:
-    """What a pod of ours died of, of the end of its log; of others the last line."""
+    """The cause of death from the log's end; for other containers its last line."""
     _, found, said = log.rpartition(" CRITICAL ")
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith("ndctl-")]
     return one_line(said) if found else one_line(lines[-1]) if lines else ""
 
 
 def _image_said(pod: str, events: Sequence[Object]) -> str:
-    """The registry's own words; the status may only say that the kubelet waits to try again."""
+    """The registry's error; the pod status may only show the kubelet's back-off."""
     for event in events:
         if event.get("reason") == "Failed" and "Error: " not in str(event.get("message")):
             return one_line(str(event.get("message")))
@@ -190,25 +194,27 @@ def _image_said(pod: str, events: Sequence[Object]) -> str:
 
 
 UNMADE = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
-"""Reasons for which a kubelet does not come as far as the image."""
+"""Event reasons of failures before the image pull."""
 COMES_ON = ("Pulling", "Pulled", "Created", "Started")
-"""What it says once all volumes are mounted, and the pod has its network."""
+"""Event reasons that show that volumes and network are ready."""
 
 
-def _mounting(pod: str, events: Sequence[Object]) -> Trouble | None:
-    """What it failed at once and then managed keeps nothing from beginning."""
+def _mounting(pod: str, events: Sequence[Object]) -> PendingReason | None:
+    """An early failure that later succeeded does not block the pod."""
     failed = next((one for one in events if one.get("reason") in UNMADE), None)
     went_on = next((event_time(one) for one in events if one.get("reason") in COMES_ON), "")
     if failed is None or event_time(failed) <= went_on:
         return None
     reason = str(failed["reason"])
-    advice = "" if "Sandbox" in reason else "look at cluster.kubernetes.runs and volumes"
-    return Trouble(pod=pod, what=reason, why=one_line(str(failed.get("message"))), advice=advice)
+    advice = "" if "Sandbox" in reason else "check cluster.kubernetes.runs and volumes"
+    return PendingReason(
+        pod=pod, what=reason, why=one_line(str(failed.get("message"))), advice=advice
+    )
 
 
 def job_troubles(
     kind: JobKind, job: Object, events: Sequence[Object], *, whole: bool
-) -> Iterator[Trouble]:
+) -> Iterator[PendingReason]:
     """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
     for event in newest_first(events):
         reason, message = event.get("reason"), one_line(str(event.get("message", "")))
@@ -216,14 +222,14 @@ def job_troubles(
             continue
         if lookup(event, ("involvedObject", "kind")) == WORKLOAD:
             if reason in ("Pending", "QuotaReserved", "EvictedDueToPreempted"):
-                yield Trouble(what="Kueue", why=message)
+                yield PendingReason(what="Kueue", why=message)
         elif not whole and reason in ("FailedCreate", "FailedCreatePod"):
             yield creation_trouble(message)
 
 
 WORKLOAD = "Workload"
 CLOCKS_S = 3.0
-"""By which the times of controllers and the API server may be off."""
+"""Clock difference between controllers and the API server."""
 
 
 def _concerns(event: Object, kind: JobKind, job: Object) -> bool:
@@ -242,30 +248,30 @@ def _concerns(event: Object, kind: JobKind, job: Object) -> bool:
     return called in (name, f"{name}-{NODE}-0")
 
 
-def creation_trouble(message: str) -> Trouble:
-    """Why an operator could not make a pod, of its event."""
+def creation_trouble(message: str) -> PendingReason:
+    """Why an operator could not create a pod, from its event."""
     if "exceeded quota" in message:
-        return Trouble(
+        return PendingReason(
             what="quota exceeded",
             why=message,
             advice="`kubectl describe resourcequota` shows what is used",
         )
     if "PodSecurity" in message:
-        return Trouble(
+        return PendingReason(
             what="admission refused",
             why=message,
-            advice="the namespace's pod security level forbids it: ask for a namespace that allows"
-            " it, or leave out what it names (host_network, host paths)",
+            advice="the namespace's pod security level forbids it: use a namespace that allows"
+            " it, or remove what it names (host_network, host paths)",
         )
     if "denied the request" in message or "is forbidden" in message:
-        return Trouble(what="admission refused", why=message)
-    return Trouble(what="no pod can be made", why=message)
+        return PendingReason(what="admission refused", why=message)
+    return PendingReason(what="cannot create pods", why=message)
 
 
 GRAVE = ("quota", "admission", "no pod", "ErrImage", "ImagePull", "InvalidImage", "Create", "Run")
 
 
-def gravity(trouble: Trouble) -> tuple[int, str]:
-    """What will not mend by itself comes first."""
+def gravity(trouble: PendingReason) -> tuple[int, str]:
+    """Problems that do not resolve by themselves sort first."""
     grave = trouble.what.startswith(GRAVE)
     return (0 if grave else 1, trouble.pod)

@@ -23,14 +23,14 @@ from orchestrator.job.reports.job_report import JobReport, report_of
 from orchestrator.job.state import Run
 
 MOST_TEXT = 512
-"""Characters of a message: an annotation is read in a table."""
+"""Most characters of a message: annotations are shown in a table."""
 NUMBERS = ("launch", "step", "steps", "attempt", "checkpoint")
 STEP = re.compile(r"\bstep (?P<step>\d+)/\d+ loss (?P<loss>\S+)")
 SAVED = re.compile(r"\bcheckpoint of step (?P<step>\d+) is complete")
 
 
 def to_data(report: JobReport) -> dict[str, str]:
-    """Every key each time: what a former report had is not to stay."""
+    """Writes every key each time, so that no value of an earlier report remains."""
     return {
         "launch": str(report.launch),
         "state": report.state,
@@ -51,7 +51,7 @@ def _short(text: str) -> str:
 
 
 def from_data(data: Mapping[str, str]) -> JobReport | None:
-    """None where no leader has written it, or somebody else has."""
+    """None unless a leader wrote it."""
     try:
         numbers = {key: int(data.get(key) or 0) for key in NUMBERS}
         loss = data.get("loss") or None
@@ -97,7 +97,7 @@ def to_annotation(report: JobReport) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """How far training came, as ranks printed it."""
+    """Training progress, parsed from the ranks' output."""
 
     attempt: int = 0
     step: int = 0
@@ -149,7 +149,7 @@ def report_from(run: Run, found: Printed) -> JobReport | None:
     return replace(
         known,
         state="RUNNING",
-        message=f"attempt {found.attempt} trains, as its ranks print",
+        message=f"attempt {found.attempt} trains, according to its ranks' output",
         attempt=max(known.attempt, found.attempt),
         step=max(known.step, found.step),
         checkpoint=max(known.checkpoint, found.checkpoint),

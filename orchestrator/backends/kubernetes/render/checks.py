@@ -1,4 +1,4 @@
-"""What Kubernetes, or its operator, would refuse or silently drop. Pure."""
+"""Settings that Kubernetes or its operator would reject or silently drop. Pure."""
 
 import math
 import re
@@ -54,7 +54,7 @@ def problems(launch: LaunchPlan) -> Iterator[Problem]:
         yield Problem(
             path=f"{PLACE}.ttl_after_finished",
             value=spec.ttl_after_finished,
-            limit="left out with kind: trainjob, which has no such field",
+            limit="unset with kind: trainjob, which has no such field",
             fix="delete the job by hand, or use kind: jobset",
         )
 
@@ -63,13 +63,13 @@ def _missing(spec: KubernetesSpec) -> Iterator[Problem]:
     if spec.image is None:
         yield Problem(
             path=f"{PLACE}.image",
-            limit="given: pods need an image with ndctl in it",
+            limit="set: pods need an image that contains ndctl",
             fix="build manifests/image/Containerfile, push it, and add image: REGISTRY/NAME:TAG",
         )
     if spec.runs.claim is None and spec.runs.host_path is None:
         yield Problem(
             path=f"{PLACE}.runs",
-            limit="given: all pods write into one run directory",
+            limit="set: all pods write into one run directory",
             fix="add runs: {claim: NAME} for a ReadWriteMany claim, or runs: {host_path: /PATH} for"
             " a file system that is mounted on every node",
         )
@@ -82,7 +82,7 @@ def _names(launch: LaunchPlan, spec: KubernetesSpec) -> Iterator[Problem]:
         yield Problem(
             path="name",
             value=launch.job,
-            limit=f"at most {len(launch.job) - over} long here: a pod would be called {longest},"
+            limit=f"at most {len(launch.job) - over} long here: a pod would be named {longest},"
             f" and a host name has at most {names.LABEL_LIMIT}",
             fix=f"shorten it by {over}",
         )
@@ -110,7 +110,7 @@ def _environment(spec: KubernetesSpec) -> Iterator[Problem]:
 def _variables(place: str, given: list[str]) -> Iterator[Problem]:
     for name in given:
         if OPERATORS.fullmatch(name):
-            limit = "left to ndctl and the operator, which tell each pod its own"
+            limit = "unset: ndctl and the operator set it per pod"
             yield Problem(path=f"{place}.{name}", value=name, limit=limit, fix="remove it")
         elif not ENV_NAME.fullmatch(name):
             limit = "the name of a variable: letters, digits, _, - and ., first no digit"
@@ -153,7 +153,7 @@ def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
                 )
             if key == "labels" and name in (*names.labels_of_job(""), names.QUEUE_LABEL):
                 fix = "remove it" + (": set queue" if name == names.QUEUE_LABEL else "")
-                limit = "left to ndctl"
+                limit = "unset: ndctl sets it"
                 yield Problem(path=f"{PLACE}.labels.{name}", value=value, limit=limit, fix=fix)
 
 
@@ -162,7 +162,7 @@ def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
         yield Problem(
             path=f"{PLACE}.gang_scheduler",
             value=spec.gang_scheduler,
-            limit=f"left out with kind: {spec.kind}, which cannot ask for it",
+            limit=f"unset with kind: {spec.kind}, which has no such field",
             fix="use queue, for Kueue, or kind: pytorchjob",
         )
     asks = spec.topology
@@ -170,8 +170,8 @@ def _scheduling(spec: KubernetesSpec) -> Iterator[Problem]:
         yield Problem(
             path=f"{PLACE}.topology.slice",
             value=asks.slice,
-            limit="left out without queue, and with kind: pytorchjob: Kueue alone can do it, for"
-            " pods that are all of one kind",
+            limit="unset without queue and with kind: pytorchjob: only Kueue supports it, for"
+            " pods of a single template",
             fix="set queue and kind: jobset, or use required or preferred",
         )
 
@@ -183,9 +183,9 @@ def _template(spec: KubernetesSpec) -> Iterator[Problem]:
     for key in (*CONTAINER_LISTS, "volumes"):
         given = pod.get(key) if isinstance(pod, Mapping) else None
         if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
-            continue  # which was said already
+            continue  # already reported
         if not all(isinstance(one.get("name"), str) for one in given):
-            limit = "a list of things that have a name each"
+            limit = "a list of items that each have a name"
             container = names.CONTAINERS[spec.kind]
             fix = f"add name: to each; ndctl's own container is {container}"
             yield Problem(path=f"{place}.spec.{key}", value=_brief(given), limit=limit, fix=fix)

@@ -1,4 +1,4 @@
-"""The custom resources that become the pods of a job. Pure.
+"""Render the custom resource that creates the pods of a job. Pure.
 
 All of them have one pod for each host and leave it to the agents what to do when a rank or a host
 is lost: a pod is made anew only when it is gone, or left with a code of 128 and more.

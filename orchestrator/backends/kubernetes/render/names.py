@@ -1,4 +1,4 @@
-"""What the objects of a job are called, and how they are found again. Pure."""
+"""Names and labels of the objects of a job. Pure."""
 
 import hashlib
 import re
@@ -15,16 +15,16 @@ CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
 
 # On ConfigMap JOB-launch, written by the job's pods. What they ask of the controller:
 AVOID_ANNOTATION = "ndctl.dev/avoid"
-"""Nodes that no new pod of the job shall have."""
+"""Nodes that new pods of the job must avoid."""
 END_ANNOTATION = "ndctl.dev/end-pods"
-"""Pods of the job that shall be deleted, for others to come in their place."""
+"""Pods of the job to delete and replace."""
 GANG_ANNOTATION = "ndctl.dev/gang-restart"
-"""New pods in place of all."""
-# And what they note for each other, and for people:
+"""Request to replace all pods."""
+# Notes for other pods and for people:
 RUNS_ANNOTATION = "ndctl.dev/runs"
 """The spec-hash of what the job runs: what is applied later under the same launch does not."""
 REQUEUES_ANNOTATION = "ndctl.dev/requeues"
-"""How often the leader gave all pods back."""
+"""How often the leader requeued all pods."""
 NEVER_BEGAN_ANNOTATION = "ndctl.dev/leader-never-began"
 """The nodes that the leader's pod was taken away from, because it never began there."""
 WRITTEN_BY_PODS = (

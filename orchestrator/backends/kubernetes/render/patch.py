@@ -1,4 +1,4 @@
-"""A pod template with what the user wants on top of it. Pure."""
+"""Merge the user's patch into a pod template. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

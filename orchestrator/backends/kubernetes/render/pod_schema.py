@@ -39,7 +39,7 @@ def strangers(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
 
 @cache
 def _document() -> Mapping[str, Any]:
-    text = read_text(FILE, "it is a part of ndctl")
+    text = read_text(FILE, "it is part of ndctl")
     document: Mapping[str, Any] = parse(text, str(FILE)).data
     return document
 
@@ -82,11 +82,11 @@ def _fields(value: Mapping[Any, Any], known: Mapping[str, str], place: str) -> I
             yield from _read(one, known[key], join(place, key))
             continue
         near, version = _nearest(str(key), known), _document()["kubernetes"]
-        fix = "remove it; `kubectl explain pod.spec` has all that there are"
+        fix = "remove it; `kubectl explain pod.spec` lists all fields"
         yield Problem(
             path=join(place, key),
             value=key,
-            limit=f"a field that Kubernetes {version} has there: {_listed(known)}",
+            limit=f"a field that Kubernetes {version} has here: {_listed(known)}",
             fix=f"did you mean {near}?" if near else fix,
         )
 
@@ -104,7 +104,7 @@ def _listed(known: Mapping[str, str]) -> str:
 
 def _wrong(place: str, value: Any, limit: str) -> Problem:
     shown = value if isinstance(value, (str, int, float)) else type(value).__name__
-    fix = "write it as `kubectl explain pod.spec` has it"
+    fix = "write it as `kubectl explain pod.spec` shows"
     if limit == WORDS["str"] and isinstance(value, (bool, int, float)):
         fix = f'put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
     elif limit == WORDS["int"] and isinstance(value, str) and re.fullmatch(r"-?\d+", value):

@@ -1,4 +1,4 @@
-"""The template that all pods of a job are made from. Pure."""
+"""Render the pod template of a job. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.inventory.kubernetes.taints import tolerations_of
 
 HANDOVER_DIR = "/etc/ndctl/submission"
-"""Where a pod finds the job's ConfigMap."""
+"""Mount path of the job's ConfigMap."""
 TASK = "orchestrator.backends.entry.pod_start"
 GRACE_SLACK_S = 15
 """For the leader to write down how it ended, after the ranks have had their time."""
@@ -31,7 +31,7 @@ DOWNWARD: Mapping[str, str] = {
     "NDCTL_POD_IP": "status.podIP",
     "NDCTL_POD_UID": "metadata.uid",
 }
-"""What a pod is told of itself."""
+"""Environment from the downward API."""
 KEPT_RUNNING: Mapping[str, str] = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
@@ -46,7 +46,7 @@ CONTAINER_SECURITY: Mapping[str, Any] = {
     "capabilities": {"drop": ["ALL"]},
 }
 RDMA_CAPABILITY = "IPC_LOCK"
-"""To pin memory that a network card reads."""
+"""RDMA pins memory, which needs this capability."""
 
 
 def spec_of(launch: LaunchPlan) -> KubernetesSpec:
@@ -147,7 +147,7 @@ def _container(
         "env": _environ(launch, spec, environ),
         **_given("resources", _resources(launch, spec)),
         "securityContext": _container_security(spec),
-        # What it said at last is what `status` shows of a pod that failed.
+        # `status` shows the end of a failed pod's log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec),
     }

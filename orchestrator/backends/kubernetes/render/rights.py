@@ -3,7 +3,7 @@ one ConfigMap that nothing is made from. Pure.
 
 It may change neither the job nor a runtime: they hold the template of pods, and a template names
 any account and any Secret of the namespace. What recovery needs beyond this the controller does,
-where there is one (`controller/wishes.py`).
+where there is one (`controller/pod_requests.py`).
 
 Every process in a pod can use the account. Followers need it as well as the leader: where no leader
 is heard, one of them has its pod made again (`leader_recreate.py`).
@@ -61,7 +61,7 @@ def rules(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
     found = [
         # Which hosts the job has; a list cannot be limited to names.
         _rule([PODS], ["get", "list", "watch"]),
-        # Why a pod waits, or went.
+        # To read why a pod waits or was deleted.
         _rule([EVENTS], ["list"]),
         # Whether it is still this launch, is suspended, was cancelled.
         _rule([JOB_KINDS[spec.kind].resource], ["get"], [job]),

@@ -27,7 +27,7 @@ def config_map(handover: Handover, metadata: dict[str, Any]) -> dict[str, Any]:
         largest = max(small, key=lambda name: len(small[name]))
         raise BackendError(
             f"the job's spec and plan have {size} bytes, compressed, of which {largest} has"
-            f" {len(small[largest])}; a ConfigMap holds at most {LIMIT_BYTES}",
+            f" {len(small[largest])}; a ConfigMap can hold at most {LIMIT_BYTES}",
             fix="put long lists of files and weights into files on the run volume or in the image,"
             " and name those in the spec",
         )

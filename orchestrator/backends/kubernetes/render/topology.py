@@ -1,4 +1,4 @@
-"""Where the pods of a job may go, and how near to each other. Pure.
+"""Node affinity and topology of the pods of a job. Pure.
 
 With Kueue the annotations say how near, and Kueue places the job as a whole. Without, the scheduler
 places one pod after the other and has affinity alone.

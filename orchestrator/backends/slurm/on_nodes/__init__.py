@@ -1,1 +1,1 @@
-"""What an allocation needs on its nodes: the code, hooks, addresses, and how its srun ended."""
+"""Code for the nodes of an allocation: code snapshot, hooks, addresses, and the end of srun."""

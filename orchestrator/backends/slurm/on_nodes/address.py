@@ -1,4 +1,4 @@
-"""Where other hosts reach this one."""
+"""The address at which other hosts reach this one."""
 
 import contextlib
 import ipaddress
@@ -12,11 +12,15 @@ def choose_address(
     routed: str | None,
     meaning: Callable[[str], str | None],
 ) -> str | None:
-    """Of what the host's own name means here, what Slurm's NodeAddr is, and what it sends from.
+    """Choose between the address of the host name, Slurm's NodeAddr, and the source address.
 
-    Distributions let a machine's own name mean 127.0.1.1: of no use to others, unless Slurm itself
-    uses such an address, as where all nodes are played on one machine. `meaning` of a NodeAddr that
-    is a name: its address here.
+    Some distributions resolve a host's own name to 127.0.1.1, which other hosts cannot reach. Such
+    an address is used only if Slurm uses it too, as when all nodes are on one machine.
+
+    Args:
+        resolved: address of the own host name.
+        routed: source address of packets to other hosts.
+        meaning: resolves a NodeAddr that is a name.
     """
     if resolved and not is_loopback(resolved):
         return resolved
@@ -40,7 +44,7 @@ def is_loopback(address: str) -> bool:
 
 
 def resolve(name: str) -> str | None:
-    """IPv4 before IPv6, as torchrun and gloo take it; None when the name means nothing here."""
+    """Resolve a name, IPv4 first like torchrun and gloo. None: the name has no address."""
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         best = sorted(found, key=lambda one: one[0] != socket.AF_INET)
@@ -49,14 +53,16 @@ def resolve(name: str) -> str | None:
 
 
 def routed_towards(hosts: Sequence[str]) -> str | None:
-    """The address that this host sends from to the first of `hosts` that means anything here."""
+    """The source address of packets to the first of `hosts` that resolves."""
     for host in hosts:
         there = resolve(host)
         if there is None:
             continue
         family = socket.AF_INET6 if ":" in there else socket.AF_INET
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
-            sock.connect((there, 9))  # sends nothing: a datagram socket only finds its way
+            sock.connect(
+                (there, 9)
+            )  # connecting a datagram socket sends nothing, but selects a route
             return str(sock.getsockname()[0])
     return None
 

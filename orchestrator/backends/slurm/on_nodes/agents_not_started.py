@@ -1,7 +1,7 @@
-"""Nodes on which Slurm could not start an agent, by what was written in its place.
+"""Find nodes on which the agent could not start, by the output of its task.
 
-A task whose program cannot be executed ends at once, and srun, which goes on without it, says so
-nowhere but in the output of that task.
+If a program cannot be executed, its task ends and srun continues. Only the output of the task has
+the reason.
 """
 
 import contextlib
@@ -18,22 +18,22 @@ FATAL = re.compile(
     r"""
     slurmstepd[^:\s]*:\ error:\ (?:
         execve\(\):\ .*                      # no such file, permission denied, exec format error
-        | .*(?:pyxis|spank):?\ .*            # the container did not come up
+        | .*(?:pyxis|spank):?\ .*            # the container did not start
         | task_p_pre_(?:launch|setuid).*
     )
     | .*error\ while\ loading\ shared\ libraries:\ .*
-    | .*can't\ open\ file\ .*\[Errno\ \d+\].*  # the interpreter is there, and ndctl is not
+    | .*can't\ open\ file\ .*\[Errno\ \d+\].*  # the interpreter exists, but ndctl does not
     | Fatal\ Python\ error:\ .*
     | (?:ModuleNotFoundError|ImportError):\ .*
     | .*(?:bad\ interpreter|No\ module\ named)\b.*
     """,
     re.VERBOSE,
 )
-"""A line of which no agent comes; a warning, as of a folder that is not there, is none."""
+"""Lines that mean that the agent did not start. Warnings, as of a missing folder, do not match."""
 
 
 def why(text: str) -> str:
-    """The first line that says why there is no agent, as it was written; empty: none does."""
+    """The first line with the reason why the agent did not start; empty: none."""
     lines = (line.strip() for line in text.splitlines())
     return next((line for line in lines if FATAL.fullmatch(line)), "")
 
@@ -41,8 +41,8 @@ def why(text: str) -> str:
 def found(
     launch: LaunchPlan, environ: Mapping[str, str], hosts: Collection[str]
 ) -> Mapping[str, str]:
-    """Of `hosts`, those whose task of the asking agent's own step says why it ended -> its words.
-    An agent that began has a log of its own, and says nothing more here."""
+    """Hosts whose task in the step of the calling agent failed to start -> the reason. An agent
+    that started writes to its own log instead."""
     nodes = expand(environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", ""))
     said = {
         node: why(_text(render.task_errors(launch, environ, task)))

@@ -1,9 +1,8 @@
-"""A copy of ndctl's code in the run directory: a job that is queued again runs what was submitted.
+"""A copy of ndctl's code in the run directory, so that a requeued job runs the submitted version.
 
-Of the user's working directory nothing is copied: the copy comes first on the path of all that the
-job runs, and a `torch.py` among a user's files would be imported instead of torch. Of ndctl's own
-packages only what an installation of it has: an `.env`, a key or a core file that lies in a
-checkout stays there.
+Nothing is copied from the user's working directory, because the copy is first on the import path
+and a `torch.py` of the user would replace torch. Only files that an installation of ndctl has are
+copied, so that an `.env`, a key or a core file in a checkout is not.
 """
 
 import os
@@ -17,27 +16,27 @@ from orchestrator.seams import Clock
 
 PACKAGES = ("orchestrator", "trainer")
 HOME = Path(__file__).resolve().parents[4]
-"""Of the packages that this process runs itself."""
+"""Parent folder of the packages of this process."""
 KINDS = frozenset({".py", ".yaml", ".toml"})
-"""Of files in an installation (`package-data` in pyproject.toml)."""
+"""Suffixes of files in an installation (`package-data` in pyproject.toml)."""
 MOST_FILES = 5_000
 MOST_BYTES = 64 << 20
 MOST_S = 30.0
-"""For the walk: a file system that takes longer would take minutes for the copy."""
+"""Maximum seconds to list the files. If it takes longer, the copy would take minutes."""
 NAMED = 5
-"""Files left out that are named one by one."""
+"""Maximum number of excluded files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a snapshot takes of ndctl's packages, as paths below `home`."""
+    """Files of a snapshot, as paths below `home`."""
 
     home: Path
     files: tuple[Path, ...]
     left_out: tuple[Path, ...]
 
     def words(self) -> str:
-        """What stays out of the snapshot, in words; empty where nothing does."""
+        """The excluded files as text; empty: none."""
         if not self.left_out:
             return ""
         named = ", ".join(str(path) for path in self.left_out[:NAMED])
@@ -46,7 +45,7 @@ class Chosen:
 
 
 def choose(clock: Clock, home: Path = HOME) -> Chosen:
-    """Walk the packages and write nothing. Raises Refused where they are no code, by their size."""
+    """List the files of the packages. Raises Refused if they are too many or too large."""
     began = clock.monotonic()
     files: list[Path] = []
     left_out: list[Path] = []
@@ -70,18 +69,18 @@ def _walk(home: Path) -> Iterator[Path]:
 
 def _too_large(home: Path, files: int, size: int, seconds: float) -> Refused:
     return Refused(
-        f"cluster.slurm.snapshot: {home} has {files:,} files and {size / 2**20:,.0f} MiB of code or"
-        f" more (looked at for {seconds:.0f} s); a snapshot takes at most {MOST_FILES:,} files,"
+        f"cluster.slurm.snapshot: {home} has at least {files:,} files and {size / 2**20:,.0f} MiB"
+        f" of code (listed for {seconds:.0f} s); the limits are {MOST_FILES:,} files,"
         f" {MOST_BYTES >> 20} MiB and {MOST_S:.0f} s",
-        fix="remove what is no code of ndctl from it, or set cluster.slurm.snapshot to false;"
+        fix="remove files that do not belong to ndctl, or set cluster.slurm.snapshot to false;"
         " nothing was written or queued",
     )
 
 
 def take(chosen: Chosen, target: Path) -> None:
-    """Put the files under `target`, in the place of what is there; whole, or not at all."""
+    """Copy the files to `target` atomically, and replace an existing copy."""
     fresh = target.with_name(f"{target.name}.part")
-    shutil.rmtree(fresh, ignore_errors=True)  # of a submission that was killed
+    shutil.rmtree(fresh, ignore_errors=True)  # left by a submission that was killed
     for path in chosen.files:
         (fresh / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(chosen.home / path, fresh / path)

@@ -1,7 +1,7 @@
-"""A handover as text in a batch script: the spec as a person reads it, all else packed. Pure.
+"""The job as text in a batch script: the spec as YAML, the rest packed. Pure.
 
-The packed part is lines of base64 of gzip of JSON, which `base64 -d | gunzip` shows. The plan was
-made for this very spec: a spec that was edited in the script is refused.
+The packed part is JSON in gzip in base64; `base64 -d | gunzip` shows it. A spec that was edited in
+the script is refused, because the plan was made for the original spec.
 """
 
 import base64
@@ -21,7 +21,7 @@ WIDTH = 100
 
 
 def to_text(handover: Handover) -> str:
-    """The same handover always makes the same text."""
+    """The text is deterministic."""
     files = files_of(handover)
     spec = files.pop(SPEC).rstrip("\n") + "\n"
     body = json.dumps({DIGEST: _digest(spec), **files}, ensure_ascii=False)
@@ -30,7 +30,7 @@ def to_text(handover: Handover) -> str:
 
 
 def from_text(text: str) -> Handover:
-    """What `to_text` made. Raises SpecError where it is not that any more."""
+    """Parse the text of `to_text`. Raises SpecError if it was edited."""
     spec, _, packed = text.rpartition(f"\n{PACKED}\n")
     try:
         files = read_json(gzip.decompress(base64.b64decode(packed)))
@@ -39,15 +39,15 @@ def from_text(text: str) -> Handover:
         handover = handover_from({SPEC: spec.encode()} | {k: v.encode() for k, v in files.items()})
     except (ValueError, OSError, EOFError, KeyError, AttributeError, Invalid) as exc:
         raise SpecError(
-            f"the job that this script carries cannot be read: {exc!r}",
-            fix="make the script again with `ndctl render SPEC`, with this version of ndctl",
+            f"cannot read the job in this script: {exc!r}",
+            fix="render the script again with this version of ndctl: `ndctl render SPEC`",
         ) from exc
     if digest != _digest(spec):
         raise SpecError(
-            "the spec in this script was edited: the plan and the trainer's configuration beside it"
-            " were made for another one",
-            fix="edit the file that it came from, and make the script again with `ndctl render`;"
-            " the #SBATCH lines may be edited",
+            "the spec in this script was edited, but the plan and the trainer configuration in it"
+            " were made for the original spec",
+            fix="edit the spec file and render the script again with `ndctl render`; only the"
+            " #SBATCH lines may be edited",
         )
     return handover
 

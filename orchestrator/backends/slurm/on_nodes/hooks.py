@@ -1,4 +1,4 @@
-"""A line of shell of the spec's own, on one host: with a time limit, and its words kept."""
+"""Run a shell hook of the spec on one host, with a timeout and a log."""
 
 import os
 import signal
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 KILL_S = 5.0
-"""For a line that was killed to be gone; one that waits in the kernel is left to Slurm."""
+"""Seconds for a killed hook to exit. One that waits in the kernel is left to Slurm."""
 LAST_BYTES = 2_000
 LAST_LINES = 5
-"""Of the output, as evidence."""
+"""Lines of the output in the error."""
 
 
 def run_hook(
@@ -22,7 +22,7 @@ def run_hook(
     log: Path,
     limit_s: float,
 ) -> str:
-    """Why it failed, with the end of what it said; empty where it did not."""
+    """Run a hook. Returns the reason of a failure with the end of its output; empty: success."""
     try:
         with log.open("ab") as out:
             out.write(f"# {which}: {line}\n".encode())
@@ -30,16 +30,16 @@ def run_hook(
             began = out.tell()
             code = _run(line, environ, out, limit_s)
     except OSError as exc:  # a full disk, or no bash
-        return f"it could not be run: {exc}"
+        return f"failed to start: {exc}"
     if code == 0:
         return ""
-    ended = f"did not end within {limit_s:g} s" if code is None else _words(code)
+    ended = f"timed out after {limit_s:g} s" if code is None else _words(code)
     said = _end_of(log, began)
-    return f"{ended}; it said: {said}" if said else f"{ended} and said nothing"
+    return f"{ended}; output: {said}" if said else f"{ended} without output"
 
 
 def _run(line: str, environ: Mapping[str, str], out: BinaryIO, limit_s: float) -> int | None:
-    """Its exit code; None: it was killed, with all that it started, as its time was over."""
+    """The exit code; None: it timed out and was killed with its process group."""
     process = subprocess.Popen(
         ["bash", "-c", line],
         stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ def _run(line: str, environ: Mapping[str, str], out: BinaryIO, limit_s: float) -
 
 
 def _words(code: int) -> str:
-    return f"ended with {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
 
 
 def _end_of(log: Path, began: int) -> str:

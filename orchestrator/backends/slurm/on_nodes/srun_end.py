@@ -1,7 +1,7 @@
-"""What is known of an srun that ended, and with it all agents of a run: for the next run's leader.
+"""Record how srun ended, for the leader of the next run.
 
-Without it that leader finds an attempt without an end, and takes the host of the leader before it
-for the one that was lost.
+If srun is killed, all agents of the run end. Without this record, the next leader would find an
+attempt without an end and assume that the host of the former leader was lost.
 """
 
 import contextlib
@@ -18,22 +18,21 @@ from orchestrator.contract.read_json import read_json
 log = logging.getLogger(__name__)
 
 BY_SIGNAL = range(129, 193)
-"""Exit codes of a program that a signal ended, as shells and srun tell them. Those of agents that
-say how they left are others (`contract/files/exit_codes.py`)."""
+"""Exit codes of shells and srun for a program that a signal ended. Agents use other exit codes
+(`contract/files/exit_codes.py`)."""
 
 
 def write_down(path: Path, host: str, code: int, at: float) -> None:
-    """Where there is room for it: without it, the next leader only knows less."""
+    """Write the record. A failure only logs, because the next leader can do without it."""
     body = {"code": code, "host": host, "at": at}
     try:
         write_whole(path, json.dumps(body).encode())
     except OSError as exc:
-        log.warning("how srun ended cannot be written down: %s", exc)
+        log.warning("failed to record the end of srun: %s", exc)
 
 
 def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:
-    """How srun broke in the run that began after so many restarts; None where it did not, or that
-    is not known."""
+    """How a signal ended srun in the run after `restarts` requeues; None: not so, or unknown."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         body = read_json(note(Path(launch.run_dir), launch.launch, restarts).read_text())
         code, host, at = int(body["code"]), str(body["host"]), float(body["at"])
@@ -43,12 +42,12 @@ def breakdown(launch: LaunchPlan, restarts: int) -> Breakdown | None:
 
 
 def _words(code: int, host: str, hosts: int) -> str:
-    """srun has the code of a task that was killed, too: of several tasks all are gone at once only
-    with srun itself, a single one may have been killed alone."""
+    """srun also exits with the code of a killed task. With several tasks, all end together only if
+    srun itself was killed; with one task it is unclear which of the two was killed."""
     by = _signal(code - 128)
     if hosts == 1:
-        return f"{by} ended srun on {host}, or the one agent that it had started (code {code})"
-    return f"{by} ended srun on {host}, and with it all agents (code {code})"
+        return f"{by} ended srun on {host} or its only agent (code {code})"
+    return f"{by} ended srun on {host} and with it all agents (code {code})"
 
 
 def _signal(number: int) -> str:
@@ -58,5 +57,5 @@ def _signal(number: int) -> str:
 
 
 def note(run_dir: Path, launch: int, restarts: int) -> Path:
-    """The file of a run."""
+    """The record file of a run."""
     return RunDir(run_dir).slurm / f"launch-{launch}" / f"srun-{restarts}.json"

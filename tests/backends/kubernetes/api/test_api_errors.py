@@ -5,7 +5,7 @@ import json
 import pytest
 
 from orchestrator.backends.kubernetes.api.api_errors import (
-    Asked,
+    ApiRequest,
     Conflict,
     Expired,
     Forbidden,
@@ -14,8 +14,8 @@ from orchestrator.backends.kubernetes.api.api_errors import (
 )
 from orchestrator.errors import BackendError, Unanswered
 
-PODS = Asked(verb="list", path="/api/v1/namespaces/team-a/pods")
-JOBS = Asked(verb="patch", path="/apis/kubeflow.org/v1/namespaces/team-a/pytorchjobs/run-1")
+PODS = ApiRequest(verb="list", path="/api/v1/namespaces/team-a/pods")
+JOBS = ApiRequest(verb="patch", path="/apis/kubeflow.org/v1/namespaces/team-a/pytorchjobs/run-1")
 
 
 def said(message: str, **details: str) -> bytes:
@@ -53,7 +53,7 @@ def test_of_nodes_it_is_a_cluster_role() -> None:
         'nodes is forbidden: User "dev" cannot list resource "nodes" in API group "" at the'
         " cluster scope"
     )
-    error = refusal(Asked(verb="list", path="/api/v1/nodes"), 403, said(message))
+    error = refusal(ApiRequest(verb="list", path="/api/v1/nodes"), 403, said(message))
     assert "kubectl create clusterrole ndctl-list-nodes" in error.fix
     assert "--clusterrole=ndctl-list-nodes --user=dev" in error.fix
 
@@ -64,10 +64,10 @@ def test_rights_that_a_person_cannot_give_to_pods_are_named() -> None:
         " attempting to grant RBAC permissions not currently held:\n"
         '{APIGroups:[""], Resources:["pods"], ResourceNames:["job-master-0"], Verbs:["delete"]}'
     )
-    error = refusal(Asked(verb="create", path="/x"), 403, said(message))
+    error = refusal(ApiRequest(verb="create", path="/x"), 403, said(message))
     assert isinstance(error, Forbidden)
     assert error.user == "dev"
-    assert error.message.startswith("dev may not give the job's pods rights that dev does not have")
+    assert error.message.startswith("dev may not grant the job's pods rights that dev does not")
     assert 'Resources:["pods"]' in error.message
     assert "ndctl-user" in error.fix
 
@@ -76,7 +76,7 @@ def test_what_is_refused_without_a_name_has_none() -> None:
     """The name is asked for then: no command that is told to be typed is for a user YOU."""
     message = 'secrets "x" is forbidden: '
     path = "/api/v1/namespaces/team-a/secrets/x"
-    error = refusal(Asked(verb="patch", path=path), 403, said(message))
+    error = refusal(ApiRequest(verb="patch", path=path), 403, said(message))
     assert isinstance(error, Forbidden)
     assert error.user == ""
 
@@ -103,7 +103,7 @@ def test_what_is_refused_without_a_name_has_none() -> None:
     ],
 )
 def test_other_answers(
-    asked: Asked, status: int, body: bytes, kind: type[BackendError], words: str
+    asked: ApiRequest, status: int, body: bytes, kind: type[BackendError], words: str
 ) -> None:
     error = refusal(asked, status, body)
     assert type(error) is kind or (kind is BackendError and isinstance(error, BackendError))

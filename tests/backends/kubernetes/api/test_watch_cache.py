@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden
 from orchestrator.backends.kubernetes.api.client import Listed
-from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, Watching
+from orchestrator.backends.kubernetes.api.watch_cache import POLL_S, Cache, ListWatch
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.leader.node_cache import FEW
 from orchestrator.backends.kubernetes.resources import NODES, Object, Resource
@@ -74,8 +74,8 @@ class Server:
         return self.nodes.get(name)
 
 
-def watching(server: Server) -> Watching:
-    return Watching(
+def watching(server: Server) -> ListWatch:
+    return ListWatch(
         api=server,  # type: ignore[arg-type]
         clock=TurnedClock(),
         resource=NODES,
@@ -162,7 +162,7 @@ def test_without_the_right_to_watch_all_is_listed_now_and_then(
     assert 3 <= server.requests.count("list") <= 6
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1
-    assert "nodes are listed every 3 s: dev may not watch nodes" in said[0]
+    assert "no right to watch nodes, listing them every 3 s: dev may not watch nodes" in said[0]
 
 
 def test_without_the_right_to_list_nothing_can_be_known() -> None:

@@ -113,7 +113,7 @@ def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> N
     (told,) = fields_unknown(schemas, a_handover(spec), "ns")
     assert told.what == "cluster.kubernetes.pod_template.spec.evictionResponders"
     assert told.found == (
-        "must be a field that the PyTorchJob of this cluster has; it has no evictionResponders, and"
+        "must be a field that the PyTorchJob of this cluster has; it has no evictionResponders, so"
         " the cluster would drop it"
     )
     assert "newer version of Kubeflow's training operator" in told.fix

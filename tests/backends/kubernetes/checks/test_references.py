@@ -137,7 +137,7 @@ def test_a_source_that_is_not_there_stops_the_job_and_says_how_it_is_made() -> N
         "must be a key of Secret hub of namespace ns; it has no tokken, only token"
     )
     assert "kubectl -n ns create secret generic hub --from-file=tokken=FILE" in one.fix
-    assert other.found == "must be a Secret of namespace ns; there is no wandb"
+    assert other.found == "must be a Secret of namespace ns; wandb does not exist"
 
 
 def test_what_may_not_be_looked_at_is_passed_over_and_no_answer_is_none() -> None:

@@ -15,7 +15,11 @@ from orchestrator.backends.kubernetes.controller.decide import (
     Seen,
     decide,
 )
-from orchestrator.backends.kubernetes.controller.wishes import MOST_NODES, GangRestart, digest_of
+from orchestrator.backends.kubernetes.controller.pod_requests import (
+    MOST_NODES,
+    GangRestart,
+    digest_of,
+)
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.backends.kubernetes.resources import (
     ACCOUNTS,
@@ -53,7 +57,7 @@ def words(actions: tuple[Action, ...]) -> list[str]:
     return [action.does for action in actions]
 
 
-SETTLE = "take the gang restart of PyTorchJob training/job for done"
+SETTLE = "complete the gang restart of PyTorchJob training/job"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ SETTLE = "take the gang restart of PyTorchJob training/job for done"
             job(notes=OURS | {names.CANCELLED_ANNOTATION: "ada"}, suspend=True),
             WISH,
             [],
-            ["leave PyTorchJob training/job as it is"],
+            ["release PyTorchJob training/job"],
         ),
         (job(notes={names.CONTROLLER_ANNOTATION: "elsewhere"}), WISH, [pod()], []),
         (
@@ -201,7 +205,7 @@ def test_what_cannot_be_asked_for_is_told_and_not_done(asks: dict[str, str]) -> 
     decision = decide(what, SCOPE, {}, 0.0)
     assert (decision.chains, decision.busy) == ((), False)
     (said,) = decision.refused
-    assert said.startswith("pods of job training/job ask for what cannot be asked for: ndctl.dev/")
+    assert said.startswith("pods of job training/job have an invalid request: ndctl.dev/")
 
 
 BESIDE = {
@@ -318,7 +322,7 @@ def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) 
     world = World(seen(job(kind, notes=EXCLUDED), kind=kind, pods=(pod("a", on="node2"),)))
     (made,) = (one for chain in world.round().chains for one in chain)
     assert isinstance(made, Create)
-    assert made.reason == "job training/job left node1 out, and its own pods cannot be changed"
+    assert made.reason == "job training/job excluded node1, and its pods cannot be changed"
     assert made.item["metadata"]["labels"][names.KEEPS_OFF_LABEL] == "job"
     assert names.JOB_LABEL not in made.item["metadata"]["labels"], "it is none of the job's pods"
     (owner,) = made.item["metadata"]["ownerReferences"]

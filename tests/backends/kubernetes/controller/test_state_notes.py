@@ -67,12 +67,12 @@ def test_it_is_part_of_what_a_controller_decides_and_no_second_change_of_a_job()
     scope = Scope(home="home")
     seen = Seen(jobs={"pytorchjob": [a_job()]}, beside={CONFIG_MAPS: [a_map()]})
     (chain,) = decide(seen, scope, {}, 0.0).chains
-    assert [one.does for one in chain] == ["note how PyTorchJob team/job stands"]
+    assert [one.does for one in chain] == ["record the state of PyTorchJob team/job"]
     unlooked = a_job()
     del unlooked["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
     seen = Seen(jobs={"pytorchjob": [unlooked]}, beside={CONFIG_MAPS: [a_map()]})
     (chain,) = decide(seen, scope, {}, 0.0).chains
-    assert [one.does for one in chain] == ["look after PyTorchJob team/job"]
+    assert [one.does for one in chain] == ["manage PyTorchJob team/job"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.entry.leader import _told
+from orchestrator.backends.entry.leader import _reporting
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Expired, Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.leader.own_job import OwnJob
@@ -275,7 +275,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again_later(
     assert len(tries) == 4, "not before its time"
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1
-    assert "training goes on without: job-pods may not create events" in said[0]
+    assert "training continues: job-pods may not create events" in said[0]
     assert "fix: ask for it" in said[0]
 
 
@@ -442,7 +442,7 @@ def test_lines_are_told_once_they_are_on_disk(tmp_path: Path) -> None:
     cluster: Any = Cluster()
     told_too: Any = TellsCluster
     assert isinstance(cluster, told_too)
-    with _told(cluster, supervisor, RunDir(tmp_path), lambda: None):
+    with _reporting(cluster, supervisor, RunDir(tmp_path), lambda: None):
         for event in rest:
             supervisor.feed(event)
     assert [event for _, event in told[:-1]] == rest
@@ -454,7 +454,7 @@ def test_a_backend_without_a_cluster_is_told_nothing(tmp_path: Path) -> None:
     backend: AllocationBackend = object()  # type: ignore[assignment]
     supervisor = Supervisor(Lines())  # type: ignore[arg-type]
     supervisor.feed(started()[0])
-    with _told(backend, supervisor, RunDir(tmp_path), lambda: None):
+    with _reporting(backend, supervisor, RunDir(tmp_path), lambda: None):
         assert supervisor.tell is None
 
 

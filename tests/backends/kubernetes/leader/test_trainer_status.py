@@ -94,7 +94,7 @@ def test_a_refusal_has_the_servers_words_and_a_server_that_is_gone_is_tried_agai
     server: StatusServer,
 ) -> None:
     server.answers = 403
-    with pytest.raises(BackendError, match=r"refuses it with 403: .*no: 403") as refused:
+    with pytest.raises(BackendError, match=r"rejects it with 403: .*no: 403") as refused:
         client(server).post(status_body(REPORT, PACE))
     assert not isinstance(refused.value, Unanswered)
     server.answers = 500

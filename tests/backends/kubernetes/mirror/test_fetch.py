@@ -129,5 +129,5 @@ def test_no_snapshot_comes_before_the_lines_that_it_knows(
 def test_an_answer_that_was_cut_short_is_no_answer(run_dir: RunDir) -> None:
     out = io.BytesIO()
     main([str(run_dir.path), "0", "0"], out)
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="incomplete"):
         read_news(out.getvalue()[:-1])

@@ -320,7 +320,7 @@ def test_lines_that_never_came_are_not_made_up(
     cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
     cluster.lines = last_words(there, 2)
     before = copy.run_dir.journal.read_bytes()
-    with pytest.raises(BackendError, match="has only the last lines") as failed:
+    with pytest.raises(BackendError, match="holds only the last lines") as failed:
         copy.refresh()
     assert str(there.journal) in str(failed.value.fix)
     assert copy.run_dir.journal.read_bytes() == before
@@ -401,7 +401,7 @@ def test_a_log_that_cannot_be_read_is_tried_again_and_then_named(
     assert cluster.read == ["job-a-worker"] * 3
     cluster.busy = 100
     (said,) = copy.fetch_logs(["node-of-job-a-worker"])
-    assert said == "the log of pod job-a-worker could not be read to its end: the kubelet is busy"
+    assert said == "the log of pod job-a-worker could not be read completely: the kubelet is busy"
 
 
 def test_files_of_a_config_map_may_be_packed() -> None:

@@ -16,7 +16,7 @@ from orchestrator.backends.kubernetes.observe.observe import (
     taken,
     with_notes,
 )
-from orchestrator.backends.kubernetes.observe.pending_reasons import pod_trouble
+from orchestrator.backends.kubernetes.observe.pending_reasons import pod_problem
 from orchestrator.backends.kubernetes.resources import (
     EVENTS,
     JOB_KINDS,
@@ -106,8 +106,8 @@ TROUBLES = [
     (pod(phase="Running"), None, ""),
     (
         pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS)),
-        "Unschedulable (too little memory, nvidia.com/gpu)",
-        "too few nodes have that free",
+        "Unschedulable (insufficient memory, nvidia.com/gpu)",
+        "too few nodes have that much free",
     ),
     (
         pod(conditions=condition("PodScheduled", "False", "Unschedulable", TAINTED)),
@@ -174,7 +174,7 @@ TROUBLES = [
             conditions=condition("DisruptionTarget", "True", "DeletionByTaintManager"),
         ),
         "node lost",
-        "does not answer",
+        "is unreachable",
     ),
     (
         going("node-7"),
@@ -188,7 +188,7 @@ TROUBLES = [
 def test_a_pod_in_trouble_says_which_and_what_to_do(
     given: dict[str, Any], what: str | None, words: str
 ) -> None:
-    found = pod_trouble(given)
+    found = pod_problem(given)
     assert (found.what if found else None) == what
     assert words in str(found or "")
 
@@ -198,32 +198,32 @@ def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
         event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
         event("run-1-worker-0", "Failed", 'Failed to pull image "x": manifest unknown'),
     ]
-    found = pod_trouble(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
+    found = pod_problem(pod(containerStatuses=waiting("ImagePullBackOff", "Back-off")), events)
     assert found is not None
     assert found.why == 'Failed to pull image "x": manifest unknown'
 
 
 def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() -> None:
     waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
-    found = pod_trouble(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
+    found = pod_problem(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
     assert found is not None
-    assert found.what == "Unschedulable (too little memory, nvidia.com/gpu)"
-    assert found.why.endswith("the pod before it was preempted: by team-b/x on node node-7")
+    assert found.what == "Unschedulable (insufficient memory, nvidia.com/gpu)"
+    assert found.why.endswith("its previous pod was preempted: by team-b/x on node node-7")
 
 
 def test_a_volume_that_cannot_be_mounted_is_named() -> None:
     events = [event("run-1-worker-0", "FailedMount", 'configmap "run-1-launch" not found')]
-    found = pod_trouble(pod(containerStatuses=waiting("ContainerCreating")), events)
+    found = pod_problem(pod(containerStatuses=waiting("ContainerCreating")), events)
     assert found is not None
     assert found.why == 'configmap "run-1-launch" not found'
-    assert pod_trouble(pod(containerStatuses=waiting("ContainerCreating"))) is None
+    assert pod_problem(pod(containerStatuses=waiting("ContainerCreating"))) is None
 
 
 def mounting(*events: dict[str, Any]) -> str:
     """Of a pod that is being made for some time."""
     given = pod(containerStatuses=waiting("ContainerCreating"))
     given["metadata"]["uid"] = "u2"
-    found = pod_trouble(given, events)
+    found = pod_problem(given, events)
     return found.what if found else ""
 
 
@@ -243,7 +243,7 @@ def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
     assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
     given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
     given["metadata"]["uid"] = "u2"
-    found = pod_trouble(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
+    found = pod_problem(given, [event("run-1-worker-0", "Failed", "no such image", uid="u1")])
     assert (found and found.why) == "Back-off"
 
 
@@ -256,11 +256,11 @@ def deleted(item: dict[str, Any], grace_s: int = 0) -> dict[str, Any]:
 
 
 STANDINGS = [
-    (None, [], "missing", True, "was deleted, not known by whom"),
-    (None, [RUNNING], "missing", False, "deleted, not known by whom; 1 pod of it may still write"),
+    (None, [], "missing", True, "was deleted (unknown who deleted it)"),
+    (None, [RUNNING], "missing", False, "deleted (unknown who deleted it); 1 pod may still write"),
     (deleted(job("Running")), [RUNNING], "leaving", False, "is being deleted"),
     (deleted(job("Succeeded")), [], "succeeded", True, "has ended"),
-    (job("Created"), [], "waiting", False, "it has no pod yet"),
+    (job("Created"), [], "waiting", False, "no pod exists yet"),
     (job("Created", "Running"), [RUNNING, pod()], "running", False, "1 of 2 pods run"),
     (job("Created", "Succeeded"), [], "succeeded", True, "Succeeded"),
     (job("Failed"), [], "failed", True, "has Failed: Failed!"),
@@ -321,8 +321,8 @@ def test_whether_the_pod_that_leads_runs_is_told() -> None:
     [
         (None, "namespace team-a was deleted, and PyTorchJob team-a/run-1 with it"),
         (deleted({"metadata": {"name": "team-a"}}), "namespace team-a was deleted"),
-        ({"metadata": {"name": "team-a"}}, "PyTorchJob team-a/run-1 was deleted, not known by"),
-        (Forbidden("no right to namespaces"), "PyTorchJob team-a/run-1 was deleted, not known by"),
+        ({"metadata": {"name": "team-a"}}, "PyTorchJob team-a/run-1 was deleted (unknown who"),
+        (Forbidden("no right to namespaces"), "PyTorchJob team-a/run-1 was deleted (unknown who"),
     ],
 )
 def test_a_job_that_went_with_its_namespace_says_so(namespace: Any, words: str) -> None:
@@ -363,7 +363,7 @@ def test_without_the_right_to_events_a_job_that_waits_says_so_and_no_more_is_los
     launch = replace(a_launch(PLAIN, hosts=1), job="run-1")
     (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
     assert seen.meaning == "waiting"
-    assert "why is not known: dev may not list events in namespace team-a" in seen.words
+    assert "unknown reason: dev may not list events in namespace team-a" in seen.words
     lacks = condition("PodScheduled", "False", "Unschedulable", NO_GPUS)
     cluster.pods = (pod(conditions=lacks),)
     (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
@@ -374,7 +374,7 @@ REFUSED = [
     ('pods "run-1-master-0" is forbidden: exceeded quota: gpus, requested: ...', "quota exceeded"),
     ('pods "x" is forbidden: violates PodSecurity "restricted:latest": ...', "admission refused"),
     ('admission webhook "v.example" denied the request: no', "admission refused"),
-    ("dial tcp: i/o timeout", "no pod can be made"),
+    ("dial tcp: i/o timeout", "cannot create pods"),
 ]
 
 
@@ -397,7 +397,7 @@ def noted(one: dict[str, Any], **notes: str) -> Observed:
 def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
     """Three pods of it would wait for the four that the run began with, for ever."""
     seen = noted(job("Running", spec_hash="b"), runs="a")
-    assert "not what launch 3 began with" in seen.words
+    assert "differ from launch 3" in seen.words
     assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
     assert noted(job("Running", spec_hash="a"), runs="a").troubles == ()
     assert noted(job("Running", spec_hash="b")).troubles == ()
@@ -407,7 +407,9 @@ def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told(
 def test_nodes_that_nobody_keeps_new_pods_off_are_told_with_what_does() -> None:
     asked = "node-3,node-7"
     seen = noted(job("Running", excluded="node-3"), avoid=asked)
-    assert "no controller: new pods may come to node-7, which the job does not use" in seen.words
+    assert (
+        "no controller: new pods may be scheduled to node-7, which the job excludes" in seen.words
+    )
     assert "`kubectl apply -k manifests/controller`" in seen.words
     assert "node-3" not in seen.words
     assert noted(job("Running", excluded="node-3,node-5,node-7"), avoid=asked).troubles == ()
@@ -465,7 +467,7 @@ def test_what_does_not_mend_by_itself_comes_first() -> None:
     image = pod("run-1-b", containerStatuses=waiting("ErrImagePull", "not found"))
     seen = observe(PYTORCHJOB, NAME, job(), [waits, image])
     assert [one.pod for one in seen.troubles] == ["run-1-b", "run-1-a"]
-    assert "1 more pods in trouble" in seen.words
+    assert "1 more pods with problems" in seen.words
 
 
 LEAVING = {**RUNNING, "metadata": {**RUNNING["metadata"], "deletionTimestamp": "now"}}
@@ -565,6 +567,6 @@ def test_an_eviction_of_another_day_excuses_nobody() -> None:
 )
 def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
     ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
-    trouble = pod_trouble(pod(phase="Failed", containerStatuses=ended))
+    trouble = pod_problem(pod(phase="Failed", containerStatuses=ended))
     assert trouble is not None
     assert trouble.why == ("exit code 78" + (f": {said}" if said else ""))

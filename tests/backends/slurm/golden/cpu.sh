@@ -1,33 +1,33 @@
 #!/bin/bash
 
-# job: 2 ranks on 2 hosts (dp_shard=2), 10 steps. `sbatch` with this file starts it, as `ndctl
-# submit` does; `ndctl status job`, `logs`, `cancel` and the others find it in /runs/job, once it
-# has begun, with NDCTL_RUN_ROOT or --run-root.
+# job: 2 ranks on 2 hosts (dp_shard=2), 10 steps. Start it with `sbatch` and this file, or with
+# `ndctl submit`. When it has started, `ndctl status job`, `logs`, `cancel` and the other commands
+# find it in /runs/job; set NDCTL_RUN_ROOT or --run-root.
 
-# What the spec asks of Slurm (cluster.slurm), and the plan of the nodes. ndctl knows the job by its
-# comment.
+# The Slurm options of the spec (cluster.slurm) and the nodes of the plan. ndctl finds the job by
+# its comment.
 #SBATCH --job-name=ndctl-job
 #SBATCH --comment='ndctl launch 1 of /runs/job'
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --mem=0
 
-# What ndctl needs: it has the job queued again, goes on without a node that dies, and hears of the
-# time limit 90 s before, when ranks write a checkpoint.
+# Options that ndctl needs: to requeue the job, to continue when a node dies, and to get a signal 90
+# s before the time limit, so that the ranks write a checkpoint.
 #SBATCH --requeue
 #SBATCH --no-kill
 #SBATCH --signal=USR2@90
 #SBATCH --open-mode=append
 
-# Paths in the spec, and in lines of cluster.slurm.setup, are relative to this.
-cd /home/me || echo "$HOSTNAME has no folder "/home/me >&2
+# Relative paths in the spec and in cluster.slurm.setup start here.
+cd /home/me || echo "folder does not exist on $HOSTNAME: "/home/me >&2
 
-# With `sbatch --array` each element is a job of its own, with its number.
+# With `sbatch --array` each array task is a separate job with its number in the name.
 name=job${SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}
 run_dir=/runs/$name
 
-# Make the run directory and in it the job's secret, where `ndctl submit` has not. End here where
-# another job has the name.
+# Create the run directory and the secret of the job, unless `ndctl submit` has done it. Exit if
+# another job has this name.
 /venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_before_srun \
   --run-dir="$run_dir" --script="$0" <<'END_OF_JOB' || exit
 name: job
@@ -35,8 +35,8 @@ name: job
 …
 END_OF_JOB
 
-# One agent on each node starts the ranks there and watches over them; that of the first node leads.
-# What they say is in logs/ of the run directory.
+# Start one agent per node. It starts and monitors the ranks of its node. The agent of the first
+# node leads. Their logs are in logs/ of the run directory.
 srun --unbuffered \
   --output="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.out \
   --error="$run_dir"/slurm/launch-1/%j-${SLURM_RESTART_COUNT:-0}_%t_log.err \
@@ -44,6 +44,6 @@ srun --unbuffered \
   /venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_task \
   --run-dir="$run_dir" --launch=1 --devices=2 --agent-timeout=10.0 --first-leads && exit
 
-# It did not end well. Where srun alone was killed, wait for the agents that live on; where none is
-# left that could, have the job queued again.
+# srun failed. If only srun was killed, wait for the agents, which keep running. If no agent is left
+# to requeue the job, requeue it.
 /venv/bin/python -P -u /ndctl/orchestrator/run_module.py orchestrator.backends.entry.slurm_after_srun --run-dir="$run_dir" --launch=1 --code=$?

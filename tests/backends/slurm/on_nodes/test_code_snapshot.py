@@ -72,7 +72,11 @@ def test_of_many_files_that_stay_out_some_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("limit", "most", "said"),
-    [("MOST_FILES", 3, "4 files"), ("MOST_BYTES", 30, "takes at most"), ("MOST_S", 2.0, "for 3 s")],
+    [
+        ("MOST_FILES", 3, "4 files"),
+        ("MOST_BYTES", 30, "the limits are"),
+        ("MOST_S", 2.0, "for 3 s"),
+    ],
 )
 def test_what_is_too_large_for_code_is_refused_while_it_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float, said: str

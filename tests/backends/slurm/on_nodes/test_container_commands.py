@@ -64,7 +64,7 @@ def image(ping: Completed | None, srun: Completed | None = None) -> Shell:
     ],
 )
 def test_an_image_without_what_slurms_commands_need_is_refused(ping: Completed, said: str) -> None:
-    with pytest.raises(CannotLead, match="do not work inside of the container") as refused:
+    with pytest.raises(CannotLead, match="do not work in the container") as refused:
         check_commands(image(ping))
     assert said in refused.value.message
     assert "/run/munge:/run/munge" in refused.value.fix

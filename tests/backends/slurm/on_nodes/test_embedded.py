@@ -55,7 +55,7 @@ def test_a_spec_that_was_edited_in_the_script_is_refused() -> None:
     "text", ["", "name: job\n", f"name: job\n{PACKED}\n", f"a\n{PACKED}\nAAAA"]
 )
 def test_what_is_no_job_is_refused(text: str) -> None:
-    with pytest.raises(SpecError, match="cannot be read") as refused:
+    with pytest.raises(SpecError, match="cannot read the job") as refused:
         from_text(text)
     assert "ndctl render" in refused.value.fix
 

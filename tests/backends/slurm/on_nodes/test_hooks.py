@@ -28,8 +28,8 @@ def test_the_end_of_what_a_line_said_is_the_evidence(tmp_path: Path) -> None:
     hook(log, "echo of an earlier run; exit 1")
     why = hook(log, "seq 1000; echo no space left on /scratch >&2; exit 3")
     assert why == "ended with 3; it said: 997 | 998 | 999 | 1000 | no space left on /scratch"
-    assert hook(log, "exit 4") == "ended with 4 and said nothing"
-    assert hook(log, "kill -9 $$") == "was killed by SIGKILL and said nothing"
+    assert hook(log, "exit 4") == "exited with code 4 without output"
+    assert hook(log, "kill -9 $$") == "was killed by SIGKILL without output"
     assert hook(log, "no-such-program").startswith("ended with 127; it said: bash: ")
 
 
@@ -37,7 +37,7 @@ def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: P
     log, alive = tmp_path / "log", tmp_path / "alive"
     line = f"(sleep 2; touch {alive}) & echo copying; wait"
     began = time.monotonic()
-    assert hook(log, line, 0.3) == "did not end within 0.3 s; it said: copying"
+    assert hook(log, line, 0.3) == "timed out after 0.3 s; output: copying"
     assert time.monotonic() - began < 2
     time.sleep(2.2)
     assert not alive.exists()

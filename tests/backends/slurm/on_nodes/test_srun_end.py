@@ -15,7 +15,7 @@ def test_srun_that_a_signal_ended_is_told_to_the_next_run_and_to_no_other(tmp_pa
     write_down(note(tmp_path, launch=1, restarts=2), "node3", 137, 5.0)
     found = breakdown(launch, 2)
     assert found is not None
-    assert found.what == "SIGKILL ended srun on node3, and with it all agents (code 137)"
+    assert found.what == "SIGKILL ended srun on node3 and with it all agents (code 137)"
     assert found.at == 5.0
     assert breakdown(launch, 1) is None
     assert breakdown(launch, -1) is None, "there was no run before the first"
@@ -28,7 +28,7 @@ def test_of_one_host_it_is_not_known_whether_srun_or_its_agent_was_killed(tmp_pa
     write_down(path, "node3", 139, 5.0)
     found = breakdown(launch, 0)
     assert found is not None
-    words = "SIGSEGV ended srun on node3, or the one agent that it had started (code 139)"
+    words = "SIGSEGV ended srun on node3 or its only agent (code 139)"
     assert found.what == words
 
 
@@ -47,7 +47,7 @@ def test_a_note_that_cannot_be_written_or_read_costs_nothing_else(
 ) -> None:
     path = note(tmp_path, launch=1, restarts=0)
     write_down(path, "node3", 137, 5.0)
-    assert "how srun ended cannot be written down" in caplog.text
+    assert "failed to record the end of srun" in caplog.text
     path.parent.mkdir(parents=True)
     for torn in ('{"code": 137', '{"code": 137}', "[]", '{"code": null, "host": 1, "at": 2}'):
         path.write_text(torn)

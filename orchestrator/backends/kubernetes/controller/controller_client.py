@@ -1,4 +1,4 @@
-"""What pods ask of the controller, by annotations of their job's ConfigMap, and whether it does it.
+"""How pods send requests to the controller: annotations of the job's ConfigMap.
 
 Without a controller nothing of this is done, and the annotations wait for one: the functions here
 say so, and callers do what they can do themselves.
@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
     GangRestart,
     digest_of,
@@ -40,12 +40,12 @@ log = logging.getLogger(__name__)
 
 LEASE = "ndctl-controller"
 PATIENCE_S = 20.0
-"""For the controller to begin, beyond the duration of its Lease: another may have to take over."""
+"""Time for the controller to act, added to its Lease duration (a standby may take over)."""
 LOOK_S = 1.0
 SKEW_S = 60.0
-"""Between the clock of the controller and ours, at most."""
+"""Largest clock difference to the controller."""
 TRIES = 5
-"""Of a change that other pods of the job make at the same time."""
+"""Tries, because other pods of the job may change the ConfigMap at the same time."""
 Notes = Mapping[str, str]
 Changed = Mapping[str, str | None]
 
@@ -63,9 +63,9 @@ def note(
         found = api.get(CONFIG_MAPS, namespace, name)
         if found is None:
             raise BackendError(
-                f"there is no ConfigMap {name} in namespace {namespace}: pods of {job} can ask the"
-                " controller for nothing",
-                fix="submit the job again, or apply what `ndctl render` prints",
+                f"there is no ConfigMap {name} in namespace {namespace}: pods of {job} cannot"
+                " send requests to the controller",
+                fix="submit the job again, or apply the output of `ndctl render`",
             )
         changed = change(object_fields.annotations_of(found))
         if not changed:
@@ -81,7 +81,7 @@ def note(
 
 
 def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
-    """`note`: that no new pod of the job shall be on `hosts`."""
+    """A change for `note`: no new pod of the job may run on `hosts`."""
 
     def change(notes: Notes) -> Changed:
         before = _listed(notes, names.AVOID_ANNOTATION)
@@ -90,7 +90,7 @@ def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
             return {}
         if len(every) > MOST_NODES:
             log.warning(
-                "the job avoids %d nodes, and the controller takes %d: %s are left out of that",
+                "the job excludes %d nodes but the controller accepts %d: ignoring %s",
                 *(len(every), MOST_NODES, ", ".join(every[:-MOST_NODES])),
             )
         return {names.AVOID_ANNOTATION: ",".join(every[-MOST_NODES:])}
@@ -99,7 +99,7 @@ def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
 
 
 def given_back(notes: Notes) -> Changed:
-    """`note`: that the leader gave all pods back once more."""
+    """A change for `note`: count one more requeue of all pods."""
     count = number_in({"metadata": {"annotations": notes}}, names.REQUEUES_ANNOTATION)
     return {names.REQUEUES_ANNOTATION: str(count + 1)}
 
@@ -116,10 +116,10 @@ def _listed(notes: Notes, annotation: str) -> tuple[str, ...]:
     return tuple(filter(None, notes.get(annotation, "").split(",")))
 
 
-def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRestart) -> bool:
+def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: GangRestart) -> bool:
     """Whether a controller takes all pods away and sees to new ones. False: the caller has to.
 
-    That it lives is what its Lease says; that it does it is seen, and else the wish is withdrawn.
+    Its Lease shows that it is alive. If it does not act, the request is withdrawn.
     One that begins at the very moment of the withdrawal restarts the job all the same: then pods
     go twice, and nothing is lost.
     """
@@ -130,7 +130,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
     duration_s = lives_for(api, clock, job)
     if duration_s is None:
         return False
-    text = wish.text()
+    text = request.text()
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: text})
     deadline = clock.monotonic() + duration_s + PATIENCE_S
     while clock.monotonic() < deadline:
@@ -140,12 +140,12 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, wish: GangRe
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: None})
     if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
         return True
-    log.warning("the controller does not answer: the pods are given back without it")
+    log.warning("no answer from the controller: requeueing the pods without it")
     return False
 
 
 def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
-    """Suspended, or, of a job in a queue, done already."""
+    """Suspended, or (for a queued job) already done."""
     if job is None or lookup(job, kind.suspend) is True:
         return True
     return object_fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
@@ -188,7 +188,7 @@ def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Objec
     there = {one["metadata"]["uid"] for one in _pods(api, namespace, job)}
 
     def change(notes: Notes) -> Changed:
-        # Those that are gone were carried out, and nobody need read of them again.
+        # Requests for deleted pods are done, so drop them.
         before = _listed(notes, names.END_ANNOTATION)
         left = [word for word in before if word.rpartition("/")[2] in there]
         return {names.END_ANNOTATION: ",".join(dict.fromkeys((*left, f"{name}/{uid}")))}
@@ -208,17 +208,17 @@ def _pods(api: Api, namespace: str, job: str) -> tuple[Object, ...]:
 
 
 def lives_for(api: Api, clock: Clock, job: Object) -> float | None:
-    """The duration of the Lease of the job's controller, None where that lives no more."""
+    """Lease duration of the job's controller; None if it is not alive."""
     home = object_fields.annotations_of(job).get(names.CONTROLLER_ANNOTATION)
     return None if home is None else lease_s(api, clock, home)
 
 
 def lease_s(api: Api, clock: Clock, home: str) -> float | None:
-    """The duration of the Lease of a controller in namespace `home`; None where none lives."""
+    """Lease duration of the controller in namespace `home`; None if none is alive."""
     try:
         lease = api.get(LEASES, home, LEASE)
     except Forbidden as exc:
-        log.warning("whether a controller is there cannot be seen, so it is not asked: %s", exc)
+        log.warning("cannot check for a controller, so not asking one: %s", exc)
         return None
     spec: Mapping[str, Any] = lookup(lease, ("spec",), {})
     duration_s = float(spec.get("leaseDurationSeconds") or 0)

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict
 from orchestrator.backends.kubernetes.api.client import Api, Listed
-from orchestrator.backends.kubernetes.controller.asking import (
+from orchestrator.backends.kubernetes.controller.controller_client import (
     PATIENCE_S,
     SKEW_S,
     TRIES,
@@ -20,7 +20,7 @@ from orchestrator.backends.kubernetes.controller.asking import (
     note,
     restarts_of,
 )
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
     GangRestart,
     digest_of,

@@ -1,4 +1,4 @@
-"""What the pods of a job ask of the controller. Pure.
+"""Parse the requests that the pods of a job send to the controller. Pure.
 
 They may write one object, ConfigMap JOB-launch, and nothing that pods are made from. Its
 annotations hold what they ask for:
@@ -36,49 +36,49 @@ BY = re.compile(r"[-A-Za-z0-9_.@:]{1,253}")
 SOMEBODY = "somebody"
 
 
-class NotAWish(ValueError):
-    """What is asked does not follow the grammar."""
+class InvalidRequest(ValueError):
+    """The request does not follow the grammar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangRestart:
     by: str = SOMEBODY
     at: float | None = None
-    """Unix seconds, by the clock of the program that asks; two wishes differ by it."""
+    """Unix seconds, by the clock of the program that asks; two pod_requests differ by it."""
     exclude: tuple[str, ...] = ()
-    """Nodes that the next pods shall not have."""
+    """Nodes that new pods must avoid."""
 
     def text(self) -> str:
         return json.dumps({"by": self.by, "at": self.at, "exclude": list(self.exclude)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class PodRequests:
     """Of one job."""
 
     avoid: tuple[str, ...] = ()
     end: tuple[tuple[str, str], ...] = ()
     """Name and uid of each pod."""
     restart: GangRestart | None = None
-    """None where none is asked for, or the last one was carried out."""
+    """None: no request, or it is already done."""
     digest: str = ""
     """Of the text that asks for `restart`: noted on the job once it was carried out."""
     refused: tuple[str, ...] = ()
-    """What does not follow the grammar, and why, in words."""
+    """Rejected requests, with the reason."""
 
     @property
     def nodes(self) -> frozenset[str]:
-        """All that the next pods are to be kept off."""
+        """All nodes that new pods must avoid."""
         return frozenset(self.avoid) | frozenset(self.restart.exclude if self.restart else ())
 
 
-def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> Wishes:
+def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> PodRequests:
     """What the pods of `job` ask for in `config_map`, of JOB-launch.
 
     It has to belong to this very job: a former job of that name may have left one.
     """
     if config_map is None or not belongs_to(config_map, job):
-        return Wishes()
+        return PodRequests()
     notes = annotations_of(config_map)
     refused: list[str] = []
     found: dict[str, object] = {}
@@ -86,18 +86,18 @@ def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> Wishes:
     done = annotations_of(job).get(names.RESTARTED_ANNOTATION)
     try:
         found["avoid"] = nodes_in(notes.get(names.AVOID_ANNOTATION, ""))
-    except NotAWish as exc:
+    except InvalidRequest as exc:
         refused.append(f"{names.AVOID_ANNOTATION}: {exc}")
     try:
         found["end"] = pods_in(kind, name_of(job), notes.get(names.END_ANNOTATION, ""))
-    except NotAWish as exc:
+    except InvalidRequest as exc:
         refused.append(f"{names.END_ANNOTATION}: {exc}")
     if text is not None and digest_of(text) != done:
         try:
             found |= {"restart": restart_in(text), "digest": digest_of(text)}
-        except NotAWish as exc:
+        except InvalidRequest as exc:
             refused.append(f"{names.GANG_ANNOTATION}: {exc}")
-    return Wishes(**found, refused=tuple(refused))  # type: ignore[arg-type]
+    return PodRequests(**found, refused=tuple(refused))  # type: ignore[arg-type]
 
 
 def belongs_to(config_map: Object, job: Object) -> bool:
@@ -114,10 +114,10 @@ def nodes_in(text: str) -> tuple[str, ...]:
 
 def _checked_nodes(found: Sequence[str]) -> tuple[str, ...]:
     if len(found) > MOST_NODES:
-        raise NotAWish(f"{len(found)} nodes; a job may avoid {MOST_NODES} at most")
+        raise InvalidRequest(f"{len(found)} nodes; a job may avoid {MOST_NODES} at most")
     for name in found:
         if not isinstance(name, str) or NODE.fullmatch(name) is None:
-            raise NotAWish(f"{_shown(name)} is no name of a node")
+            raise InvalidRequest(f"{_shown(name)} is not a node name")
     return tuple(found)
 
 
@@ -125,14 +125,14 @@ def pods_in(kind: Kind, job: str, text: str) -> tuple[tuple[str, str], ...]:
     """NAME/UID of pods of this job, with commas between them."""
     words = text.split(",") if text else []
     if len(words) > MOST_PODS:
-        raise NotAWish(f"{len(words)} pods; {MOST_PODS} at most")
+        raise InvalidRequest(f"{len(words)} pods; {MOST_PODS} at most")
     found = []
     for word in words:
         match = POD.fullmatch(word)
         if match is None:
-            raise NotAWish(f"{_shown(word)} is not POD/UID")
+            raise InvalidRequest(f"{_shown(word)} is not POD/UID")
         if not names.is_pod_of(kind, job, match[1]):
-            raise NotAWish(f"{match[1]} is no pod of {job}")
+            raise InvalidRequest(f"{match[1]} is not a pod of {job}")
         found.append((match[1], match[2]))
     return tuple(found)
 
@@ -141,16 +141,16 @@ def restart_in(text: str) -> GangRestart:
     try:
         said = read_json(text, most=MOST_TEXT)
     except ValueError as exc:
-        raise NotAWish(f"{_shown(text)} is no JSON: {exc}") from exc
+        raise InvalidRequest(f"{_shown(text)} is not JSON: {exc}") from exc
     if not isinstance(said, Mapping) or not {*said} <= {"by", "at", "exclude"}:
-        raise NotAWish(f"{_shown(text)} is no JSON object with by, at and exclude alone")
+        raise InvalidRequest(f"{_shown(text)} is not a JSON object with only by, at and exclude")
     by, at, exclude = said.get("by", SOMEBODY), said.get("at"), said.get("exclude", [])
     if not isinstance(by, str) or BY.fullmatch(by) is None:
-        raise NotAWish(f"by: {_shown(by)} is no name of a pod or a person")
+        raise InvalidRequest(f"by: {_shown(by)} is not the name of a pod or a person")
     if at is not None and (isinstance(at, bool) or not isinstance(at, int | float)):
-        raise NotAWish(f"at: {_shown(at)} is no number of seconds")
+        raise InvalidRequest(f"at: {_shown(at)} is not a number of seconds")
     if not isinstance(exclude, list):
-        raise NotAWish(f"exclude: {_shown(exclude)} is no list of nodes")
+        raise InvalidRequest(f"exclude: {_shown(exclude)} is not a list of nodes")
     return GangRestart(by=by, at=at, exclude=_checked_nodes(exclude))
 
 
@@ -159,18 +159,18 @@ def digest_of(text: str) -> str:
 
 
 def _shown(value: object) -> str:
-    """A few characters of what another program wrote."""
+    """The first characters of untrusted text."""
     text = visible(repr(value), keep="")
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def number_in(item: Object, annotation: str) -> int:
-    """Of an annotation that counts; 0 where there is none."""
+    """The value of a counter annotation; 0 if unset."""
     said = annotations_of(item).get(annotation, "")
     return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0
 
 
 def excluded_of(job: Object) -> tuple[str, ...]:
-    """Nodes that the controller keeps the job's new pods off."""
+    """Nodes that the controller excludes for new pods of the job."""
     said = annotations_of(job).get(names.EXCLUDED_ANNOTATION, "")
     return tuple(filter(None, said.split(",")))

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.backends.kubernetes.controller.wishes import (
+from orchestrator.backends.kubernetes.controller.pod_requests import (
     MOST_NODES,
     MOST_PODS,
     MOST_TEXT,
     NODE,
     GangRestart,
-    NotAWish,
+    InvalidRequest,
     nodes_in,
     pods_in,
     restart_in,
@@ -26,8 +26,8 @@ UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
 
 
 def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
-    wish = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
-    assert restart_in(wish.text()) == wish
+    request = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
+    assert restart_in(request.text()) == request
     assert restart_in("{}") == GangRestart()
     assert nodes_in("") == ()
     assert nodes_in("node-7,ip-10-0-0-1.ec2") == ("node-7", "ip-10-0-0-1.ec2")
@@ -45,30 +45,30 @@ def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
 def test_pods_are_named_with_their_uids(kind: Kind, pod: str) -> None:
     assert pods_in(kind, "job", f"{pod}/{UID}") == ((pod, UID),)
     for other in (f"{pod}", f"{pod}/", f"{pod}/{UID}x", f"x{pod}/{UID}", f"{pod}-b/{UID}"):
-        with pytest.raises(NotAWish):
+        with pytest.raises(InvalidRequest):
             pods_in(kind, "job", other)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("now", "is no JSON"),
-        ("[1]", "is no JSON object"),
-        ('{"template": {}}', "with by, at and exclude alone"),
-        ('{"by": "\\u001b[2J"}', "by: '\\\\x1b[2J' is no name"),
-        ('{"by": 3}', "by: 3 is no name"),
-        ('{"at": "now"}', "at: 'now' is no number"),
-        ('{"at": true}', "at: True is no number"),
-        ('{"exclude": "node1"}', "is no list of nodes"),
-        ('{"exclude": ["a", 1]}', "1 is no name of a node"),
-        ('{"exclude": ["a,b"]}', "is no name of a node"),
-        ('{"exclude": ["%s"]}' % ("n" * 300), "is no name of a node"),
-        ("[" * 100_000, "is no JSON"),
-        ('{"by": "%s"}' % ("a" * MOST_TEXT), "is no JSON"),
+        ("now", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ('{"template": {}}', "with only by, at and exclude"),
+        ('{"by": "\\u001b[2J"}', "by: '\\\\x1b[2J' is not the name"),
+        ('{"by": 3}', "by: 3 is not the name"),
+        ('{"at": "now"}', "at: 'now' is not a number"),
+        ('{"at": true}', "at: True is not a number"),
+        ('{"exclude": "node1"}', "is not a list of nodes"),
+        ('{"exclude": ["a", 1]}', "1 is not a node name"),
+        ('{"exclude": ["a,b"]}', "is not a node name"),
+        ('{"exclude": ["%s"]}' % ("n" * 300), "is not a node name"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"by": "%s"}' % ("a" * MOST_TEXT), "is not JSON"),
     ],
 )
 def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str) -> None:
-    with pytest.raises(NotAWish, match=words.replace("[", r"\[")) as raised:
+    with pytest.raises(InvalidRequest, match=words.replace("[", r"\[")) as raised:
         restart_in(text)
     assert len(str(raised.value)) < 250
     assert "\x1b" not in str(raised.value)
@@ -77,9 +77,9 @@ def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str
 def test_there_is_a_limit_to_all_of_it() -> None:
     nodes = [f"node{number}" for number in range(MOST_NODES + 1)]
     assert len(nodes_in(",".join(nodes[1:]))) == MOST_NODES
-    with pytest.raises(NotAWish, match=f"a job may avoid {MOST_NODES} at most"):
+    with pytest.raises(InvalidRequest, match=f"a job may avoid {MOST_NODES} at most"):
         nodes_in(",".join(nodes))
-    with pytest.raises(NotAWish, match="at most"):
+    with pytest.raises(InvalidRequest, match="at most"):
         pods_in("pytorchjob", "job", f"job-master-0/{UID}," * MOST_PODS)
 
 
