@@ -65,8 +65,7 @@ def test_real_and_played_agents_bring_a_job_to_the_same_end(kind: str) -> None:
         for real in (False, True):
             one = Simulation(chosen, real=real)
             one.run()
-            run = one.world.run
-            ends.append((run.ending, run.attempt.number, [it.kind for it in run.history.incidents]))
+            ends.append(one.world.run.ending)
         assert ends[0] == ends[1], f"seed {seed}"
 
 
