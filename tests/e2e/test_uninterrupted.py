@@ -78,7 +78,7 @@ def test_a_finished_job_has_nothing_to_resume(ndctl: Ndctl, reference: Ndctl) ->
     shutil.copytree(reference.run_dir, ndctl.run_dir)
     done = ndctl.submit("--resume", "--follow")
     assert done.code == 5
-    assert "nothing left to do: 24 of 24 steps are done" in done.err
+    assert "has no steps left: 24 of 24 steps are done" in done.err
     assert ndctl.status()["state"] == "SUCCEEDED"
 
 

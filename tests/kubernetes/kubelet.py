@@ -65,10 +65,8 @@ class Kubelet:
             return
         else:
             run = self._begin(pod)
-        if "deletionTimestamp" in pod["metadata"] and not (
-            run.interruption.leaving or name in self.lost
-        ):
-            run.interruption.leaving = True
+        if "deletionTimestamp" in pod["metadata"] and not (run.leaving or name in self.lost):
+            run.leaving = True
             self._spawn(self._remove(run))
 
     def _begin(self, pod: Object) -> PodRun:

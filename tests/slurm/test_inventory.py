@@ -66,7 +66,7 @@ def test_a_plan_takes_free_hosts_and_says_when_it_has_to_wait(slurm: SlurmTestbe
     assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # below one leaf
     waits = plan(slurm, cluster__hosts=4)
     assert set(waits["hosts"]) == set(slurm.names)
-    assert any("3 of the 4 hosts are free now" in note for note in waits["notes"])
+    assert any("only 3 of 4 hosts are free" in note for note in waits["notes"])
 
 
 def test_no_answer_is_said_in_words(slurm: SlurmTestbed) -> None:

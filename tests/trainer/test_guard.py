@@ -78,7 +78,7 @@ def test_the_state_goes_through_a_checkpoint() -> None:
     after.restore(spikes)
     for step, loss in enumerate(losses[cut:], cut + 1):
         after.seen(step, loss, SPEC)
-    assert (after.high_in_a_row, after.stage.since) == (SPEC.steps, SPEC.window + 1)
+    assert (after.high_in_a_row, after.since) == (SPEC.steps, SPEC.window + 1)
 
 
 def test_the_first_bad_step_is_remembered_over_steps_without_a_token() -> None:

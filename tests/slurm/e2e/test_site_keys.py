@@ -120,6 +120,6 @@ def test_a_heterogeneous_job_ends_with_a_message(ndctl: SlurmNdctl, tmp_path: Pa
     script.write_text(done.out)
     ndctl.testbed.told("sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script))
     ndctl.testbed.wait_for("the message", lambda: out.exists() and "ndctl:" in out.read_text())
-    assert "is heterogeneous: where a node of its second component is lost" in out.read_text()
+    assert "is heterogeneous: if it loses a node of its second component" in out.read_text()
     assert not ndctl.run_dir.exists()
     ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.told("squeue", "-h"))
