@@ -40,7 +40,7 @@ def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, referenc
         assert incident["detected_after_s"] >= 0
         assert incident["recovered_after_s"] > 0
     assert "kill:rank=1@step=14" in done.out
-    assert "\nranks      one row per host" in done.out.split("starting attempt 1")[0]
+    assert "\nranks         one row per host" in done.out.split("starting attempt 1")[0]
     assert_nothing_left(ndctl.run_dir)
 
 
