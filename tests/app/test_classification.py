@@ -28,7 +28,7 @@ def test_the_end_of_a_log_has_a_class_with_what_decided(tmp_path: Path) -> None:
     assert "class    disk-full" in said.output
     assert "line     OSError: [Errno 28] No space left on device: '/c'" in said.output
     assert "pattern  No space left on device|Errno 28" in said.output
-    assert "advice   make room" in said.output
+    assert "advice   free disk space" in said.output
     body = json.loads(run("-", "--json", stdin=log.read_text()).output)
     assert set(body) == KEYS
     assert (body["class"], body["excludes_host"]) == ("disk-full", False)

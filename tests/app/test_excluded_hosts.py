@@ -1,5 +1,6 @@
 """Hosts that a job does without: why, until when, and what to type."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,11 +85,12 @@ def test_nothing_is_asked_where_no_strike_was_ever_written(
     assert backend.shell.said == []
 
 
-def a_run(root: Path, **more: object) -> Run:
+def a_run(root: Path, exclude: Mapping[str, str]) -> Run:
     from orchestrator.app.submission import submit_job
 
     submit_job.submit(submission(root), {}, TurnedClock())
-    return replace(fold(events(root)), **more)  # type: ignore[arg-type]
+    run = fold(events(root))
+    return replace(run, hosts=replace(run.hosts, exclude=exclude))
 
 
 def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
