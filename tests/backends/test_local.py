@@ -102,7 +102,7 @@ def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
 
 
 def test_a_host_outside_the_launch_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="host-9 is no host"):
+    with pytest.raises(BackendError, match="host-9 is not a host"):
         LocalBackend({}, TurnedClock()).replace(launch(tmp_path), "host-9")
 
 
@@ -170,7 +170,7 @@ def test_clearing_waits_until_the_ranks_are_gone_too(
     fd = os.open(logs / "ranks-host-0.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
     backend = LocalBackend({}, TurnedClock())
-    with pytest.raises(BackendError, match=r"still run; they hold .*ranks-host-0\.lock") as failed:
+    with pytest.raises(BackendError, match=r"still running and hold .*ranks-host-0\.lock") as failed:
         backend.clear(launch(tmp_path))
     assert "fuser" in failed.value.fix
     os.close(fd)
@@ -186,7 +186,7 @@ def test_an_agent_that_cannot_be_ended_is_an_error_with_its_number(tmp_path: Pat
     fd = os.open(lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_EX)
     os.write(fd, str(dead.pid).encode())
-    with pytest.raises(BackendError, match=f"process {dead.pid}, an agent of this job"):
+    with pytest.raises(BackendError, match=f"agent process {dead.pid} of this job"):
         LocalBackend({}, TurnedClock()).clear(launch(tmp_path))
     os.close(fd)
 
@@ -206,7 +206,7 @@ def test_when_one_agent_cannot_be_started_none_is_left(
         pids.extend(process.pid for process in self.started.values())
 
     monkeypatch.setattr(LocalBackend, "_start", second_fails)
-    with pytest.raises(BackendError, match="the agent of host-1 could not be started"):
+    with pytest.raises(BackendError, match="failed to start the agent of host-1"):
         backend.submit(handed(launch(tmp_path / "job")))
     assert len(pids) == 1
     assert is_gone(pids[0])
@@ -214,5 +214,5 @@ def test_when_one_agent_cannot_be_started_none_is_left(
 
 def test_logs_that_cannot_be_written_are_a_backend_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
-    with pytest.raises(BackendError, match="could not be started"):
+    with pytest.raises(BackendError, match="failed to start the agent"):
         LocalBackend({}, TurnedClock()).submit(handed(launch(tmp_path)))

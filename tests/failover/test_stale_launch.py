@@ -91,6 +91,6 @@ def test_who_is_superseded_leaves_everything_as_it_is(
     with caplog.at_level(logging.ERROR):
         code = main([f"--run-dir={run_dir.path}", *words, "--agent-timeout=1", *lead], {})
     assert code == exit_codes.NOT_ADMITTED
-    assert "leaving: these hosts are of launch" in caplog.text
+    assert "exiting: these hosts are of launch" in caplog.text
     assert read_fence(run_dir.fence) == Fence(leader="who trains", attempt=3)
     assert run_dir.journal.read_bytes() == before

@@ -329,7 +329,7 @@ def test_without_it_the_job_stops_at_once_and_says_what_helps() -> None:
         (end,) = astray(job, 50, 52, kind)
         assert isinstance(end, EndJob)
         assert (end.state, job.run.history.incidents[0].failure) == ("FAILED", name)
-        assert "go back" in end.reason
+        assert "resume from " in end.reason
         assert job.run.history.incidents[0].edits == ("--set resilience.on_nan=rollback",)
 
 

@@ -186,7 +186,7 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
         return saying(place=said["place"] | more)
 
     offset = said["place"]["offset"]
-    flipped = rest.replace(b'"attempt":1', b'"attempt":2', 1)
+    flipped = rest.replace(b'"number":1', b'"number":2', 1)
     assert flipped != rest
     return {
         "empty": (b"", journal),
@@ -207,7 +207,7 @@ def damaged(data: bytes, journal: bytes) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-DAMAGES = sorted(damaged(b'{"place":{"offset":1}}\n{"attempt":1}\n', b""))
+DAMAGES = sorted(damaged(b'{"place":{"offset":1}}\n{"number":1}\n', b""))
 
 
 @pytest.mark.parametrize("what", DAMAGES)

@@ -269,8 +269,8 @@ def _granted(
     if backend.granted is None:
         return Granted(term=config.term, reached=reached)
     allocation = backend.granted.allocation(launch)
-    former, silent = run.scheduler.leader, max(0.0, clock.now() - run.history.last_at)
-    silent_s = {former: silent} if former else {}
+    leader, silent = run.scheduler.leader, max(0.0, clock.now() - run.history.last_at)
+    silent_s = {leader: silent} if leader else {}
     taken: Mapping[str, str] = {}
     if silent_s and backend.successors is not None:
         try:

@@ -192,7 +192,7 @@ def test_the_command_says_who_and_how_it_is_known() -> None:
     shown = CliRunner().invoke(cli, ["diagnose", str(FLIGHT)])
     assert shown.exit_code == 0
     assert "rank 3 did not call the operation in which the others wait" in shown.output
-    assert "3 of 4 ranks are in, without rank 3" in shown.output
+    assert "3 of 4 ranks entered it, missing: rank 3" in shown.output
     found = json.loads(CliRunner().invoke(cli, ["diagnose", str(FLIGHT), "--json"]).output)
     assert (found["ranks"], found["hosts"], found["num_dumps"]) == ([3], [], 4)
 
@@ -348,7 +348,7 @@ def test_a_peer_that_is_mute_for_another_reason_is_not_blamed(
     """Who is killed is mute as well, and its peers lose a connection."""
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
     assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
-    assert "does not tell them apart" in found.cause
+    assert "do not show which rank is wrong" in found.cause
 
 
 def test_ranks_that_stood_still_are_judged_by_that_and_not_by_how_they_ended(

@@ -623,7 +623,7 @@ def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
     said = verdict(exited(1, at=START + 50, exit_code=1, signal=None, log_tail=lines))
     assert said.failure is not None
     assert (said.failure.name, said.failure.scope) == ("disk-full", "storage")
-    assert said.evidence.notes[0].startswith("class disk-full (scope storage): make room")
+    assert said.evidence.notes[0].startswith("class disk-full (scope storage): free disk space")
 
 
 STEP = "2026-11-22 16:00:02,000 step 31/60 loss 3.1000 grad_norm 1 lr 1.00e-04 tokens/s 100"
