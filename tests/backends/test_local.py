@@ -170,7 +170,7 @@ def test_clearing_waits_until_the_ranks_are_gone_too(
     fd = os.open(logs / "ranks-host-0.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
     backend = LocalBackend({}, TurnedClock())
-    with pytest.raises(BackendError, match=r"still running and hold .*ranks-host-0\.lock") as failed:
+    with pytest.raises(BackendError, match=r"running and hold .*ranks-host-0\.lock") as failed:
         backend.clear(launch(tmp_path))
     assert "fuser" in failed.value.fix
     os.close(fd)

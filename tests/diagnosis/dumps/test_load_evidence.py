@@ -321,7 +321,7 @@ def test_what_ranks_wrote_as_they_ended_shows_who_called_something_else(tmp_path
     assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
     assert sorted(scene.dumps) == [0, 1, 2, 3]
     shown = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
-    assert "rank 2 (the program; no host is to blame)" in shown.output
+    assert "rank 2 (the program is wrong; do not exclude a host)" in shown.output
     assert "dumps of 4 ranks" in shown.output
 
 
