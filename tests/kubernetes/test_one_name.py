@@ -58,7 +58,7 @@ def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
     def told() -> bool:
         kind = JOB_KINDS["pytorchjob"]
         (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [asked.launch])
-        return "not what runs" in [one.what for one in seen.troubles]
+        return "applied objects not in use" in [one.what for one in seen.troubles]
 
     def applied(text: Handover) -> None:
         for one in objects(text):

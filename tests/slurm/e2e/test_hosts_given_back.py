@@ -170,7 +170,7 @@ def test_a_job_that_cannot_do_without_the_node_waits_for_it(
     wait_for(lambda: "DRAINED" in ndctl.slurm_job()["Reason"], "the queue", LIMIT_S)
     job = ndctl.slurm_job()
     assert (job["JobState"], job["ExcNodeList"]) == ("PENDING", "(null)")
-    assert "`sinfo -R` says why" in ndctl.status()["scheduler"]
+    assert "`sinfo -R` for the" in ndctl.status()["scheduler"]
     update(ndctl, drained, "State=RESUME")
     ndctl.wait_for_end(limit=END_S)
 

@@ -31,9 +31,9 @@ def assert_went_on(job: Job, cause: str, signal: str) -> None:
     assert (first["allocation"]["restarts"], again["allocation"]["restarts"]) == (0, 1)
     assert first["allocation"]["id"] == again["allocation"]["id"] == job.id
     story = job.story()
-    assert f"asks the job to leave: {cause} ({signal})" in story
-    assert story.count("back to the queue") == 1
-    assert "back to the queue without" not in story, "no host did anything wrong"
+    assert f"asks the job to stop: {cause} ({signal})" in story
+    assert story.count("requeue the job") == 1
+    assert "requeue the job without" not in story, "no host did anything wrong"
 
 
 def make_room(job: Job) -> None:

@@ -124,7 +124,7 @@ def test_agents_that_live_on_train_to_the_end(job: Job) -> None:
         os.kill(pid, signal.SIGSTOP)
     for pid in sruns(job):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "goes on without it" in agent_logs(job), "the script to see it")
+    wait_for(lambda: "continues without it" in agent_logs(job), "the script to see it")
     job.until_ended()
 
     assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("COMPLETED", "0")
