@@ -39,7 +39,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     backend.submit(first)
     for kind in ("jobset", "trainjob"):
         said = refused(backend, handover(kube, namespace, kind))
-        assert f"one that no PyTorchJob of namespace {namespace} has" in said
+        assert f"a name that no PyTorchJob of namespace {namespace} has" in said
         assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in said
     assert "delete pytorchjobs" not in refused(backend, first), "a submit again is none other"
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")

@@ -157,7 +157,7 @@ def test_hooks_run_before_the_agent_and_after_it(
     said = (tmp_path / "logs" / "hooks-node7.log").read_text()
     assert f"node7 in {tmp_path}\n" in said
     assert said.endswith("cleaned\n")
-    assert "the after hook of node7: ended with 3; it said: cleaned" in caplog.text
+    assert "after hook failed on node7: exited with code 3; output: cleaned" in caplog.text
 
 
 @pytest.mark.process
@@ -166,7 +166,7 @@ def test_an_agent_whose_host_failed_the_hook_comes_with_the_reason(
 ) -> None:
     before = ("--before=echo no /scratch; exit 9", "--before-limit=20")
     argv = finished(agents, tmp_path, monkeypatch, *before)
-    assert "--hook-failed=ended with 9; it said: no /scratch" in argv
+    assert "--hook-failed=exited with code 9; output: no /scratch" in argv
 
 
 def test_without_hooks_nothing_is_run_and_no_leader_is_waited_for_longer(

@@ -34,7 +34,7 @@ def test_one_that_succeeds_early_is_fine(tmp_path: Path) -> None:
 
 
 def test_one_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BackendError, match="no-such-program could not be started"):
+    with pytest.raises(BackendError, match="failed to start no-such-program"):
         start(["no-such-program"], PATH, tmp_path / "log", 1.0)
-    with pytest.raises(BackendError, match="could not be started"):
+    with pytest.raises(BackendError, match="failed to start"):
         start(["true"], PATH, tmp_path / "no" / "log", 1.0)

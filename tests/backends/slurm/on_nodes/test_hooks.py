@@ -27,10 +27,10 @@ def test_the_end_of_what_a_line_said_is_the_evidence(tmp_path: Path) -> None:
     log = tmp_path / "log"
     hook(log, "echo of an earlier run; exit 1")
     why = hook(log, "seq 1000; echo no space left on /scratch >&2; exit 3")
-    assert why == "ended with 3; it said: 997 | 998 | 999 | 1000 | no space left on /scratch"
+    assert why == "exited with code 3; output: 997 | 998 | 999 | 1000 | no space left on /scratch"
     assert hook(log, "exit 4") == "exited with code 4 without output"
     assert hook(log, "kill -9 $$") == "was killed by SIGKILL without output"
-    assert hook(log, "no-such-program").startswith("ended with 127; it said: bash: ")
+    assert hook(log, "no-such-program").startswith("exited with code 127; output: bash: ")
 
 
 def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: P
 
 
 def test_a_line_that_cannot_be_run_is_said(tmp_path: Path) -> None:
-    assert "it could not be run" in hook(tmp_path / "no" / "folder", "true")
+    assert "failed to start: " in hook(tmp_path / "no" / "folder", "true")
