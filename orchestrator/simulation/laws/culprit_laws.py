@@ -25,8 +25,9 @@ OF_HOSTS = frozenset(
     ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc", "sigkill-from-outside")
 )
 """Classes of what strikes a rank that lie with its host."""
-OF_NOBODY = frozenset(("nan-loss", "loss-spike"))
-"""Classes of what all ranks come to together."""
+OF_NOBODY = frozenset(("nan-loss", "loss-spike", "refused"))
+"""Classes that no rank is blamed for: all ranks have the same loss and the same configuration, so
+which of them is heard first is chance."""
 OF_THE_HOST = ("host-lost", "hosts-lost")
 """Kinds of what happens to a host as a whole."""
 
