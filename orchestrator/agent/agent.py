@@ -48,6 +48,7 @@ from orchestrator.contract.messages.events import AgentRegistered, HostLeaving
 from orchestrator.health.clocks_and_names import NAME_S, looked_up
 from orchestrator.health.host_probes import Probe, no_probe
 from orchestrator.job_secret import JobSecret
+from orchestrator.posix.retry_io import TAKE_OVER_S
 from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ LEAVE_GRACE_S = 3.0
 """SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
 FIND_LEADER_S = 60.0
 """For a leader that was started at the same time, by the same hand."""
+LOCK_WAIT_S = 60.0
+"""Time for a former agent of this host and its ranks to exit."""
+FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
+"""Time to find a leader in an allocation: that wait, the leader's wait for the journal, and two
+minutes for its interpreter and its host check on a cold file server."""
 RETRY_S = 0.2
 HEARD_S = 5 * PULSE_S
 """A leader that is silent for so long may be gone, with nobody left to order anything."""

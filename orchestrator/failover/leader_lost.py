@@ -284,7 +284,8 @@ async def see_to_the_leader(
         if agent.silent_for() < timeout + SEE_S * (turn - 1):
             lines = None
             continue
-        seen = await worker(following.look)
+        # Storage that fails for a moment must not end this watch: no other pod may be left.
+        seen = await once_it_serves_in(worker, following.look, UNREADABLE, asyncio.sleep)
         writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
         if writes or agent.silent_for() < timeout + SEE_S * turn:
             continue

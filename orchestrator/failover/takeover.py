@@ -7,12 +7,14 @@ comes second finds the fence changed, and follows.
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from orchestrator.agent.agent import WARNINGS, Agent
 from orchestrator.contract.files import exit_codes
 from orchestrator.failover.ask_scheduler import RETRY_S
-from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
+from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome, see_to_the_leader
 from orchestrator.failover.storage import FailoverFiles, FailoverStorage
 from orchestrator.seams import AllocationBackend, Clock
 
@@ -20,6 +22,41 @@ log = logging.getLogger(__name__)
 
 Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
 """Leads on with what an agent has claimed; the exit code, or None where it is to follow again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowingSeams:
+    """What an agent that does not lead uses of the world outside it, besides the agent's seams."""
+
+    backend_named: Callable[[str], AllocationBackend]
+    clock: Clock
+    storage: FailoverStorage
+    lead: Lead
+
+
+async def run_follower(agent: Agent, seams: FollowingSeams, *, scheduled: bool, turn: int) -> int:
+    """Run an agent that does not lead; return the exit code. SIGTERM ends it and its ranks.
+
+    If the scheduler sends SIGTERM, the leader also gets it or is told, and decides: ranks have
+    until SIGKILL to write a checkpoint. If the leader is lost, an agent takes over, or follows
+    the agent that did, or requeues the job.
+    """
+    loop = asyncio.get_running_loop()
+    if agent.config.patience_s:
+        # The cluster replaces lost hosts, and ends each of them alone.
+        loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
+        seeing = asyncio.create_task(
+            see_to_the_leader(agent, turn, seams.backend_named, seams.storage, agent.worker)
+        )
+        try:
+            return await agent.run()
+        finally:
+            seeing.cancel()
+    if not scheduled:
+        loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
+        return await agent.run()
+    leave_to_the_leader(agent)
+    return await follow(agent, seams.backend_named, seams.clock, seams.lead, seams.storage)
 
 
 async def follow(

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from orchestrator.agent.agent import FIND_LEADER_S, Agent, AgentConfig
+from orchestrator.agent.agent import (
+    FIND_ALLOCATED_S,
+    FIND_LEADER_S,
+    LOCK_WAIT_S,
+    Agent,
+    AgentConfig,
+)
 from orchestrator.agent.evidence.rank_evidence import holders, send_signal
 from orchestrator.agent.processes.torchrun import HostPlace
 from orchestrator.backends.by_name import backend_named
@@ -22,28 +28,23 @@ from orchestrator.contract.check_results import BEFORE_HOOK, Finding, troubles
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.failover.leader_lost import Claim, see_to_the_leader
+from orchestrator.failover.leader_lost import Claim
 from orchestrator.failover.stale_launch import superseded
 from orchestrator.failover.storage import FailoverFiles
-from orchestrator.failover.takeover import follow, leave_to_the_leader
+from orchestrator.failover.takeover import FollowingSeams, run_follower
 from orchestrator.health.host_check import Wanted, examine_host, sight
 from orchestrator.health.host_probes import prober
 from orchestrator.job_secret import secret_from
 from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
-from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
+from orchestrator.posix.retry_io import once_it_serves
 from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
 log = logging.getLogger("orchestrator.backends.entry.agent")
 
-LOCK_WAIT_S = 60.0
-"""Time for a former agent of this host and its ranks to exit."""
 LOCK_POLL_S = 0.1
-FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
-"""Time to find a leader in an allocation: both waits above, plus two minutes for its interpreter
-and its host check on a cold file server."""
 ORPHANS_S = 5.0
 """The kernel kills the children of a dead agent. Processes that run longer belong to a rank."""
 
@@ -172,36 +173,20 @@ async def _follow(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> int:
-    """Run an agent that does not lead. SIGTERM ends it and its ranks.
-
-    If the scheduler sends SIGTERM, the leader also gets it or is told, and decides: ranks have
-    until SIGKILL to write a checkpoint. If the leader is lost, an agent takes over, or follows
-    the agent that did, or requeues the job.
-    """
-    agent = Agent(config, environ, clock)
-    named = _named(environ, clock)
-    loop = asyncio.get_running_loop()
-    if config.patience_s:
-        loop.add_signal_handler(signal.SIGTERM, agent.warned, signal.SIGTERM.name)
-        seeing = asyncio.create_task(
-            see_to_the_leader(agent, args.turn, named, FailoverFiles(config.place.run_dir, clock))
-        )
-        try:
-            return await agent.run()
-        finally:
-            seeing.cancel()
-    if not scheduled:
-        loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
-        return await agent.run()
-    leave_to_the_leader(agent)
-
     async def lead(agent: Agent, following: "asyncio.Task[int]", claim: Claim) -> int | None:
         # Imported here, because most agents never lead.
         from orchestrator.backends.entry.leader import lead_on
 
         return await lead_on(agent, following, claim, args.bind, environ, clock)
 
-    return await follow(agent, named, clock, lead)
+    seams = FollowingSeams(
+        backend_named=_named(environ, clock),
+        clock=clock,
+        storage=FailoverFiles(config.place.run_dir, clock),
+        lead=lead,
+    )
+    agent = Agent(config, environ, clock)
+    return await run_follower(agent, seams, scheduled=scheduled, turn=args.turn)
 
 
 def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], AllocationBackend]:

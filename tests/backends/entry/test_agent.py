@@ -1,6 +1,7 @@
 """The entry of an agent process: who may be the agent of a host, and how leader and agent end."""
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +32,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
 )
 from orchestrator.errors import CannotLead
+from orchestrator.failover.journal_watch import Following, Seen
 from orchestrator.job.step import fold
 from orchestrator.journal.journal import Journal, has_writer, read
 from orchestrator.journal.supervisor import Supervisor
@@ -281,6 +283,32 @@ def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
     assert a_follower(run_dir, *words) == exit_codes.LEADER_LOST
     assert set(queue.revived) == ({1.5} if sees else set())
     assert queue.requeued == [], "the scheduler starts it again by itself"
+
+
+def test_a_follower_replaces_the_leader_after_storage_has_failed_for_a_moment(
+    run_dir: RunDir, queue: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(run_dir)
+    monkeypatch.setattr("orchestrator.failover.leader_lost.SEE_S", 0.01)
+    monkeypatch.setattr("orchestrator.posix.retry_io.RETRY_S", 0.01)
+    look = Following.look
+    failed: list[bool] = []
+
+    def fails_first(following: Following) -> Seen:
+        if len(failed) < 3:
+            failed.append(True)
+            raise OSError(errno.ESTALE, "stale file handle")
+        return look(following)
+
+    async def alone(agent: Agent) -> int:
+        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
+        await until(lambda: queue.revived, "the backend being asked")
+        return exit_codes.LEADER_LOST
+
+    monkeypatch.setattr(Following, "look", fails_first)
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", alone)
+    assert a_follower(run_dir, "--restarts=0", "--patience=60") == exit_codes.LEADER_LOST
+    assert len(failed) == 3
 
 
 def test_who_lost_the_leader_with_its_host_has_the_job_queued_again_without_it(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.entry import agent as agent_main
-from orchestrator.backends.entry import leader, pod_agent
+from orchestrator.backends.entry import pod_agent
 from orchestrator.backends.entry.pod_agent import Pod, await_launch, run
 from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
@@ -17,6 +17,7 @@ from orchestrator.journal import run_dir_init
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.run_dir_init import begin
 from orchestrator.journal.supervisor import Supervisor
+from orchestrator.leader import leader_main
 from tests.agent.world import SECRET_TEXT, TurnedClock
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
@@ -81,7 +82,7 @@ def test_a_leader_whose_predecessor_still_has_the_journal_is_made_anew(
     begun: bool,
 ) -> None:
     """A file server keeps the locks of a node that is gone, some for longer than is waited."""
-    monkeypatch.setattr(leader, "TAKE_OVER_S", 0.0)
+    monkeypatch.setattr(leader_main, "TAKE_OVER_S", 0.0)
     monkeypatch.setattr(run_dir_init, "PATIENCE_S", 0.0)
     if not begun:
         run_dir.journal.write_bytes(b"")
