@@ -200,7 +200,9 @@ class Watch:
         limit = self.limit(phase)
         if min(_standstill(rank, now) for rank in ranks) <= limit:
             return None
-        stalled = min(rank.still + now - rank.told for rank in ranks)
+        # A leader that stood still itself reads digests before its watch is given the time without
+        # that pause: such a digest seems to come from later than now.
+        stalled = min(rank.still + max(0.0, now - rank.told) for rank in ranks)
         first = max(rank.step for rank in self.ranks.values())
         behind = tuple(
             number

@@ -93,6 +93,16 @@ def test_steps_that_vary_stretch_the_limit_by_what_was_seen() -> None:
     assert seen.limit("train") == pytest.approx(5.5), "one in so many counts no more"
 
 
+def test_a_leader_that_stood_still_itself_reports_no_negative_standstill() -> None:
+    """It reads the digests of the pause before its watch is given the time without the pause."""
+    seen = watch(Limits(hang=20.0, init=600.0))
+    seen.observe(level(1), 5.0)
+    seen.observe(level(1, still_s=34.5), 76.5)
+    hang = seen.hang(76.5 - 42.0)
+    assert hang is not None
+    assert hang.stalled_s == 34.5
+
+
 @pytest.mark.parametrize("phase", ["init", "compile", "train"])
 def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
     assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
