@@ -347,7 +347,8 @@ class Agent:
             if left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.wake.wait(), left)
+                async with asyncio.timeout(left):  # cheaper than `wait_for`: no task
+                    await self.wake.wait()
             late = self.clock.monotonic() - begun - left
             if attempt is not None and late > LATE_S:
                 attempt.excuse(late)

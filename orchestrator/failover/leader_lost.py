@@ -134,13 +134,13 @@ class Leaderless:
                 turn.close()
 
     async def _in_turn(self, turn: AnyTurn) -> Outcome:
-        size = await self.worker(self.storage.journal_size)
+        size = await self._served(self.storage.journal_size, UNREADABLE)
         waiting = partial(self._may_wait, turn, size)
         while not await self.worker(turn.has_come) and await self._served(waiting, UNREADABLE):
             if not self.is_alone():
                 return "follow"
             await self.pause(RETRY_S)
-        if await self.worker(turn.is_settled):
+        if await self._served(turn.is_settled, UNREADABLE):
             log.info("another agent has seen that the job is not to be queued again")
             return "leave"
         following = self.storage.follow(self.host)
@@ -256,7 +256,8 @@ class Leaderless:
         await self._served(taking, "the fence cannot be taken")
         self.former = Fence(leader=name, attempt=self.former.attempt if self.former else 0)
         try:
-            journal = await self.worker(self.storage.open_journal, name, TAKE_OVER_S)
+            opening = partial(self.storage.open_journal, name, TAKE_OVER_S)
+            journal = await self._served(opening, "the journal cannot be opened")
         except InUse as exc:
             why = f"a process of the former leader keeps the journal: {exc.message}"
             return "leave" if await self.asking.settles(run, (run.scheduler.leader,), why) else None

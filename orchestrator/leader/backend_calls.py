@@ -93,8 +93,9 @@ class BackendCalls:
         now: Callable[[], float],
         names_resolve: bool = True,
         worker: Worker = asyncio.to_thread,
+        free_port: Callable[[str], int] = free_port,
     ) -> None:
-        self.worker = worker
+        self.worker, self.free_port = worker, free_port
         self.job = job
         self.run = run
         self.sessions = sessions
@@ -110,6 +111,8 @@ class BackendCalls:
         self.host = self.address = ""
         """The leader's own, once it serves."""
         self.names_resolve = names_resolve
+        self.told: set[str] = set()
+        """Hosts that the scheduler held something against when it was last asked."""
         self.checked: dict[str, Checked] = {}
         """What hosts have said of the check that is going on."""
 
@@ -258,19 +261,22 @@ class BackendCalls:
 
     async def hear_notices(self) -> None:
         """Ask now and then what the scheduler holds against the hosts; tell what is new."""
-        told: set[str] = set()
         while True:
             await self._next_question()
-            hosts = asked_about(self.run())
-            try:
-                found = await self.worker(self.granted.notices, self.job.launch, hosts)
-            except BackendError as exc:
-                log.warning("the scheduler does not answer: %s", exc)
-                continue
-            for event in news(self.run(), hosts, told, found, self.now()):
-                self.happened(event)
-            told = heard(found)
-            await self._hear_of_unbegun(unheard(self.run()))
+            await self.ask_notices()
+
+    async def ask_notices(self) -> None:
+        """Ask once what the scheduler holds against the hosts; tell what is new."""
+        hosts = asked_about(self.run())
+        try:
+            found = await self.worker(self.granted.notices, self.job.launch, hosts)
+        except BackendError as exc:
+            log.warning("the scheduler does not answer: %s", exc)
+            return
+        for event in news(self.run(), hosts, self.told, found, self.now()):
+            self.happened(event)
+        self.told = heard(found)
+        await self._hear_of_unbegun(unheard(self.run()))
 
     async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:
         """Which of the hosts that no agent has come from cannot have one."""
@@ -328,7 +334,7 @@ class BackendCalls:
         self.checked.clear()
         # The leader's own comes first, as it is the leader that finds a free port.
         hosts = tuple(sorted(action.hosts, key=lambda host: host != self.host))
-        port = free_port(self.address)
+        port = self.free_port(self.address)
         first = self.run().hosts.by_name[hosts[0]].address
         for rank, host in enumerate(hosts):
             order = CheckFabric(

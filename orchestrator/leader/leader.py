@@ -17,6 +17,7 @@ from typing import Any, Protocol, assert_never
 from aiohttp import WSMsgType
 
 from orchestrator.agent.connection import Line
+from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.files.fence import Fence, GivenUp
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.files.leader_file import Term
@@ -152,6 +153,10 @@ class LeaderSeams:
     """Takes what hears an agent, and what cancels the job in somebody's name."""
     storage: LeaderStorage
     worker: Worker = asyncio.to_thread
+    free_port: Callable[[str], int] = free_port
+    """A free port of this host at an address, for a check of the fabric. Raises OSError."""
+    detect_s: float = DETECT_S
+    """Seconds between two looks at the clock."""
 
 
 class Leader:
@@ -180,7 +185,7 @@ class Leader:
         seams = seams or LeaderSeams(
             server=partial(LeaderServer, secret, launch.launch), storage=LeaderFiles(run_dir, clock)
         )
-        self.storage, self.worker = seams.storage, seams.worker
+        self.storage, self.worker, self.detect_s = seams.storage, seams.worker, seams.detect_s
         self.events = EventQueue(supervisor, self._act, self.worker)
         self.sessions = AgentSessions(launch.launch, launch.agent_timeout, clock)
         self.server = seams.server(self._listen, self.cancel)
@@ -222,6 +227,7 @@ class Leader:
             now=self.steady.now,
             names_resolve=granted.allocation is None or granted.allocation.names_resolve,
             worker=self.worker,
+            free_port=seams.free_port,
         )
 
     # What the world brings in
@@ -344,8 +350,8 @@ class Leader:
         looked = self.clock.monotonic()
         while True:
             before = self.clock.monotonic()
-            await asyncio.sleep(DETECT_S)
-            late = self.clock.monotonic() - before - DETECT_S
+            await asyncio.sleep(self.detect_s)
+            late = self.clock.monotonic() - before - self.detect_s
             if late > STALL_S:
                 log.warning("the leader itself stood still for %.1f s", late)
                 self.sessions.excuse(late)

@@ -108,8 +108,10 @@ async def lead(
     await once_it_serves_in(worker, taking, "failed to take the fence", asyncio.sleep)
     # A leader that was replaced needs time to see the fence and to close the journal.
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
-    with await worker(storage.open_journal, name, patience_s) as journal:
-        supervisor = await worker(seams.supervisor, journal)
+    opening = partial(storage.open_journal, name, patience_s)
+    what = "failed to open the journal"
+    with await once_it_serves_in(worker, opening, what, asyncio.sleep) as journal:
+        supervisor = await _supervisor(journal, seams)
         job = supervisor.run.job
         assert job is not None
         if job.launch.launch != config.term.launch:
@@ -141,7 +143,7 @@ async def lead_on(
     """
     config = agent.config
     with contextlib.closing(claim.turn), claim.journal as journal:
-        supervisor, begun = await seams.worker(seams.supervisor, journal), journal.seq
+        supervisor, begun = await _supervisor(journal, seams), journal.seq
         leader = await _granted_leader(config, supervisor, seams, claim.name, claim.how)
         if leader is None:
             agent.leave(exit_codes.FAILED)
@@ -158,6 +160,12 @@ async def lead_on(
             return None
         finally:
             letting_go.cancel()
+
+
+async def _supervisor(journal: OpenJournal, seams: LeadingSeams) -> Supervisor:
+    reading = partial(seams.supervisor, journal)
+    what = "failed to read the journal"
+    return await once_it_serves_in(seams.worker, reading, what, asyncio.sleep)
 
 
 class _LostRace(Exception):

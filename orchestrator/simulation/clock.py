@@ -19,11 +19,8 @@ class Timeline:
     happened: int = 0
     _ahead: list[tuple[float, int, Happening]] = field(default_factory=list)
     _count: int = 0
-    _ready: deque[Happening] = field(default_factory=deque)
+    ready: deque[Happening] = field(default_factory=deque)
     """What follows at this moment, before the next happening."""
-
-    def soon(self, happen: Happening) -> None:
-        self._ready.append(happen)
 
     def after(self, seconds: float, happen: Happening) -> None:
         self._count += 1
@@ -31,15 +28,16 @@ class Timeline:
 
     def turn(self) -> bool:
         """Let the next thing happen; False when there is none."""
-        while self._ready:
-            self._ready.popleft()()
+        ready = self.ready
+        while ready:
+            ready.popleft()()
         if not self._ahead:
             return False
         self.now, _, happen = heapq.heappop(self._ahead)
         self.happened += 1
         happen()
-        while self._ready:
-            self._ready.popleft()()
+        while ready:
+            ready.popleft()()
         return True
 
 

@@ -2,14 +2,15 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.job.step import step
 from orchestrator.journal.supervisor import Decide
-from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.laws.law import Violated
-from orchestrator.simulation.real.process import AgentProcess
+from orchestrator.simulation.processes.agent_process import AgentProcess
+from orchestrator.simulation.processes.defects import collecting
+from orchestrator.simulation.processes.loop import bury
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import faults
 from orchestrator.simulation.world.world import World
@@ -20,7 +21,7 @@ BOUND_S = 4 * 3600.0
 """Virtual time after the last fault is over, by which a job must have ended."""
 AFTER_S = 1200.0
 """After the end, for everything to be gone."""
-MOST_EVENTS = 200_000
+MOST_EVENTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,9 @@ class Simulation:
         *,
         fenced: bool = True,
         kept: bool = False,
-        real: bool = False,
     ) -> None:
-        """`real`: the agents run the real code; so far where no scheduler chooses the hosts."""
         self.scenario = chosen
-        starts = AgentProcess if real else Agent
-        self.world = World(chosen, decide, fenced=fenced, kept=kept, starts=starts)
+        self.world = World(chosen, decide, starts=AgentProcess, fenced=fenced, kept=kept)
         self.launch = 0
         self.resubmitted = False
         self.whole_at = 0.0
@@ -72,14 +70,14 @@ class Simulation:
             world.timeline.after(fault.at, partial(self._strike, fault))
         self.whole_at = max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
         self._person()
-        try:
-            while world.timeline.turn():
-                if self._finished():
-                    break
-            world.witness.at_the_end()
-        finally:
-            for loop in world.loops:
-                loop.bury()
+        with collecting(world.defects):
+            try:
+                while world.timeline.turn():
+                    if self._finished():
+                        break
+                world.witness.at_the_end()
+            finally:
+                bury(world.loops)
 
     def _strike(self, fault: Fault) -> None:
         if not self.world.ended:
@@ -87,9 +85,8 @@ class Simulation:
 
     def _finished(self) -> bool:
         world = self.world
-        for loop in world.loops:
-            if loop.defects:
-                raise loop.defects[0]
+        if world.defects:
+            raise world.defects[0]
         if world.timeline.happened > MOST_EVENTS:
             raise Violated("the job goes round in circles")
         if not world.ended:
@@ -125,12 +122,8 @@ def simulate(
     *,
     fenced: bool = True,
     kept: bool = False,
-    real: bool = False,
 ) -> Outcome:
-    chosen = scenario(seed, kinds)
-    if real:
-        chosen = replace(chosen, scheduled=False, successor_s=None, preflight=False)
-    simulation = Simulation(chosen, decide, fenced=fenced, kept=kept, real=real)
+    simulation = Simulation(scenario(seed, kinds), decide, fenced=fenced, kept=kept)
     world, broken = simulation.world, ""
     try:
         simulation.run()

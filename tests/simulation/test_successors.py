@@ -11,7 +11,7 @@ from orchestrator.contract.messages.events import (
     HostFlagged,
     LeaderStarted,
 )
-from orchestrator.simulation.agents import Agent
+from orchestrator.simulation.processes.agent_process import AgentProcess
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault, scenario
 from orchestrator.simulation.world.hosts import Host
@@ -33,18 +33,18 @@ CHOSEN = replace(
 )
 
 
-def agents(world: World) -> dict[str, Agent]:
+def agents(world: World) -> dict[str, AgentProcess]:
     return {host.name: host.agent for host in world.hosts.values() if host.agent is not None}
 
 
 def struck(
     kind: str, pick: float, allowed: int = 1
-) -> tuple[Simulation, dict[str, Agent], dict[str, Agent]]:
+) -> tuple[Simulation, dict[str, AgentProcess], dict[str, AgentProcess]]:
     """The job, and its agents just before the fault and as the ranks train again."""
     fault = Fault(kind, AT, pick, 0.5)
     one = Simulation(replace(CHOSEN, max_restarts=allowed, faults=(fault,)))
-    before: dict[str, Agent] = {}
-    after: dict[str, Agent] = {}
+    before: dict[str, AgentProcess] = {}
+    after: dict[str, AgentProcess] = {}
     one.world.timeline.after(AT - 0.1, lambda: before.update(agents(one.world)))
     one.world.timeline.after(AT + 60.0, lambda: after.update(agents(one.world)))
     one.run()

@@ -7,7 +7,13 @@ a rank says of a peer that went away is none; nor is what it says when it was to
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.contract.messages.events import AgentLost, AgentRegistered, Event, RankExited
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    AgentRegistered,
+    Event,
+    HostStopped,
+    RankExited,
+)
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ATTEMPT
 from orchestrator.job.state import Run
@@ -62,6 +68,8 @@ class Blame:
         self.causes: list[Cause] = []
         self.lost = False
         """An agent with ranks."""
+        self.alone = False
+        """An agent stopped its ranks because it did not hear the leader."""
         self.trouble = False
         """A cause was heard before somebody cancelled."""
 
@@ -70,6 +78,8 @@ class Blame:
             return
         if isinstance(event, AgentLost | AgentRegistered):
             self.lost = self.lost or event.host in before.attempt.placement
+        if isinstance(event, HostStopped) and event.attempt == before.attempt.number:
+            self.alone = self.alone or event.alone_s > 0
         leaves = (
             before.interruption.leaving is not None and not before.interruption.leaving.by_choice
         )
@@ -129,7 +139,13 @@ class Blame:
             of_hosts = self.lost and one.kind in OF_THE_HOST
             together = self._together(first) and one.failure == first.failure
             alike = first.failure in OF_NOBODY and one.failure == first.failure
-            hold(of_hosts or together or alike, f"{what}, and {one.culprit} is blamed ({one.kind})")
+            # Ranks that one agent stops agree with all others to save a checkpoint and leave.
+            with_others = first.failure == "scheduler-sigterm" and self.alone
+            cut_off = with_others and one.kind == "cut-off"
+            hold(
+                of_hosts or together or alike or cut_off,
+                f"{what}, and {one.culprit} is blamed ({one.kind})",
+            )
         blamed = next((each for each in self.causes if each.rank == one.culprit.rank), first)
         at = max(one.at, blamed.at)
         later = f"{what}, and what came after it is blamed: {one.cause}"

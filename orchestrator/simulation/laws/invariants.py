@@ -7,6 +7,7 @@ follows from the policy is in `recovery_laws.py`.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.messages.actions import (
     Action,
     EndJob,
@@ -27,6 +28,8 @@ from orchestrator.contract.messages.events import (
     RankExited,
     TrainingResumed,
 )
+from orchestrator.failover.after_leader import UNLED, over_for
+from orchestrator.failover.journal_watch import runs_without_leader
 from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.policy import BUDGET
 from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stopping, Waiting
@@ -37,13 +40,13 @@ from orchestrator.simulation.laws.policy_laws import Rules
 from orchestrator.simulation.laws.recovery_laws import AT_ONCE_S, Remedies
 from orchestrator.simulation.world.k8s_operator import Operators
 from orchestrator.simulation.world.network import SCHEDULER, STORAGE
+from orchestrator.simulation.world.scheduler import Scheduler
 from orchestrator.simulation.world.storage import read_whole
 from orchestrator.simulation.world.training_faults import BREAKS, Words
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.agents import Agent
-    from orchestrator.simulation.leaders import Leader
-    from orchestrator.simulation.world.hosts import Host
+    from orchestrator.simulation.processes.agent_process import AgentProcess
+    from orchestrator.simulation.processes.leader_process import LeaderProcess
     from orchestrator.simulation.world.ranks import HostRanks
     from orchestrator.simulation.world.storage import Checkpoint
     from orchestrator.simulation.world.world import World
@@ -101,9 +104,9 @@ class Witness:
         }
         hold(len(able) <= 1, f"attempts {sorted(able)} live and can write")
 
-    def fence_raised(self, leader: "Leader") -> None:
+    def fence_raised(self, name: str) -> None:
         fence = self.world.storage.fence
-        mine = fence is None or fence.leader == leader.name
+        mine = fence is None or fence.leader == name
         hold(mine, "a leader that was replaced takes the fence back")
 
     def marked(self, made: "Checkpoint") -> None:
@@ -122,16 +125,25 @@ class Witness:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
         hold(not others, f"{ranks.host} runs ranks of two attempts")
 
-    def taken_for_alive(self, host: "Host") -> None:
-        """Of a leader, by a host that leaves its job to it: if it is not, nobody is left who could
-        have the job queued again. One whose own host was lost is for the scheduler to miss."""
-        world = self.world
+    def leaves_without_leader(self, agent: "AgentProcess") -> None:
+        """An agent of a Slurm run leaves that heard no leader. If the run still has its hosts and
+        the job has not ended, some other process must be left that can go on with the job. A
+        leader whose own host was lost is for the scheduler to miss."""
+        world, run, scheduler = self.world, self.world.storage.fold(), self.world.scheduler
+        assert isinstance(scheduler, Scheduler)
+        term = Term(agent.launch, agent.restarts)
+        if over_for(run, term) or not scheduler.runs(agent) or not agent.is_alone:
+            return
+        if runs_without_leader(run, term) >= UNLED:
+            return
         lost = world.storage.holder_host in world.unserved_since
-        others = [other for other in world.hosts.values() if other is not host and other.agent]
+        others = [
+            other for other in world.hosts.values() if other is not agent.host and other.agent
+        ]
         known = any(leader.alive for leader in world.leaders.values()) or lost or bool(others)
-        hold(known, f"{host.name} leaves the job to a leader that is dead")
+        hold(known, f"{agent.host.name} leaves the job to a leader that is dead")
 
-    def takes_over(self, agent: "Agent", run: Run) -> None:
+    def takes_over(self, agent: "AgentProcess", run: Run) -> None:
         """From a leader that is gone, or cut off from storage and scheduler, or that none of its
         agents hears."""
         former, network = self.world.leader, self.world.network
@@ -147,7 +159,7 @@ class Witness:
             and one.talks_to is former
             and not one.is_alone
         ]
-        well = former.alive and former.paused_until <= self.world.timeline.now
+        well = former.alive and not former.is_paused
         hold(not (well and hears), f"{agent.host.name} ends a leader that {hears} still hear")
 
     # Each decision
@@ -168,7 +180,7 @@ class Witness:
             self.explained = False
 
     def decided(
-        self, leader: "Leader", event: Event, actions: Sequence[Action], before: Run
+        self, leader: "LeaderProcess", event: Event, actions: Sequence[Action], before: Run
     ) -> None:
         run = leader.supervisor.run
         self._count(event, before, run)
@@ -357,7 +369,7 @@ class Witness:
         if run.attempt.number > before.attempt.number:
             self.taken = set()
 
-    def _requeue(self, leader: "Leader", action: Requeue, at: float, before: Run) -> None:
+    def _requeue(self, leader: "LeaderProcess", action: Requeue, at: float, before: Run) -> None:
         patience_s = self.world.scenario.successor_s
         if action.whole and patience_s is not None:
             waited_s = at - before.stage.since if isinstance(before.stage, Waiting) else 0.0
@@ -387,7 +399,7 @@ class Witness:
 
     # Journal and end
 
-    def leader_gone(self, leader: "Leader") -> None:
+    def leader_gone(self, leader: "LeaderProcess") -> None:
         """What the journal says is what its leader thought."""
         storage = self.world.storage
         entries = storage.recall()

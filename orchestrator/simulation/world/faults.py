@@ -34,14 +34,12 @@ CRASHES: tuple[Crash | None, ...] = ("before the line", "within the line", "afte
 def strike(world: "World", fault: Fault) -> None:
     """Let `fault` happen now; it ends by itself."""
     world.history.note("fault", f"{fault.kind} (pick {fault.pick:.3f}, size {fault.size:.3f})")
-    world.trouble(0.0)
     seconds = FAULTS[fault.kind](world, fault)
     world.faults[fault.kind] += 1
     if seconds is not None:
         world.expected[fault.kind] += 1
     if fault.kind not in LATER:
         world.happens(fault.kind)
-    world.trouble(seconds or 0.0)
 
 
 def _pick(choices: Sequence[T], fault: Fault) -> T:
@@ -164,7 +162,8 @@ def _hang(world: "World", fault: Fault) -> float | None:
     if fault.size < 0.16:  # until somebody looks into it
         world.at_hang.append(ranks.thaw)
         return 0.0
-    watch = world.leader.lookout.watch if world.leader is not None else None
+    monitor = world.leader.monitor if world.leader is not None else None
+    watch = monitor.watch if monitor is not None else None
     limit = watch.limit("train") if watch is not None else 10.0
     return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.thaw)
 
@@ -225,8 +224,7 @@ def _pause(world: "World", fault: Fault) -> float | None:
     leader, seconds = world.leader, 2.0 + 60.0 * fault.size
     if leader is None:
         return None
-    world.pause_s = seconds
-    leader.paused_until = world.timeline.now + seconds
+    leader.pause(seconds)
     return seconds
 
 
@@ -238,7 +236,6 @@ def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
     def joined() -> None:
         join()
         world.history.note("network", f"{', '.join(names)} back")
-        world.trouble(0.0)
         world.hears_anew()
 
     return _after(world, seconds, joined)
@@ -252,7 +249,6 @@ def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
     def heard() -> None:
         join()
         world.history.note("network", f"{', '.join(names)} heard again")
-        world.trouble(0.0)
 
     return _after(world, seconds, heard)
 
@@ -342,8 +338,8 @@ def _drain(world: "World", fault: Fault) -> float | None:
 
 def _told_at_once(world: "World") -> None:
     """As its ranks are being stopped."""
-    if world.leader is not None:
-        world.leader.errands.hear_notices_now()
+    if world.leader is not None and world.scenario.scheduled:
+        world.leader.ask_notices()
 
 
 def _resumed(host: Host) -> None:

@@ -7,7 +7,7 @@ from orchestrator.contract.check_results import Finding
 from orchestrator.simulation.clock import HostClock
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.agents import Agent
+    from orchestrator.simulation.processes.agent_process import AgentProcess
     from orchestrator.simulation.world.ranks import HostRanks
 
 BROKEN = Finding(what="devices", verdict="stops", found="a device does not answer")
@@ -36,12 +36,12 @@ class Host:
     """… and since when."""
     down_since: float | None = None
     """Since when the scheduler does not hear it."""
-    agents: list["Agent"] = field(default_factory=list)
+    agents: list["AgentProcess"] = field(default_factory=list)
     ranks: list["HostRanks"] = field(default_factory=list)
     """Physically there, whoever knows of them."""
 
     @property
-    def agent(self) -> "Agent | None":
+    def agent(self) -> "AgentProcess | None":
         """The one that lives and holds the host."""
         return next((agent for agent in self.agents if agent.alive and agent.holds), None)
 

@@ -15,11 +15,11 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import HostNotice
-from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.network import SCHEDULER
 
 if TYPE_CHECKING:
+    from orchestrator.simulation.processes.agent_process import AgentProcess
     from orchestrator.simulation.world.hosts import Host
     from orchestrator.simulation.world.world import World
 
@@ -52,7 +52,7 @@ class Pod:
     host: str = ""
     """Once it is bound."""
     bound_at: float = 0.0
-    agent: Agent | None = None
+    agent: "AgentProcess | None" = None
     deleting: bool = False
     cause: Cause = "requeued"
     """Why it is being ended."""
@@ -161,7 +161,9 @@ class Operators:
         if host.dead_on_arrival:  # the kubelet tries again and again
             self._later(TURN_S, partial(self._begin, pod))
             return
-        pod.agent = Agent(self.world, host, self.launch, 0, pod.rank == 0, turn=max(1, pod.rank))
+        pod.agent = self.world.starts(
+            self.world, host, self.launch, 0, pod.rank == 0, turn=max(1, pod.rank)
+        )
         host.agents.append(pod.agent)
 
     def _drain(self, pod: Pod) -> None:
@@ -182,15 +184,8 @@ class Operators:
                 self._gone(pod)
             return
         if self._hears(agent.host):
-            self.warn(agent)
+            agent.signalled("SIGTERM")  # to its first process, which is the agent
         self._later(grace_s, partial(self._kill, pod))
-
-    def warn(self, agent: Agent) -> None:
-        """SIGTERM to the first process of a pod, which is the agent, and may be the leader."""
-        if agent.leader is not None:
-            agent.leader.warned("SIGTERM")
-        else:
-            agent.warned("SIGTERM")
 
     def _kill(self, pod: Pod) -> None:
         if self.pods.get(pod.rank) is not pod:
@@ -214,15 +209,15 @@ class Operators:
         if self.pods.get(pod.rank) is pod:
             del self.pods[pod.rank]
 
-    def agent_left(self, agent: Agent, code: int) -> None:
+    def agent_left(self, agent: "AgentProcess", code: int) -> None:
         pod = next((pod for pod in self.pods.values() if pod.agent is agent), None)
         if pod is None:
             return
         if code == exit_codes.OK and not pod.deleting:
             self.done.add(pod.rank)
-            if pod.rank == 0:
-                self.world.history.note("operator", "the first pod has succeeded: the job is over")
-                self._end()
+        if code in (exit_codes.OK, exit_codes.FAILED) and not pod.deleting and pod.rank == 0:
+            self.world.history.note("operator", f"the first pod ended with {code}: the job is over")
+            self._end()
         if agent.host.ranks:
             self._kill(pod)  # once the kernel has let go of them
         else:
@@ -255,8 +250,14 @@ class Operators:
 
     # What the leader asks
 
-    def allocation(self, agent: Agent) -> Allocation:
-        """Raises nothing: a leader that cannot ask waits until it can, which is no event."""
+    def standing(self, asker: str) -> str | None:
+        """Raises Unanswered."""
+        self._answers(asker)
+        return self.state or None
+
+    def allocation(self, agent: "AgentProcess") -> Allocation:
+        """Raises Unanswered."""
+        self._answers(agent.host.name)
         hosts = tuple(pod.host for pod in self.pods.values() if pod.agent and pod.agent.alive)
         return Allocation(
             id="simulated",
@@ -272,8 +273,8 @@ class Operators:
         found = [host for name in hosts if (host := self.world.hosts[name]).draining]
         return tuple(HostNotice(host.name, "CORDONED", host.draining) for host in found)
 
-    def why_ending(self, asker: str, agent: Agent) -> Cause:
-        self._answers(asker)
+    def why_ending(self, agent: "AgentProcess") -> Cause:
+        self._answers(agent.host.name)
         if self.cancelled or self.launch != agent.launch:
             return "cancelled"
         pod = next((pod for pod in self.pods.values() if pod.agent is agent), None)
@@ -289,17 +290,10 @@ class Operators:
         }
 
     def replace(
-        self,
-        asker: str,
-        agent: Agent,
-        name: str,
-        *,
-        elsewhere: bool = False,
-        shut: bool = False,
-        silent_s: float = 0.0,
+        self, agent: "AgentProcess", name: str, *, elsewhere: bool, shut: bool, silent_s: float
     ) -> None:
         """Raises BackendError."""
-        self._answers(asker)
+        self._answers(agent.host.name)
         if not self.stands or self.launch != agent.launch:
             raise BackendError("there is no such job any more")
         if elsewhere and not shut:
@@ -312,8 +306,9 @@ class Operators:
             if not self._hears(self.world.hosts[name]):
                 self._later(FORCE_S, partial(self._force, pod))
 
-    def revive_leader(self, asker: str, agent: Agent, silent_s: float) -> None:
-        """Raises BackendError."""
+    def revive_leader(self, agent: "AgentProcess", silent_s: float | None) -> None:
+        """Raises BackendError. `silent_s`: None where the leader has not started yet."""
+        asker = agent.host.name
         self._answers(asker)
         pod = self.pods.get(0)
         if not self.stands or self.launch != agent.launch:
@@ -322,7 +317,7 @@ class Operators:
             return
         age_s = self._now() - pod.bound_at
         if pod.agent is not None:
-            if age_s < min(silent_s + CLOCKS_S, YOUNG_S):
+            if silent_s is None or age_s < min(silent_s + CLOCKS_S, YOUNG_S):
                 return
         elif not pod.deleting:
             fails = self.world.hosts[pod.host].dead_on_arrival
@@ -338,22 +333,12 @@ class Operators:
             self._later(FORCE_S, partial(self._force, pod))
 
     def requeue(
-        self,
-        asker: str,
-        mine: Agent,
-        exclude: Sequence[str],
-        done: Callable[[bool], None],
-        *,
-        again: Sequence[str] = (),
-        whole: bool = True,
+        self, mine: "AgentProcess", exclude: Sequence[str], *, again: Sequence[str], whole: bool
     ) -> None:
-        """All pods go, or the leader's own; whoever was asked says True once that is so."""
+        """All pods go, or the leader's own. Raises Unanswered."""
         hold(not again, "hosts are allowed again where others come in their places")
-        try:
-            self._answers(asker)
-        except Unanswered:
-            done(False)
-            return
+        asker = mine.host.name
+        self._answers(asker)
         self.excluded |= set(exclude)
         self.world.history.note(
             "operator", f"{asker} gives {'all pods' if whole else 'its pod'} up"
@@ -361,7 +346,6 @@ class Operators:
         for pod in list(self.pods.values()):
             if whole or pod.agent is mine:
                 self._delete(pod, "requeued")
-        done(True)
 
     def has_ended(self, asker: str) -> bool:
         """Raises Unanswered."""

@@ -26,7 +26,7 @@ from orchestrator.simulation.world.training import Training, Word
 from orchestrator.simulation.world.training_faults import Words
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.agents import Agent
+    from orchestrator.simulation.processes.agent_process import AgentProcess
 
 TORCHRUN_S = 0.3
 """From a rank's end to that of its neighbours and of torchrun."""
@@ -54,7 +54,7 @@ LOST_PEER = Words(
 
 @dataclass(slots=True, eq=False)
 class HostRanks:
-    agent: "Agent"
+    agent: "AgentProcess"
     start: Start
     training: Training
     numbers: range

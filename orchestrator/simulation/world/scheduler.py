@@ -4,20 +4,21 @@ What `backends/slurm` makes of Slurm's words is played as well: a question that 
 raises Unanswered, hosts to leave out are told with the requeue. Times are shorter than Slurm's.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.contract.launch import Allocation, Cause
-from orchestrator.errors import BackendError, Unanswered
+from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import HostNotice, OwnRun
-from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.clock import EPOCH
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.network import SCHEDULER
 
 if TYPE_CHECKING:
+    from orchestrator.simulation.processes.agent_process import AgentProcess
     from orchestrator.simulation.world.hosts import Host
     from orchestrator.simulation.world.world import World
 
@@ -50,7 +51,7 @@ class Job:
     """That it still has."""
     starting: int = 0
     """Tasks that are still to start."""
-    agents: list[Agent] = field(default_factory=list)
+    agents: list["AgentProcess"] = field(default_factory=list)
     ends_at: float | None = None
     preempted: bool = False
     cancelled: bool = False
@@ -125,6 +126,12 @@ class Scheduler:
     def _current(self, job: Job, restarts: int) -> bool:
         return self.job is job and job.restarts == restarts and job.state == "running"
 
+    def runs(self, agent: "AgentProcess") -> bool:
+        """Whether the run that the agent belongs to still has its hosts."""
+        job = self.job
+        same = job is not None and job.launch == agent.launch
+        return same and job is not None and self._current(job, agent.restarts)
+
     def _start_task(self, job: Job, restarts: int, name: str, lead: bool) -> None:
         if not self._current(job, restarts):
             return
@@ -132,18 +139,24 @@ class Scheduler:
         host = self.world.hosts[name]
         if host.dead_on_arrival or not self._hears(host):
             return
-        self._add(job, Agent(self.world, host, job.launch, restarts, lead), host)
+        self._add(job, self.world.starts(self.world, host, job.launch, restarts, lead), host)
 
-    def _add(self, job: Job, agent: Agent, host: "Host") -> None:
+    def _add(self, job: Job, agent: "AgentProcess", host: "Host") -> None:
         job.agents.append(agent)
         host.agents.append(agent)
 
-    def allocation(self, agent: Agent) -> Allocation | None:
+    def allocation(self, agent: "AgentProcess") -> Allocation:
+        """Raises Unanswered."""
+        self._answers(agent.host.name)
         job = self.job
         assert job is not None
         switches = {name: self.world.switches_of(name) for name in job.given}
         return Allocation(
-            id="7", restarts=agent.restarts, hosts=job.given, switches=switches, ends_at=None
+            id="7",
+            restarts=agent.restarts,
+            hosts=job.given,
+            switches=switches,
+            names_resolve=False,  # a simulated cluster has no name service
         )
 
     # While it runs
@@ -167,7 +180,7 @@ class Scheduler:
                 return
         self._end_if_idle(job)
 
-    def agent_left(self, agent: Agent, code: int) -> None:
+    def agent_left(self, agent: "AgentProcess", code: int) -> None:
         """The job ends with the last of its tasks."""
         if self.job is not None and agent in self.job.agents:
             self._end_if_idle(self.job)
@@ -194,9 +207,14 @@ class Scheduler:
                 found.append(HostNotice(name, "DRAINING", self.world.hosts[name].draining))
         return tuple(found)
 
-    def own_run(self, asker: str, agent: Agent) -> OwnRun:
+    def standing(self, asker: str) -> str | None:
         """Raises Unanswered."""
         self._answers(asker)
+        return None if self.job is None else f"the job is {self.job.state}"
+
+    def own_run(self, agent: "AgentProcess") -> OwnRun:
+        """Raises Unanswered."""
+        self._answers(agent.host.name)
         job = self.job
         if job is None or job.launch != agent.launch or job.state == "ended":
             return OwnRun(phase="over", words="the job is not known")
@@ -210,9 +228,9 @@ class Scheduler:
             phase="running", words="it runs", hosts=job.given, given_up=gone, ends_at=ends_at
         )
 
-    def clear_host(self, asker: str, agent: Agent, name: str) -> str:
+    def clear_host(self, agent: "AgentProcess", name: str) -> str:
         """Raises BackendError where nothing can be started there, or some of it does not end."""
-        self._answers(asker)
+        self._answers(agent.host.name)
         job, host = self.job, self.world.hosts[name]
         if job is None or not self._current(job, agent.restarts) or name not in job.nodes:
             raise BackendError(f"{name} is not in the job any more")
@@ -224,8 +242,8 @@ class Scheduler:
             raise BackendError(f"ranks on {name} do not end")
         return "its process had ended, or was killed"
 
-    def why_ending(self, asker: str, agent: Agent) -> Cause:
-        self._answers(asker)
+    def why_ending(self, agent: "AgentProcess") -> Cause:
+        self._answers(agent.host.name)
         job = self.job
         if job is None or job.launch != agent.launch:
             return "unknown"
@@ -239,77 +257,55 @@ class Scheduler:
         causes.append((near, "time-limit"))
         return next((cause for holds, cause in causes if holds), "unknown")
 
-    def replace(
-        self,
-        asker: str,
-        agent: Agent,
-        name: str,
-        *,
-        elsewhere: bool = False,
-        shut: bool = False,
-        silent_s: float = 0.0,
-    ) -> None:
-        """Raises BackendError when no agent can be had on the host any more."""
+    def replace(self, agent: "AgentProcess", name: str, *, elsewhere: bool) -> None:
+        """Raises BackendError when no agent can be had on the host any more, and Ended when the
+        run is over."""
         hold(not elsewhere, f"another host is asked for in the place of {name}")
-        self._answers(asker)
+        self._answers(agent.host.name)
         job, host = self.job, self.world.hosts[name]
-        if job is None or name not in job.nodes or job.restarts != agent.restarts:
+        if job is None or not self._current(job, agent.restarts) or job.launch != agent.launch:
+            raise Ended("this run of the job is over")
+        if name not in job.nodes:
             raise BackendError(f"{name} is not in the job any more")
         if host.down_since is not None:
             raise BackendError(f"Slurm says that {name} is down")
-        if self._hears(host) and not host.dead_on_arrival and job.state == "running":
-            self._add(job, Agent(self.world, host, job.launch, job.restarts, lead=False), host)
+        if self._hears(host) and not host.dead_on_arrival:
+            again = self.world.starts(self.world, host, job.launch, job.restarts, lead=False)
+            self._add(job, again, host)
 
     # Hosts are given back
 
-    def requeue(
-        self,
-        asker: str,
-        mine: Agent,
-        exclude: Sequence[str],
-        done: Callable[[bool], None],
-        *,
-        again: Sequence[str] = (),
-        whole: bool = True,
+    async def requeue(
+        self, mine: "AgentProcess", exclude: Sequence[str], *, again: Sequence[str], whole: bool
     ) -> None:
-        """As the backend does it: says True once the job is queued again, by whomever."""
+        """As the backend does it: returns once the job is queued again, whichever agent asked.
+        Raises Unanswered, and Ended where the job cannot be queued again."""
         hold(whole, "part of an allocation is given back")
-        self._requeue(asker, mine.restarts, (exclude, again), done, self._now())
-
-    def _requeue(
-        self,
-        asker: str,
-        mine: int,
-        hosts: tuple[Sequence[str], Sequence[str]],
-        done: Callable[[bool], None],
-        begun: float,
-    ) -> None:
-        try:
+        asker, begun = mine.host.name, self._now()
+        while True:
             self._answers(asker)
-        except Unanswered:
-            done(False)
-            return
-        job = self.job
-        if job is None or job.state == "ended":
-            done(False)
-            return
-        if job.restarts > mine + 1 or (job.restarts > mine and job.state == "running"):
-            done(True)
-            return
-        exclude, again = hosts
-        if job.restarts == mine and job.state == "running":
+            job = self.job
+            if job is None or job.state == "ended" or job.launch != mine.launch:
+                raise Ended("the job has ended")
+            if job.state == "leaving" and not job.requeue:
+                raise Ended("the job is being ended")
+            if job.restarts > mine.restarts and not mine.has_asked:
+                return  # another asked for it, and chose the hosts
+            if job.restarts > mine.restarts + (job.state != "running"):
+                return
             doubtful = {*exclude, *job.given[:1]} - {asker}
             waits = [name for name in doubtful if self._in_doubt(job, name)]
             late = job.ends_at is not None and self._now() > job.ends_at - LIMIT_MARGIN_S
-            if waits and not late and self._now() - begun < VERDICT_S:
-                later = partial(self._requeue, asker, mine, hosts, done, begun)
-                self._later(VERDICT_POLL_S, later)
-                return
+            asks = job.restarts == mine.restarts and job.state == "running"
+            if not asks or not waits or late or self._now() - begun >= VERDICT_S:
+                break
+            await asyncio.sleep(VERDICT_POLL_S)
+        if asks:
             self.world.history.note("scheduler", f"{asker} has the job queued again")
+            mine.has_asked = True
             self._take_back(job, KILL_WAIT_S, requeue=True)
         job.excluded = (job.excluded - {*again}) | {*exclude}
         self._spare(job, exclude)
-        done(True)
 
     def _spare(self, job: Job, exclude: Sequence[str]) -> None:
         """Where too few other hosts are there, those stay out that nobody is given anyway."""
@@ -335,12 +331,10 @@ class Scheduler:
         """Slurm signals every process of the job, ranks as well."""
         for agent in job.agents:
             if agent.alive and self._hears(agent.host):
-                if agent.leader is not None:
-                    agent.leader.warned(signal_name)
-                else:
-                    agent.unheeded = signal_name
-                if agent.ranks is not None:
-                    agent.ranks.told_to_leave()
+                ranks = agent.ranks
+                agent.signalled(signal_name)
+                if ranks is not None:
+                    ranks.told_to_leave()
 
     def _kill(self, job: Job) -> None:
         """No job starts again before each of its nodes is free of it, or down."""
@@ -360,7 +354,7 @@ class Scheduler:
         else:
             job.state = "ended"
 
-    def _holds_up(self, agent: Agent) -> bool:
+    def _holds_up(self, agent: "AgentProcess") -> bool:
         host = agent.host
         if not self._hears(host):
             if self.world.unheard(host, UNHEARD_S):

@@ -8,16 +8,22 @@ fresh, as close-to-open consistency promises; what else a host reads may be olde
 import errno
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 
 from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.skipped_batches import Window, read_already
 from orchestrator.errors import JobError
+from orchestrator.job.state import Run
+from orchestrator.job.step import step
 from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.world.network import STORAGE, Network
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.processes.run_dir import StoredTurn
 
 SNAPSHOT_LINES = 4
 """Every so many lines a leader writes a snapshot: they die often here."""
@@ -42,10 +48,10 @@ class Whereabouts:
 
     launch: int
     restarts: int
-    leader: str
-    """Incarnation of the agent that leads."""
-    over: bool = False
+    host: str
+    """Of the leader."""
     port: int = 0
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,13 @@ class Storage:
     holder: str | None = None
     """Incarnation that holds the journal's lock."""
     holder_host: str = ""
-    asks: object | None = None
-    """Whose turn it is to have the scheduler queue the job again: who holds the lock for that."""
+    turn: "StoredTurn | None" = None
+    """That holds the lock on the order of agents without a leader."""
+    settled: set[str] = field(default_factory=set)
+    """Marks of agents that found that nothing is left to do."""
+    folded: Run = field(default_factory=Run)
+    folded_to: int = 0
+    """Entries that `folded` is the fold of."""
     full_until: float = 0.0
     slow_until: float = 0.0
     slow_s: float = 0.0
@@ -124,27 +135,50 @@ class Storage:
         if self.full:
             raise OSError(errno.ENOSPC, "no space left on device")
 
-    def recall(self) -> tuple[Entry, ...]:
+    def recall(self) -> Sequence[Entry]:
         """All entries, each line decoded once; an unfinished last line is no line."""
         whole = whole_lines(self.journal)
         if whole > self.read_to:
             fresh = bytes(self.journal[self.read_to : whole])
             self.entries += parse(fresh, len(self.entries))
             self.read_to = whole
-        return tuple(self.entries)
+        return self.entries
+
+    def fold(self) -> Run:
+        """The state that the journal's lines lead to, for a host that reads it."""
+        for entry in self.recall()[self.folded_to :]:
+            self.folded, _ = step(self.folded, entry.event)
+        self.folded_to = len(self.entries)
+        return self.folded
 
 
 class StoredJournal:
-    """As `supervise.log.Journal`, with the bytes in memory, and a death at any point of a write."""
+    """As `journal.Journal`, with the bytes in memory, and a death at any point of a write."""
 
-    def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        host: str,
+        guard: Callable[[], None],
+        released: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`released`: called when its lock is let go of."""
         self.storage, self.host, self.guard = storage, host, guard
+        self.released = released
         del storage.journal[whole_lines(storage.journal) :]
         self.seq = entries[-1].seq if (entries := storage.recall()) else 0
         self.known = self._known()
         """What the newest snapshot says."""
         self.crash: tuple[int, Crash] | None = None
         """At which line from here, counted from 0, the writer dies, and where in it."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.released()
 
     @property
     def place(self) -> Place:

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator import host_strikes
-from orchestrator.contract.files.fence import Fence, GivenUp
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.agent_protocol import Start
@@ -23,19 +23,13 @@ from orchestrator.contract.messages.events import (
     StragglerFound,
 )
 from orchestrator.contract.plan import Plan
-from orchestrator.errors import Unanswered
-from orchestrator.job.incident import Incident
-from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.policy import strike_weight
-from orchestrator.job.stage import Ended, Running
+from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor
-from orchestrator.simulation.agents import Agent
+from orchestrator.leader.leader_main import HostRecords
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
 from orchestrator.simulation.laws.invariants import Witness
-from orchestrator.simulation.leaders import Leader
-from orchestrator.simulation.real.loop import VirtualLoop
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.world.hosts import Host
 from orchestrator.simulation.world.jobs import submitted
@@ -43,26 +37,35 @@ from orchestrator.simulation.world.k8s_operator import Operators
 from orchestrator.simulation.world.network import SCHEDULER, Network
 from orchestrator.simulation.world.ranks import HostRanks
 from orchestrator.simulation.world.scheduler import Scheduler
-from orchestrator.simulation.world.storage import (
-    LEASE_S,
-    Crash,
-    Storage,
-    StoredJournal,
-    Whereabouts,
-)
+from orchestrator.simulation.world.storage import LEASE_S, Crash, Storage, StoredJournal
 from orchestrator.simulation.world.training import Training, Work
 from orchestrator.simulation.world.training_faults import Troubles
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.processes.agent_process import AgentProcess
+    from orchestrator.simulation.processes.leader_process import LeaderProcess
+    from orchestrator.simulation.processes.loop import VirtualLoop
 
 LOGIN = "login"
 """Where the person sits."""
 LEAF = 3
 """Hosts under one switch."""
-LOCK_POLL_S = 1.0
-TAKE_OVER_S = 120.0
-LOCK_PATIENCE_S = 2.0
 RANKS_START_S = 0.5
-CALM_AFTER_S = 60.0
-"""Consequences of a fault are looked at closely for so long."""
+STRIKES = Path("/nowhere/strikes")
+
+
+class Starts(Protocol):
+    """Starts the process of an agent on a host."""
+
+    def __call__(
+        self,
+        world: "World",
+        host: Host,
+        launch: int,
+        restarts: int,
+        lead: bool,
+        turn: int = 1,
+    ) -> "AgentProcess": ...
 
 
 class World:
@@ -71,13 +74,14 @@ class World:
         scenario: Scenario,
         decide: Decide,
         *,
+        starts: Starts,
         fenced: bool = True,
         kept: bool = False,
-        starts: Any = Agent,
     ) -> None:
-        """`starts`: makes the process of an agent, a played one or one that runs the real code."""
         self.starts = starts
         self.loops: list[VirtualLoop] = []
+        self.defects: list[BaseException] = []
+        """What processes raised that no code of theirs expected."""
         self.scenario, self.decide, self.fenced = scenario, decide, fenced
         self.timeline = Timeline()
         self.random = Random(scenario.seed + 1)
@@ -85,8 +89,8 @@ class World:
         self.network = Network(self.timeline, self.random)
         self.storage = Storage(self.timeline, self.network)
         self.hosts: dict[str, Host] = {}
-        self.leaders: dict[str, Leader] = {}
-        """By incarnation; of those that were, too."""
+        self.leaders: dict[str, LeaderProcess] = {}
+        """By incarnation of their agents; former leaders, too."""
         self.trainings: dict[int, Training] = {}
         self.strikes: list[host_strikes.Line] = [
             host_strikes.Pinned(at=EPOCH, host=host, use=use, by="ann", reason="she says so")
@@ -95,8 +99,6 @@ class World:
         self.troubles = Troubles(self.happens)
         self.plans: list[Plan] = []
         """By number, from 1."""
-        self.pause_s = 0.0
-        self.troubled_until = 0.0
         self.unheard_since: dict[str, float] = {}
         """By the scheduler."""
         self.unserved_since: dict[str, float] = {}
@@ -148,31 +150,10 @@ class World:
         return self.run.job.launch
 
     @property
-    def leader(self) -> Leader | None:
+    def leader(self) -> "LeaderProcess | None":
         """One that lives and serves; the newest where there are two."""
         found = [leader for leader in self.leaders.values() if leader.alive and leader.serves]
         return found[-1] if found else None
-
-    def calm(self, leader: Leader) -> bool:
-        return self.timeline.now > self.troubled_until and (
-            isinstance(leader.supervisor.run.stage, Running)
-        )
-
-    def trouble(self, seconds: float) -> None:
-        """Something is amiss for so long: leaders look closely, from this moment on."""
-        until = self.timeline.now + seconds + CALM_AFTER_S
-        if self.timeline.now > self.troubled_until:
-            for leader in list(self.leaders.values()):
-                leader.look_now()
-        self.troubled_until = max(self.troubled_until, until)
-
-    def passes(self, one: str, other: str) -> bool:
-        """Whether a pulse and its answer get through now."""
-        if not self.network.reaches(one, other):
-            return False
-        weather = self.network.weather
-        bad = self.timeline.now < weather.until
-        return not bad or self.random.randrange(100) >= weather.lost + weather.late // 2
 
     def takes_part(self, host: Host, other: str) -> bool:
         return self.hosts[other].agent is not None and self.network.reaches(host.name, other)
@@ -198,131 +179,28 @@ class World:
             self.unserved_since.setdefault(host.name, self.timeline.now)
         elif self.unserved_since.pop(host.name, None) is not None:
             alive = {agent.incarnation for agent in host.agents if agent.alive}
-            if self.storage.holder_host == host.name and self.storage.holder not in alive:
-                self.storage.holder = None
+            storage = self.storage
+            if storage.holder_host == host.name and storage.holder not in alive:
+                storage.holder = None
+            turn = storage.turn
+            if turn is not None and turn.process.host is host and not turn.process.alive:
+                turn.close()
 
     def happens(self, kind: str) -> None:
         """Those of the kind that are expected have come to something."""
         self.happened[kind] += self.expected.pop(kind, 0)
 
-    # Leaders begin and end
+    # The lock on the journal
 
-    def becomes_leader(self, agent: Agent) -> None:
-        """As `agent.leading.lead`: the fence first, then the lock, then the journal."""
-        try:
-            self.storage.check_write(agent.host.name)
-        except OSError:
-            agent.die()
-            return
-        former = self.storage.fence
-        self.storage.fence = Fence(
-            leader=agent.incarnation, attempt=former.attempt if former else 0
-        )
-        patience = TAKE_OVER_S if self.scenario.scheduled else LOCK_PATIENCE_S
-        self._opens(agent, self.timeline.now + patience, partial(self._is_held, agent))
-
-    def _is_held(self, agent: Agent) -> None:
-        self.history.note(agent.host.name, "the journal is held by another: leaving")
-        agent.die()
-
-    def claims(self, agent: Agent, how: str, leads: Callable[[bool], None]) -> None:
-        """As `Leaderless._claim` and `agent.leading.lead_on`: an agent that followed takes over
-        from a leader that ended so; `leads` is told whether the journal was to be had."""
-        if not agent.alive:
-            return
-        try:
-            self.storage.check_write(agent.host.name)
-        except OSError:
-            self.timeline.after(LOCK_POLL_S, partial(self.claims, agent, how, leads))
-            return
-        former = self.storage.fence
-        attempt = former.attempt if former else 0
-        self.storage.fence = Fence(leader=agent.incarnation, attempt=attempt)
-        self.history.note(agent.host.name, f"takes over: {how}")
-        deadline = self.timeline.now + TAKE_OVER_S
-        self._opens(agent, deadline, partial(leads, False), how, partial(leads, True))
-
-    def _opens(
-        self,
-        agent: Agent,
-        deadline: float,
-        is_held: Callable[[], None],
-        former: str = "",
-        begun: Callable[[], None] = lambda: None,
-    ) -> None:
-        if not agent.alive:
-            return
-        storage = self.storage
-        if not storage.serves(agent.host.name) or not self.locks(agent):
-            if self.timeline.now > deadline:
-                is_held()
-            else:
-                again = partial(self._opens, agent, deadline, is_held, former, begun)
-                self.timeline.after(LOCK_POLL_S, again)
-            return
-        journal = StoredJournal(storage, agent.host.name, partial(self._check_leader, agent))
-        leader = Leader(self, agent, journal)
-        agent.leader, self.leaders[agent.incarnation] = leader, leader
-        self.run = leader.supervisor.run
-        if not self.announce(leader):
-            agent.die()
-            return
-        begun()
-        self._serves(leader, former)
-
-    def _serves(self, leader: Leader, former: str) -> None:
-        agent, allocation = leader.agent, None
-        exclude: dict[str, str] = {}
-        always: tuple[str, ...] = ()
-        if self.scenario.scheduled:
-            allocation = self.scheduler.allocation(agent)
-            exclude, always = self._struck(leader.now())
-            leader.errands.hear_notices()
-        self._arm(leader)
-        if takes_over(run := leader.supervisor.run, allocation):
-            followers = expected_back(run, agent.host.name)
-            known = {name: run.hosts.by_name[name].incarnation for name in followers}
-            leader.connections.await_agents(known)
-        self.history.note(agent.host.name, "leads")
-        leader.happened(
-            LeaderStarted(
-                at=leader.now(),
-                host=agent.host.name,
-                pid=1,
-                allocation=allocation,
-                exclude=exclude,
-                always=always,
-                taken=self._taken(leader),
-                former=former,
-            )
-        )
-        if leader.agent.unheeded:
-            leader.warned(leader.agent.unheeded)
-        leader.look()
-
-    def _taken(self, leader: Leader) -> str:
-        """Why the scheduler itself ended the leader before, if it did and says so."""
-        former = leader.supervisor.run
-        if not isinstance(self.scheduler, Operators) or not former.scheduler.leader:
-            return ""
-        silent_s = {
-            former.scheduler.leader: max(0.0, leader.host.clock.now() - former.history.last_at)
-        }
-        try:
-            return self.scheduler.taken(leader.host.name, silent_s).get(former.scheduler.leader, "")
-        except Unanswered:
-            return ""
-
-    def _arm(self, leader: Leader) -> None:
-        if self.crash_next is not None:
-            leader.doom(*self.crash_next)
-            self.crash_next = None
-
-    def locks(self, agent: Agent) -> bool:
+    def locks(self, process: "AgentProcess") -> bool:
         if not self.lock_is_free:
             return False
-        self.storage.holder, self.storage.holder_host = agent.incarnation, agent.host.name
+        self.storage.holder, self.storage.holder_host = process.incarnation, process.host.name
         return True
+
+    def unlocks(self, process: "AgentProcess") -> None:
+        if self.storage.holder == process.incarnation:
+            self.storage.holder = None
 
     @property
     def lock_is_free(self) -> bool:
@@ -332,63 +210,23 @@ class World:
         since = self.unserved_since.get(self.storage.holder_host)
         return since is not None and self.timeline.now - since > LEASE_S
 
-    def _check_leader(self, agent: Agent) -> None:
-        now = self.storage.fence
-        if not self.storage.serves(agent.host.name):
-            raise OSError("the server does not answer")
-        if now is not None and now.leader != agent.incarnation:
-            raise GivenUp("another leader has taken over")
-
-    def _struck(self, now: float) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Whom to leave out, and whom to use whatever happens."""
+    def records(self, now: float) -> HostRecords:
+        """What earlier jobs and people have recorded about the hosts."""
         found = host_strikes.fold(self.strikes, now)
-        out = {each.host: host_strikes.describe(each) for each in found if each.is_excluded}
-        return out, tuple(each.host for each in found if each.pin and each.pin.use == "always")
+        return HostRecords(
+            path=STRIKES,
+            exclude={one.host: host_strikes.describe(one) for one in found if one.is_excluded},
+            always=tuple(one.host for one in found if one.pin and one.pin.use == "always"),
+        )
 
-    def strike(self, incident: Incident) -> None:
-        host = incident.culprit.host
-        if host is None or not self.scenario.scheduled:
-            return
-        if (weight := strike_weight(incident)) > 0:
-            self.strikes.append(
-                host_strikes.Strike(
-                    at=incident.at,
-                    host=host,
-                    job="simulated",
-                    attempt=incident.attempt,
-                    kind=incident.kind,
-                    cause=incident.cause,
-                    weight=weight,
-                )
-            )
-
-    def announce(self, leader: Leader, *, over: bool = False) -> bool:
-        """Write `leader.json`; False where that cannot be done."""
-        try:
-            self.storage.check_write(leader.host.name)
-        except OSError:
-            return False
-        agent = leader.agent
-        said = Whereabouts(agent.launch, agent.restarts, agent.incarnation, over)
-        self.storage.whereabouts.append((self.timeline.now, said))
-        return True
-
-    def leader_gone(self, leader: Leader, *, silently: bool) -> None:
-        """The lock goes with its process; of a host that went off the server finds out."""
-        if self.storage.holder == leader.name and not silently:
-            self.storage.holder = None
-        self.witness.leader_gone(leader)
-
-    def agent_left(self, agent: Agent, code: int) -> None:
-        if self.storage.holder == agent.incarnation:
-            self.storage.holder = None
+    def agent_left(self, agent: "AgentProcess", code: int) -> None:
         self.history.note(agent.host.name, f"its agent has left with code {code}")
         if self.scenario.scheduled:
             self.scheduler.agent_left(agent, code)
 
     # Orders to the world
 
-    def starts_ranks(self, agent: Agent, start: Start) -> HostRanks:
+    def starts_ranks(self, agent: "AgentProcess", start: Start) -> HostRanks:
         training = self.trainings.get(start.attempt)
         if training is None:
             scenario = self.scenario
@@ -421,19 +259,11 @@ class World:
         self.timeline.after(RANKS_START_S, join)
         return ranks
 
-    def replace_agent(
-        self, leader: Leader, name: str, *, elsewhere: bool, shut: bool, silent_s: float
-    ) -> None:
-        """Raises BackendError."""
-        if self.scenario.scheduled:
-            asker, agent = leader.host.name, leader.agent
-            self.scheduler.replace(
-                asker, agent, name, elsewhere=elsewhere, shut=shut, silent_s=silent_s
-            )
-            return
+    def restart_agent(self, leader: "AgentProcess", name: str) -> None:
+        """On a machine without a scheduler."""
         host = self.hosts[name]
-        host.end_agents()  # on its own host the leader ends itself, before it can start another
-        if host.up and not host.dead_on_arrival and name != leader.host.name:
+        host.end_agents()
+        if host.up and not host.dead_on_arrival and leader.alive:
             host.agents.append(self.starts(self, host, self.job.launch, 0, lead=False))
 
     def parts(self) -> None:
@@ -443,12 +273,7 @@ class World:
             self.history.note("fault", "something breaks as ranks are about to leave")
             happen()
 
-    def revive_leader(self, agent: Agent, silent_s: float) -> None:
-        """Raises BackendError."""
-        assert isinstance(self.scheduler, Operators)
-        self.scheduler.revive_leader(agent.host.name, agent, silent_s)
-
-    def decided(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
+    def decided(self, leader: "LeaderProcess", event: Event, actions: tuple[Action, ...]) -> None:
         before, self.run = self.run, leader.supervisor.run
         if self.history.kept:
             self._note(leader, event, actions)
@@ -473,7 +298,7 @@ class World:
             if happen is not None:
                 happen()
 
-    def _note(self, leader: Leader, event: Event, actions: tuple[Action, ...]) -> None:
+    def _note(self, leader: "LeaderProcess", event: Event, actions: tuple[Action, ...]) -> None:
         at = f"{leader.host.name}*"
         words = str(event)
         if isinstance(event, (JobSubmitted, LeaderStarted, AgentRegistered)):

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from orchestrator.agent.evidence.evidence_collector import Found
 from orchestrator.agent.host_processes import HostAttempt
@@ -23,7 +23,7 @@ from orchestrator.health.host_probes import HostProbe
 from orchestrator.simulation.world.ranks import HostRanks
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.real.process import AgentProcess
+    from orchestrator.simulation.processes.agent_process import AgentProcess
 
 GATHER_S = 1.0
 LOOK_BACK_S = 0.1
@@ -48,7 +48,7 @@ class SimulatedAttempt:
             )
             self.over.set_result(stopped)
             return
-        self.ranks = self.process.world.starts_ranks(cast(Any, self.process), order)
+        self.ranks = self.process.world.starts_ranks(self.process, order)
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
         return [], await self.over

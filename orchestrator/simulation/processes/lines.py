@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from aiohttp import WSMessage, WSMsgType
 
@@ -15,7 +15,7 @@ from orchestrator.leader.leader import Listen
 from orchestrator.simulation.world.network import Line
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.real.process import AgentProcess
+    from orchestrator.simulation.processes.agent_process import AgentProcess
 
 CLOSED = WSMessage(WSMsgType.CLOSED, None, None)
 RESET_S = 0.1
@@ -117,7 +117,7 @@ class SimulatedConnector:
         if not world.network.reaches(mine, host) or not world.hosts[host].up:
             never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
             await never  # the agent has its own patience
-        agents = cast("list[AgentProcess]", world.hosts[host].agents)
+        agents = world.hosts[host].agents
         servers = [one.server for one in agents if one.alive and one.server]
         server = next((one for one in servers if one.port == int(port)), None)
         if server is None:

@@ -1,0 +1,1 @@
+"""The processes of a simulated cluster: the real agents and leaders behind simulated seams."""

@@ -1,0 +1,326 @@
+"""The process of an agent on a simulated host: it runs the real `Agent` and, where it leads, the
+real `Leader`, composed as the entry points compose them.
+
+A process that is killed runs nothing any more: its event loop stops, and its lines close.
+"""
+
+import asyncio
+import inspect
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.agent.agent import (
+    FIND_ALLOCATED_S,
+    FIND_LEADER_S,
+    LOCK_WAIT_S,
+    Agent,
+    AgentConfig,
+    AgentSeams,
+)
+from orchestrator.agent.processes.torchrun import HostPlace
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.files.leader_file import Term
+from orchestrator.contract.files.run_dir import RunDir
+from orchestrator.contract.messages.agent_protocol import Report
+from orchestrator.contract.messages.events import HostStopped, RankExited
+from orchestrator.errors import InUse
+from orchestrator.failover.leader_lost import Claim
+from orchestrator.failover.storage import FailoverStorage
+from orchestrator.failover.takeover import FollowingSeams, run_follower
+from orchestrator.job_secret import JobSecret
+from orchestrator.journal.supervisor import OpenJournal, Supervisor
+from orchestrator.leader.leader import Leader, LeaderSeams
+from orchestrator.leader.leader_main import HostRecords, LeadingSeams, Listening, lead, lead_on
+from orchestrator.seams import AllocationBackend
+from orchestrator.simulation.processes.attempt import SimulatedAttempt, SimulatedProcesses
+from orchestrator.simulation.processes.backend import backend_of
+from orchestrator.simulation.processes.leader_process import LeaderProcess
+from orchestrator.simulation.processes.lines import End, SimulatedConnector, SimulatedServer
+from orchestrator.simulation.processes.loop import VirtualLoop
+from orchestrator.simulation.processes.planners import planners_of
+from orchestrator.simulation.processes.run_dir import StoredRunDir
+from orchestrator.simulation.world.ranks import HostRanks
+from orchestrator.simulation.world.storage import StoredJournal
+from orchestrator.simulation.world.training import Word
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.world.hosts import Host
+    from orchestrator.simulation.world.world import World
+
+SECRET = JobSecret(key=b"simulated", pem="", fingerprint=bytes(32))
+NOWHERE = RunDir(Path("/nowhere/simulated"))
+"""Real files are never there."""
+LISTENING = Listening(bind="", folder=Path("/nowhere"))
+HOLD_POLL_S = 1.0
+DETECT_S = 1.0
+"""More seldom than on a real machine, because most looks find nothing."""
+KILLED = 128 + signal.SIGKILL
+"""Exit code of a process that a signal ended."""
+
+
+class AgentProcess:
+    def __init__(
+        self,
+        world: "World",
+        host: "Host",
+        launch: int,
+        restarts: int,
+        lead: bool,
+        turn: int = 1,
+    ) -> None:
+        self.world, self.host, self.launch, self.restarts = world, host, launch, restarts
+        self.lead, self.turn = lead, turn
+        self.incarnation = f"{host.name}.{world.drawn()}"
+        self.alive, self.holds = True, False
+        self.loop = VirtualLoop(world.timeline, world.defects)
+        world.loops.append(self.loop)
+        self.leader: LeaderProcess | None = None
+        self.server: SimulatedServer | None = None
+        self.ends: list[End] = []
+        self.attempt: SimulatedAttempt | None = None
+        self.storage = StoredRunDir(self)
+        self.has_asked = False
+        """It had the scheduler queue the job again."""
+        self.is_pod = world.scenario.successor_s is not None
+        self.agent = self._new_agent()
+        self.loop.create_task(self._main())
+
+    def _config(self) -> AgentConfig:
+        """As `entry/agent.py` reads it from its command line."""
+        world, scheduled = self.world, self.world.scenario.scheduled
+        return AgentConfig(
+            place=HostPlace(
+                python="",
+                run_dir=NOWHERE,
+                host=self.host.name,
+                address=self.host.name,
+                socket=Path("/nowhere/socket"),
+                parent=1,
+            ),
+            secret=SECRET,
+            term=Term(self.launch, self.restarts),
+            devices=world.scenario.ranks_per_host,
+            agent_timeout=world.job.agent_timeout,
+            findings=self.host.findings,
+            find_leader_s=FIND_ALLOCATED_S if scheduled and not self.is_pod else FIND_LEADER_S,
+            patience_s=world.scenario.successor_s or 0.0,
+            outlives_leader=scheduled and not self.is_pod and not self.lead,
+        )
+
+    def _new_agent(self) -> Agent:
+        connector, processes = SimulatedConnector(self), SimulatedProcesses(self)
+        seams = AgentSeams(connector, self.storage, processes, self.work)
+        agent = Agent(self._config(), {}, self.host.clock, seams=seams)
+        agent.incarnation = self.incarnation
+        self.agent = agent
+        return agent
+
+    async def work(self, call: Any, /, *args: Any, **more: Any) -> Any:
+        """The worker: a call takes the time that it says, and none where it says nothing."""
+        try:
+            found = call(*args, **more)
+            if inspect.isawaitable(found):
+                found = await found
+            else:
+                await asyncio.sleep(0)
+        finally:
+            if not self.alive:
+                await self.loop.create_future()  # it died in the call
+        return found
+
+    async def _main(self) -> None:
+        try:
+            self.exit(await self._run())
+        except Exception as exc:  # noqa: BLE001 - the simulation reports it
+            self.world.defects.append(exc)
+
+    async def _run(self) -> int:
+        """As `entry/agent.py`: hold the host, then follow, or lead."""
+        if self.is_pod and (ending := self._ending()) is not None:
+            # As `entry/pod_agent.py`: a pod that starts after the end has nothing to run.
+            return exit_codes.FAILED if ending == "FAILED" else exit_codes.OK
+        begun = self.loop.time()
+        while self._is_held():
+            if self.loop.time() - begun > LOCK_WAIT_S:
+                return exit_codes.LEADER_LOST if self.is_pod else exit_codes.NOT_ADMITTED
+            await asyncio.sleep(HOLD_POLL_S)
+        self.holds = True
+        code = await (self._lead() if self.lead else self._follow())
+        if self.is_pod and code == exit_codes.FAILED and self._ending() != "FAILED":
+            # As `entry/pod_agent.py`: a failed agent does not mean a failed job.
+            return exit_codes.LEADER_LOST
+        return code
+
+    def _ending(self) -> str | None:
+        run = self.world.storage.fold()
+        current = run.job is not None and run.job.launch.launch == self.launch
+        return run.ending if current else None
+
+    def _is_held(self) -> bool:
+        others = [one for one in self.host.agents if one is not self and one.alive and one.holds]
+        return bool(others or self.host.ranks)
+
+    async def _lead(self) -> int:
+        try:
+            return await lead(
+                self._config(),
+                LISTENING,
+                self._leading_seams(),
+                self._new_agent,
+                scheduled=self.world.scenario.scheduled,
+                prepare=_nothing,
+            )
+        except InUse:
+            return exit_codes.LEADER_LOST if self.is_pod else exit_codes.FAILED
+
+    async def _follow(self) -> int:
+        self._new_agent()  # it looks for its leader from now on
+
+        async def takes_the_lead(
+            agent: Agent, following: asyncio.Task[int], claim: Claim
+        ) -> int | None:
+            return await lead_on(agent, following, claim, LISTENING, self._leading_seams())
+
+        seams = FollowingSeams(
+            backend_named=self._backend_named,
+            clock=self.host.clock,
+            storage=cast(FailoverStorage, self.storage),
+            lead=takes_the_lead,
+        )
+        scheduled = self.world.scenario.scheduled
+        return await run_follower(self.agent, seams, scheduled=scheduled, turn=self.turn)
+
+    # Seams of a leader
+
+    def _leading_seams(self) -> LeadingSeams:
+        leader = LeaderSeams(
+            server=partial(SimulatedServer, self),
+            storage=self.storage,
+            worker=self.work,
+            free_port=lambda address: 29_500,
+            detect_s=DETECT_S,
+        )
+        return LeadingSeams(
+            storage=cast(FailoverStorage, self.storage),
+            backend_named=self._backend_named,
+            supervisor=self._supervisor,
+            reached=lambda: None,
+            records=self._records,
+            planners=planners_of(self.world),
+            clock=self.host.clock,
+            while_leading=self._while_leading,
+            leader=leader,
+            worker=self.work,
+        )
+
+    def _backend_named(self, name: str) -> AllocationBackend:
+        return backend_of(self)
+
+    def _supervisor(self, journal: OpenJournal) -> Supervisor:
+        assert isinstance(journal, StoredJournal)
+        self.leader = LeaderProcess(self, journal)
+        self.world.leaders[self.incarnation] = self.leader
+        self.world.run = self.leader.supervisor.run
+        return self.leader.supervisor
+
+    def _records(self, backend: AllocationBackend) -> HostRecords:
+        return self.world.records(self.host.clock.now())
+
+    @asynccontextmanager
+    async def _while_leading(self, leader: Leader) -> AsyncIterator[None]:
+        assert self.leader is not None
+        self.leader.begin(leader)
+        self.world.history.note(self.host.name, "leads")
+        try:
+            yield
+        finally:
+            if self.alive:
+                self.leader.over(silently=False)
+                self.leader = None
+
+    def takes_over(self, name: str) -> None:
+        """It has named itself in the fence."""
+        if not self.lead:
+            self.world.history.note(self.host.name, "takes over")
+            self.world.witness.takes_over(self, self.world.storage.fold())
+
+    # What the world does to it
+
+    @property
+    def ranks(self) -> HostRanks | None:
+        ranks = self.attempt.ranks if self.attempt is not None else None
+        return None if ranks is None or ranks.gone else ranks
+
+    @property
+    def is_alone(self) -> bool:
+        return self.agent.alone.is_set()
+
+    @property
+    def talks_to(self) -> LeaderProcess | None:
+        end = next((end for end in reversed(self.ends) if end.line.open), None)
+        return end.other.process.leader if end is not None else None
+
+    def report(self, report: Report) -> None:
+        if self.alive and isinstance(report, RankExited) and self.attempt is not None:
+            self.loop.call_soon(self.agent.attempts.failed, report, self.attempt)
+
+    def tell(self, word: Word) -> None:
+        if self.alive:
+            self.loop.call_soon(self.agent.attempts.hear, word)
+
+    def wake(self) -> None:
+        if self.alive:
+            self.agent.wake.set()
+
+    def attempt_ended(self, ranks: HostRanks, stopped: HostStopped) -> None:
+        attempt = self.attempt
+        if self.alive and attempt is not None and attempt.ranks is ranks:
+            attempt.over.set_result(stopped)
+
+    def signalled(self, signal_name: str) -> None:
+        """By the scheduler. A process that has no handler yet ends by SIGTERM, and its start
+        ignores the other signals."""
+        number = signal.Signals[signal_name]
+        if self.alive and not self.loop.signalled(number) and number == signal.SIGTERM:
+            self.die()
+
+    def exit(self, code: int) -> None:
+        if self.alive:
+            if code == exit_codes.LEADER_LOST and self.agent.config.outlives_leader:
+                self.world.witness.leaves_without_leader(self)
+            self._over()
+            self.world.agent_left(self, code)
+
+    def die(self, *, silently: bool = False) -> None:
+        """Killed: the kernel ends its ranks too. `silently`: with its host, so nothing is told."""
+        if not self.alive:
+            return
+        ranks = self.ranks
+        self._over(silently=silently)
+        if ranks is not None:
+            ranks.kill()
+        if not silently:
+            self.world.agent_left(self, KILLED)
+
+    def _over(self, *, silently: bool = False) -> None:
+        self.alive = False
+        self.loop.kill()
+        ends = [*self.ends, *(self.server.ends if self.server is not None else ())]
+        for end in ends:
+            if not silently:
+                end.hang_up()
+        if self.leader is not None:
+            self.leader.over(silently=silently)
+        if not silently:
+            self.world.unlocks(self)
+            turn = self.world.storage.turn
+            if turn is not None and turn.process is self:
+                turn.close()
+
+
+async def _nothing() -> None:
+    pass

@@ -1,0 +1,200 @@
+"""What agents and leaders ask their backend, answered by the simulated scheduler or operator.
+
+The calls are coroutines, which the worker of a simulated process awaits: an answer takes virtual
+time, and a process may die before it comes.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
+from orchestrator.seams import (
+    AllocationBackend,
+    FixedHosts,
+    GrantingScheduler,
+    HostNotice,
+    OwnRun,
+    SuccessorHosts,
+    UnattendedAllocation,
+)
+from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.processes.agent_process import AgentProcess
+
+ANSWER_S = 0.5
+"""Seconds until a scheduler answers."""
+CLEAR_S = 2.0
+"""Seconds that a step on another host takes."""
+
+
+class LocalBackend:
+    """A machine without a scheduler."""
+
+    granted: GrantingScheduler | None = None
+    fixed_hosts: FixedHosts | None = None
+    successors: SuccessorHosts | None = None
+    unattended: UnattendedAllocation | None = None
+
+    def __init__(self, process: "AgentProcess") -> None:
+        self.process = process
+        self.host = process.host.name
+
+    def cluster(self) -> str:
+        return "simulated"
+
+    async def replace(
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
+    ) -> None:
+        await asyncio.sleep(ANSWER_S)
+        self.process.world.restart_agent(self.process, host)
+
+
+class SlurmBackend(LocalBackend):
+    def __init__(self, process: "AgentProcess", scheduler: Scheduler) -> None:
+        super().__init__(process)
+        self.scheduler = scheduler
+        self.granted = cast(GrantingScheduler, self)
+        self.fixed_hosts = cast(FixedHosts, self)
+        self.unattended = cast(UnattendedAllocation, self)
+
+    async def replace(
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
+    ) -> None:
+        await asyncio.sleep(ANSWER_S)
+        self.scheduler.replace(self.process, host, elsewhere=elsewhere)
+
+    async def allocation(self, launch: LaunchPlan) -> Allocation:
+        await asyncio.sleep(ANSWER_S)
+        return self.scheduler.allocation(self.process)
+
+    async def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        await asyncio.sleep(ANSWER_S)
+        return self.scheduler.notices(self.host, hosts)
+
+    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        await asyncio.sleep(ANSWER_S)
+        return self.scheduler.own_run(self.process)
+
+    async def why_ending(self, launch: LaunchPlan) -> Cause:
+        await asyncio.sleep(ANSWER_S)
+        return self.scheduler.why_ending(self.process)
+
+    async def standing(self, launch: LaunchPlan) -> str | None:
+        await asyncio.sleep(ANSWER_S)
+        return self.scheduler.standing(self.host)
+
+    async def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
+        await asyncio.sleep(ANSWER_S)
+        await self.scheduler.requeue(self.process, exclude, again=again, whole=whole)
+
+    async def rival(self, launch: LaunchPlan) -> str | None:
+        return None
+
+    async def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
+        """No host of a simulated cluster lacks the program of an agent."""
+        return {}
+
+    async def clear_host(self, launch: LaunchPlan, host: str) -> str:
+        world = self.process.world
+        world.witness.takes_over(self.process, world.storage.fold())
+        await asyncio.sleep(CLEAR_S)
+        return self.scheduler.clear_host(self.process, host)
+
+    async def release(self, launch: LaunchPlan) -> None:
+        """Nothing to do: a simulated run ends with the last of its agents."""
+
+
+class KubernetesBackend(LocalBackend):
+    def __init__(self, process: "AgentProcess", operators: Operators) -> None:
+        super().__init__(process)
+        self.operators = operators
+        self.granted = cast(GrantingScheduler, self)
+        self.successors = cast(SuccessorHosts, self)
+
+    async def replace(
+        self,
+        launch: LaunchPlan,
+        host: str,
+        *,
+        elsewhere: bool = False,
+        shut: bool = False,
+        silent_s: float = 0.0,
+    ) -> None:
+        await asyncio.sleep(ANSWER_S)
+        self.operators.replace(
+            self.process, host, elsewhere=elsewhere, shut=shut, silent_s=silent_s
+        )
+
+    async def allocation(self, launch: LaunchPlan) -> Allocation:
+        await asyncio.sleep(ANSWER_S)
+        return self.operators.allocation(self.process)
+
+    async def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
+        await asyncio.sleep(ANSWER_S)
+        return self.operators.notices(self.host, hosts)
+
+    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+        """Pods come and go one by one, so that the server answers is all that is asked."""
+        await self.notices(launch, ())
+        return OwnRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
+
+    async def why_ending(self, launch: LaunchPlan) -> Cause:
+        await asyncio.sleep(ANSWER_S)
+        return self.operators.why_ending(self.process)
+
+    async def standing(self, launch: LaunchPlan) -> str | None:
+        await asyncio.sleep(ANSWER_S)
+        return self.operators.standing(self.host)
+
+    async def requeue(
+        self,
+        launch: LaunchPlan,
+        exclude: Sequence[str],
+        *,
+        again: Sequence[str] = (),
+        whole: bool = True,
+    ) -> None:
+        await asyncio.sleep(ANSWER_S)
+        self.operators.requeue(self.process, exclude, again=again, whole=whole)
+
+    async def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
+        await asyncio.sleep(ANSWER_S)
+        return self.operators.taken(self.host, hosts)
+
+    async def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
+        await asyncio.sleep(ANSWER_S)
+        self.operators.revive_leader(self.process, silent_s)
+
+
+def backend_of(process: "AgentProcess") -> AllocationBackend:
+    scheduler = process.world.scheduler
+    found: LocalBackend
+    if not process.world.scenario.scheduled:
+        found = LocalBackend(process)
+    elif isinstance(scheduler, Operators):
+        found = KubernetesBackend(process, scheduler)
+    else:
+        found = SlurmBackend(process, scheduler)
+    return cast(AllocationBackend, found)

@@ -1,0 +1,32 @@
+"""What simulated agents and leaders log: nothing is shown, and each defect that one of them logs
+and survives is collected."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class DefectHandler(logging.Handler):
+    def __init__(self, defects: list[BaseException]) -> None:
+        super().__init__(logging.CRITICAL)
+        self.defects = defects
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # `Agent` and `Leader` log an exception that no code of theirs expected as critical.
+        if record.exc_info and record.exc_info[1] is not None:
+            self.defects.append(record.exc_info[1])
+
+
+@contextmanager
+def collecting(defects: list[BaseException]) -> Iterator[None]:
+    logger = logging.getLogger("orchestrator")
+    handler, disabled = DefectHandler(defects), logging.root.manager.disable
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        logger.removeHandler(handler)
+        logger.propagate = propagates

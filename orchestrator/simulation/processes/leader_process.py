@@ -1,0 +1,145 @@
+"""A real leader as the simulated world and its laws see it.
+
+Each of its decisions is judged by the laws, and it can be killed at any line of its journal and
+between any two actions.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.contract.messages.actions import Action, StopAttempt
+from orchestrator.contract.messages.events import Event
+from orchestrator.job.state import Run
+from orchestrator.journal.supervisor import Supervisor, is_told
+from orchestrator.leader.leader import Leader
+from orchestrator.leader.monitor import Monitor
+from orchestrator.simulation.world.storage import SNAPSHOT_LINES, Crash, Crashed, StoredJournal
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.processes.agent_process import AgentProcess
+
+
+class LeaderProcess:
+    def __init__(self, process: "AgentProcess", journal: StoredJournal) -> None:
+        self.process, self.agent, self.world = process, process, process.world
+        self.host, self.name = process.host, process.incarnation
+        self.alive = True
+        self.leader: Leader | None = None
+        """None until the scheduler has granted the hosts."""
+        self.journal = journal
+        self.supervisor = WitnessedSupervisor(self)
+        self.crash_between: int | None = None
+        """It dies after so many more actions."""
+
+    def begin(self, leader: Leader) -> None:
+        self.leader = leader
+        leader.snapshots.every = SNAPSHOT_LINES
+        leader.events.perform = partial(self._perform, leader.events.perform)
+        if self.world.crash_next is not None:
+            self.doom(*self.world.crash_next)
+            self.world.crash_next = None
+
+    @property
+    def serves(self) -> bool:
+        return self.process.server is not None
+
+    @property
+    def is_paused(self) -> bool:
+        loop = self.process.loop
+        return loop.time() < loop.paused_until
+
+    @property
+    def monitor(self) -> Monitor | None:
+        return None if self.leader is None else self.leader.monitor
+
+    async def _perform(self, perform: Any, action: Action) -> None:
+        if self.crash_between is not None:
+            self.crash_between -= 1
+            if self.crash_between < 0:
+                self.crashes(f"before {type(action).__name__} was done")
+                await self.process.loop.create_future()
+        leaves = self.supervisor.run.interruption.leaving is not None
+        if leaves and isinstance(action, StopAttempt) and not action.hosts:
+            self.world.parts()
+        await perform(action)
+
+    # What the world does to it
+
+    def cancel(self, by: str) -> None:
+        assert self.leader is not None
+        self.process.loop.call_soon(self.leader.cancel, by)
+
+    def ask_notices(self) -> None:
+        """Have the scheduler asked now what it holds against the hosts."""
+        assert self.leader is not None
+        self.process.loop.create_task(self.leader.backend_calls.ask_notices())
+
+    def pause(self, seconds: float) -> None:
+        """The machine stands still, and with it the agent in the same process."""
+        self.process.loop.pause(seconds)
+
+    def doom(self, number: int, where: Crash | None) -> None:
+        """Die `number` lines, or without `where` as many actions, from here."""
+        if where is None:
+            self.crash_between = number
+        else:
+            self.journal.crash = (number, where)
+
+    def crashes(self, where: str) -> None:
+        self.world.history.note(self.host.name, f"the leader is killed {where}")
+        self.world.happens("leader")
+        self.process.die()
+
+    def over(self, *, silently: bool) -> None:
+        self.alive = False
+        self.world.witness.leader_gone(self)
+
+
+class WitnessedSupervisor(Supervisor):
+    """The real one; the laws judge each of its decisions, and a write takes the disk's time."""
+
+    def __init__(self, leader: LeaderProcess) -> None:
+        self.leader = leader
+        super().__init__(leader.journal, leader.world.decide, leader.journal.known)
+
+    def take(self, events: Sequence[Event]) -> Any:
+        """A coroutine, which the worker awaits."""
+        return self._take(events)
+
+    async def _take(self, events: Sequence[Event]) -> tuple[int, tuple[Action, ...]]:
+        world, before = self.leader.world, self.run
+        if world.storage.delay and any(type(event).__name__ != "Tick" for event in events):
+            await asyncio.sleep(world.storage.delay)
+        try:
+            count, actions = super().take(events)
+        except Crashed as crashed:
+            event = self._judged(before, events, crashed.lines)
+            self.leader.crashes(f"{crashed} of {type(event).__name__}")
+            return 0, ()
+        if count > 1:
+            self._judged(before, events[:count], count)
+        else:
+            world.witness.heard(events[0], before)
+            if is_told(events[0], before, self.run):
+                world.decided(self.leader, events[0], actions)
+        return count, actions
+
+    def _judged(self, run: Run, events: Sequence[Event], lines: int) -> Event:
+        """Have the first `lines` of which the journal has a line judged one by one; return the
+        event that would be the next."""
+        world = self.leader.world
+        for event in events:
+            before = run
+            run, actions = self.decide(before, event)
+            told = is_told(event, before, run)
+            if told and lines == 0:
+                return event
+            world.witness.heard(event, before)
+            if not told:
+                continue
+            lines -= 1
+            self.run = run
+            world.decided(self.leader, event, actions)
+        return events[-1]

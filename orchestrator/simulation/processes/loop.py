@@ -1,0 +1,194 @@
+"""An asyncio event loop in virtual time: one for each simulated process, all on one timeline.
+
+Nothing waits for real time, and no thread runs: `asyncio.sleep` sets a happening on the timeline.
+"""
+
+import asyncio
+import contextvars
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+from orchestrator.simulation.clock import Timeline
+
+_set_running_loop = cast(Callable[[object], None], asyncio._set_running_loop)
+MOST_ROUNDS = 30
+"""In which the coroutines of processes that are gone are taken apart."""
+
+
+class Handle:
+    """A callback that is due; asyncio cancels it, and asks when it is due."""
+
+    __slots__ = ("args", "at", "callback", "context", "is_cancelled", "loop")
+
+    def __init__(
+        self,
+        loop: "VirtualLoop",
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        at: float,
+    ) -> None:
+        self.loop, self.callback, self.args, self.at = loop, callback, args, at
+        self.context = context or contextvars.copy_context()
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self.at
+
+    def run(self) -> None:
+        if self.is_cancelled:
+            return
+        loop = self.loop
+        if not (loop.runs or loop.buries):
+            if loop.is_dead:
+                loop.grave.append(self)  # its process is gone: nothing of it happens any more
+                return
+            if loop.timeline.now < loop.paused_until:
+                loop.held.append(self)  # its process is stopped: this is due as soon as it goes on
+                return
+        _set_running_loop(loop)
+        self.context.run(self.callback, *self.args)
+        _set_running_loop(None)
+
+
+class VirtualLoop:
+    """As much of an `asyncio.AbstractEventLoop` as tasks, timers and queues use."""
+
+    def __init__(self, timeline: Timeline, defects: list[BaseException] | None = None) -> None:
+        """`defects`: takes what a task raises that is never retrieved."""
+        self.timeline = timeline
+        self.defects: list[BaseException] = [] if defects is None else defects
+        self.runs = True
+        """It is neither dead nor stopped."""
+        self.is_dead = self.buries = False
+        self.paused_until = 0.0
+        self.held: list[Handle] = []
+        """Callbacks that became due while the process was stopped."""
+        self.signal_handlers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
+        self.grave: deque[Handle] = deque()
+        self.tasks: list[asyncio.Task[Any]] = []
+        """All that it ever had: nothing else refers to a task whose process is gone."""
+
+    def time(self) -> float:
+        return self.timeline.now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon(
+        self,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        handle = Handle(self, callback, args, context, 0.0)
+        if self.is_dead:
+            self.grave.append(handle)
+        else:
+            self.timeline.ready.append(handle.run)
+        return handle
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        return self.call_at(self.timeline.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> Handle:
+        handle = Handle(self, callback, args, context, when)
+        if self.is_dead:
+            self.grave.append(handle)
+        else:
+            self.timeline.after(max(0.0, when - self.timeline.now), handle.run)
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=cast(Any, self))
+
+    def create_task(
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=cast(Any, self), name=name, context=context)
+        self.tasks.append(task)
+        return task
+
+    def add_signal_handler(self, number: int, callback: Callable[..., object], *args: Any) -> None:
+        self.signal_handlers[number] = (callback, args)
+
+    def signalled(self, number: int) -> bool:
+        """Have a signal handled; False if the process has no handler for it."""
+        if number not in self.signal_handlers:
+            return False
+        callback, args = self.signal_handlers[number]
+        self.call_soon(callback, *args)
+        return True
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after some seconds."""
+        self.paused_until = max(self.paused_until, self.timeline.now + seconds)
+        self.runs = False
+        self.timeline.after(seconds, self._continue)
+
+    def _continue(self) -> None:
+        if self.timeline.now >= self.paused_until and not self.is_dead:
+            self.runs = True
+            held, self.held = self.held, []
+            self.timeline.ready.extend(handle.run for handle in held)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        exception = context.get("exception")
+        if exception is not None and not self.is_dead:
+            self.defects.append(exception)
+
+    def kill(self) -> None:
+        """Its process is gone: nothing that waits goes on."""
+        self.is_dead, self.runs = True, False
+
+
+def bury(loops: Sequence[VirtualLoop]) -> None:
+    """Take apart what the processes of a simulation left behind, so that no coroutine is dropped
+    half-way: those that clean up with an `await` need another round."""
+    _set_running_loop(None)  # still set if a callback raised
+    for loop in loops:
+        loop.is_dead, loop.runs, loop.buries = True, False, True
+        loop.grave.extend(loop.held)
+        ready = loop.timeline.ready
+    while loops and ready:
+        ready.popleft()()
+    for _ in range(MOST_ROUNDS):
+        tasks = [task for loop in loops for task in loop.tasks if not task.done()]
+        graves = [loop for loop in loops if loop.grave]
+        if not (tasks or graves):
+            break
+        for task in tasks:
+            task.cancel()
+        for loop in graves:
+            grave, loop.grave = loop.grave, deque()
+            for handle in grave:
+                handle.run()

@@ -1,0 +1,102 @@
+"""The event loop of a simulated process: virtual time, a kill, a stop, a signal."""
+
+import asyncio
+import signal
+from typing import Any
+
+from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.processes.loop import VirtualLoop, bury
+
+
+def run_on_a_loop(script: Any) -> tuple[Timeline, VirtualLoop]:
+    timeline = Timeline()
+    loop = VirtualLoop(timeline)
+    loop.create_task(script())
+    while timeline.turn():
+        pass
+    return timeline, loop
+
+
+def test_sleeping_takes_virtual_time() -> None:
+    woken: list[str] = []
+
+    async def sleeps(seconds: float, name: str) -> None:
+        await asyncio.sleep(seconds)
+        woken.append(name)
+
+    async def script() -> None:
+        await asyncio.gather(sleeps(3600.0, "late"), sleeps(1.0, "early"))
+
+    timeline, _ = run_on_a_loop(script)
+    assert (woken, timeline.now) == (["early", "late"], 3600.0)
+
+
+def test_a_limit_ends_what_never_comes() -> None:
+    ended: list[str] = []
+
+    async def script() -> None:
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 5.0)
+        except TimeoutError:
+            ended.append("timeout")
+
+    timeline, _ = run_on_a_loop(script)
+    assert (ended, timeline.now) == (["timeout"], 5.0)
+
+
+def test_a_process_that_is_killed_runs_nothing_any_more() -> None:
+    seen: list[str] = []
+
+    async def script() -> None:
+        try:
+            await asyncio.sleep(10.0)
+            seen.append("woken")
+        finally:
+            seen.append("taken apart")
+
+    timeline = Timeline()
+    loop = VirtualLoop(timeline)
+    loop.create_task(script())
+    timeline.after(1.0, loop.kill)
+    while timeline.turn():
+        pass
+    assert seen == []
+    bury([loop])
+    assert seen == ["taken apart"]
+
+
+def test_what_a_task_raises_unheard_is_a_defect() -> None:
+    async def script() -> None:
+        raise ValueError("nobody awaits this")
+
+    _, loop = run_on_a_loop(script)
+    assert [str(one) for one in loop.defects] == ["nobody awaits this"]
+
+
+def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:
+    woken: list[float] = []
+
+    async def script() -> None:
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            woken.append(timeline.now)
+
+    timeline = Timeline()
+    loop = VirtualLoop(timeline)
+    loop.create_task(script())
+    timeline.after(1.5, lambda: loop.pause(10.0))
+    while timeline.turn():
+        pass
+    assert woken == [1.0, 11.5, 12.5]
+
+
+def test_a_signal_is_handled_by_the_newest_handler_or_not_at_all() -> None:
+    heard: list[str] = []
+    timeline = Timeline()
+    loop = VirtualLoop(timeline)
+    assert not loop.signalled(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, heard.append, "first")
+    loop.add_signal_handler(signal.SIGTERM, heard.append, "second")
+    assert loop.signalled(signal.SIGTERM)
+    timeline.turn()
+    assert heard == ["second"]
