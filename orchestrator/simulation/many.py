@@ -10,7 +10,7 @@ from functools import partial
 from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.simulation.scenario import KINDS
 
-CHUNK = 50
+CHUNK = 10
 """Seeds that a process takes at a time."""
 SHOWN = 5
 """Failing seeds that are told of, each with its command."""

@@ -10,10 +10,10 @@ from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.laws.law import Violated
 from orchestrator.simulation.processes.agent_process import AgentProcess
 from orchestrator.simulation.processes.defects import collecting
-from orchestrator.simulation.processes.loop import bury
+from orchestrator.simulation.processes.loop import bury, unheard
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import faults
-from orchestrator.simulation.world.world import World
+from orchestrator.simulation.world.world import Starts, World
 
 PERSON_S = 60.0
 """Between two looks of a person at a job that nobody leads any more."""
@@ -52,11 +52,12 @@ class Simulation:
         chosen: Scenario,
         decide: Decide = step,
         *,
-        fenced: bool = True,
+        starts: Starts = AgentProcess,
         kept: bool = False,
     ) -> None:
+        """`decide` and `starts`: broken ones, where a test wants to know whether a law finds it."""
         self.scenario = chosen
-        self.world = World(chosen, decide, starts=AgentProcess, fenced=fenced, kept=kept)
+        self.world = World(chosen, decide, starts=starts, kept=kept)
         self.launch = 0
         self.resubmitted = False
         self.whole_at = 0.0
@@ -75,6 +76,8 @@ class Simulation:
                 while world.timeline.turn():
                     if self._finished():
                         break
+                for defect in unheard(world.loops):
+                    raise defect
                 world.witness.at_the_end()
             finally:
                 bury(world.loops)
@@ -120,10 +123,10 @@ def simulate(
     kinds: Sequence[str] = tuple(KINDS),
     decide: Decide = step,
     *,
-    fenced: bool = True,
+    starts: Starts = AgentProcess,
     kept: bool = False,
 ) -> Outcome:
-    simulation = Simulation(scenario(seed, kinds), decide, fenced=fenced, kept=kept)
+    simulation = Simulation(scenario(seed, kinds), decide, starts=starts, kept=kept)
     world, broken = simulation.world, ""
     try:
         simulation.run()

@@ -387,69 +387,69 @@ class RemembersBesideTheJournal:
         ), actions
 
 
-def first_broken(decide: Decide, kinds: Sequence[str], *, fenced: bool = True) -> Outcome:
-    for seed in range(300):
-        outcome = simulate(seed, kinds, decide, fenced=fenced)
+def first_broken(decide: Decide, kinds: Sequence[str], first: int = 0) -> Outcome:
+    for seed in range(first, first + 300):
+        outcome = simulate(seed, kinds, decide)
         if outcome.broken:
             return outcome
     raise AssertionError("nobody noticed")
 
 
 @pytest.mark.parametrize(
-    ("decide", "kinds", "law"),
+    ("decide", "kinds", "law", "seed"),
     [
-        (counts_nothing, ("rank",), "attempts without progress"),
-        (charges_for_each_agent_that_goes, ("host", "switch"), "nothing failed"),
-        (judges_each_agent_that_goes_for_itself, ("partition",), "outages"),
-        (forgets_whom_to_leave_out, ("drain",), "used, "),
-        (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it"),
-        (keeps_off_who_was_drained, ("drain",), "only drained"),
-        (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs"),
-        (requeues_twice, ("preemption",), "queued again twice"),
-        (overlooks_hangs, ("hang",), "has not ended"),
-        (keeps_no_incidents, ("rank",), "is not said"),
-        (RemembersBesideTheJournal(), ("leader",), "fold is not the state"),
-        (takes_who_comes_back_for_idle, ("stuck", "messages", "rank"), "still runs"),
-        (charges_for_a_schedulers_wish, ("preemption",), "nothing failed"),
-        (does_not_say_what_it_did, ("rank",), "has no outcome"),
-        (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1"),
-        (does_not_wait_for_what_heals, ("fabric",), "too early"),
-        (names_no_rule, ("hang",), "names no rule"),
-        (leaves_out_whom_no_rule_did, ("rank",), "does not say so"),
-        (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'"),
-        (does_not_know_of_pins, ("error",), "and is pinned always"),
-        (uses_who_is_never_to_be_used, ("rank",), "and pinned never"),
-        (trains_what_it_names_as_skipped, ("nan",), "does not skip what is to be skipped"),
-        (skips_data_without_a_rollback, ("rank",), "nothing was rolled back"),
-        (takes_the_same_plan_again, ("memory",), "that is short"),
-        (grows_at_every_checkpoint, ("drain",), "grows twice"),
-        (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten"),
-        (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood"),
-        (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it"),
-        (tells_apart_who_went_together, ("switch",), "alone is blamed"),
-        (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again"),
-        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said"),
-        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said"),
-        (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up"),
-        (ends_at_the_first_failure, ("rank",), "restarts are spent"),
-        (restarts_whatever_the_class_says, ("error",), "and restart is done"),
-        (blames_the_last_to_fail, ("rank",), "and never broke"),
-        (blames_one_host_for_everything, ("rank",), "and never broke"),
-        (blames_nobody, ("rank",), "and nobody is blamed"),
-        (calls_everything_a_segfault, ("error",), "and segfault is said"),
-        (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said"),
-        (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts"),
-        (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step"),
-        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away"),
-        (takes_any_zero_for_the_end, ("error",), "steps are done"),
-        (spends_no_budget_of_a_class, ("rank",), "fits first"),
-        (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2"),
+        (counts_nothing, ("rank",), "attempts without progress", 0),
+        (charges_for_each_agent_that_goes, ("host", "switch"), "nothing failed", 47),
+        (judges_each_agent_that_goes_for_itself, ("partition",), "outages", 39),
+        (forgets_whom_to_leave_out, ("drain",), "used, ", 1),
+        (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it", 3),
+        (keeps_off_who_was_drained, ("drain",), "only drained", 1),
+        (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs", 0),
+        (requeues_twice, ("preemption",), "queued again twice", 1),
+        (overlooks_hangs, ("hang",), "has not ended", 0),
+        (keeps_no_incidents, ("rank",), "is not said", 0),
+        (RemembersBesideTheJournal(), ("leader",), "fold is not the state", 2),
+        (takes_who_comes_back_for_idle, ("stuck", "messages", "rank"), "still runs", 18),
+        (charges_for_a_schedulers_wish, ("preemption",), "nothing failed", 1),
+        (does_not_say_what_it_did, ("rank",), "has no outcome", 0),
+        (starts_again_under_the_same_number, ("rank",), "attempt 1 after 1", 0),
+        (does_not_wait_for_what_heals, ("fabric",), "too early", 0),
+        (names_no_rule, ("hang",), "names no rule", 0),
+        (leaves_out_whom_no_rule_did, ("rank",), "does not say so", 0),
+        (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'", 16),
+        (does_not_know_of_pins, ("error",), "and is pinned always", 60),
+        (uses_who_is_never_to_be_used, ("rank",), "and pinned never", 1),
+        (trains_what_it_names_as_skipped, ("nan",), "does not skip what is to be skipped", 0),
+        (skips_data_without_a_rollback, ("rank",), "nothing was rolled back", 0),
+        (takes_the_same_plan_again, ("memory",), "that is short", 0),
+        (grows_at_every_checkpoint, ("drain",), "grows twice", 0),
+        (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten", 1),
+        (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood", 3),
+        (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it", 0),
+        (tells_apart_who_went_together, ("switch",), "alone is blamed", 9),
+        (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again", 32),
+        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said", 1),
+        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said", 2),
+        (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up", 1),
+        (ends_at_the_first_failure, ("rank",), "restarts are spent", 0),
+        (restarts_whatever_the_class_says, ("error",), "and restart is done", 1),
+        (blames_the_last_to_fail, ("rank",), "and never broke", 0),
+        (blames_one_host_for_everything, ("rank",), "and never broke", 0),
+        (blames_nobody, ("rank",), "and nobody is blamed", 0),
+        (calls_everything_a_segfault, ("error",), "and segfault is said", 0),
+        (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said", 6),
+        (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts", 80),
+        (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step", 29),
+        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away", 60),
+        (takes_any_zero_for_the_end, ("error",), "steps are done", 3),
+        (spends_no_budget_of_a_class, ("rank",), "fits first", 6),
+        (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2", 32),
     ],
 )
-def test_a_broken_supervisor_is_caught(decide: Decide, kinds: Sequence[str], law: str) -> None:
-    assert law in first_broken(decide, kinds).broken
-
-
-def test_a_leader_that_raises_no_fence_is_caught() -> None:
-    outcome = first_broken(step, ("stuck",), fenced=False)
-    assert "live and can write" in outcome.broken
+def test_a_broken_supervisor_is_caught(
+    decide: Decide, kinds: Sequence[str], law: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`seed`: the first one that is tried; it finds the fault where nothing else has changed."""
+    if decide is overlooks_hangs:
+        monkeypatch.setattr("orchestrator.simulation.run.BOUND_S", 900.0)
+    assert law in first_broken(decide, kinds, first=seed).broken

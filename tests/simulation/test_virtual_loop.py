@@ -5,7 +5,7 @@ import signal
 from typing import Any
 
 from orchestrator.simulation.clock import Timeline
-from orchestrator.simulation.processes.loop import VirtualLoop, bury
+from orchestrator.simulation.processes.loop import VirtualLoop, bury, unheard
 
 
 def run_on_a_loop(script: Any) -> tuple[Timeline, VirtualLoop]:
@@ -70,7 +70,7 @@ def test_what_a_task_raises_unheard_is_a_defect() -> None:
         raise ValueError("nobody awaits this")
 
     _, loop = run_on_a_loop(script)
-    assert [str(one) for one in loop.defects] == ["nobody awaits this"]
+    assert [str(one) for one in unheard([loop])] == ["nobody awaits this"]
 
 
 def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:

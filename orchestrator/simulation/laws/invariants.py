@@ -26,6 +26,7 @@ from orchestrator.contract.messages.events import (
     LeaderStarted,
     LeaveAsked,
     RankExited,
+    RequeueRefused,
     TrainingResumed,
 )
 from orchestrator.failover.after_leader import UNLED, over_for
@@ -124,6 +125,9 @@ class Witness:
     def ranks_started(self, ranks: "HostRanks") -> None:
         others = [other for other in ranks.agent.host.ranks if other is not ranks]
         hold(not others, f"{ranks.host} runs ranks of two attempts")
+        fence = self.world.storage.fence
+        known = fence is not None and fence.attempt >= ranks.attempt
+        hold(known, f"ranks of attempt {ranks.attempt} start, and the fence does not name it")
 
     def leaves_without_leader(self, agent: "AgentProcess") -> None:
         """An agent of a Slurm run leaves that heard no leader. If the run still has its hosts and
@@ -183,6 +187,12 @@ class Witness:
         self, leader: "LeaderProcess", event: Event, actions: Sequence[Action], before: Run
     ) -> None:
         run = leader.supervisor.run
+        fence = self.world.storage.fence
+        mine = fence is not None and fence.leader == leader.fence_name
+        hold(mine, f"{leader.name} decides, and the fence names another leader")
+        if isinstance(event, RequeueRefused) and isinstance(self.world.scheduler, Scheduler):
+            taken = self.world.scheduler.has_queued_again(leader.process)
+            hold(not taken, "a requeue counts as refused, and the scheduler has queued the job")
         self._count(event, before, run)
         self._blames(event, before, run)
         self._spends(event, before, run)

@@ -63,6 +63,8 @@ KILLED = 128 + signal.SIGKILL
 
 
 class AgentProcess:
+    run_dir_type = StoredRunDir
+
     def __init__(
         self,
         world: "World",
@@ -76,13 +78,15 @@ class AgentProcess:
         self.lead, self.turn = lead, turn
         self.incarnation = f"{host.name}.{world.drawn()}"
         self.alive, self.holds = True, False
-        self.loop = VirtualLoop(world.timeline, world.defects)
+        self.loop = VirtualLoop(world.timeline)
         world.loops.append(self.loop)
         self.leader: LeaderProcess | None = None
         self.server: SimulatedServer | None = None
         self.ends: list[End] = []
         self.attempt: SimulatedAttempt | None = None
-        self.storage = StoredRunDir(self)
+        self.storage = self.run_dir_type(self)
+        self.fence_name = ""
+        """The name that its leader has in the fence."""
         self.has_asked = False
         """It had the scheduler queue the job again."""
         self.is_pod = world.scenario.successor_s is not None
@@ -244,6 +248,7 @@ class AgentProcess:
 
     def takes_over(self, name: str) -> None:
         """It has named itself in the fence."""
+        self.fence_name = name
         if not self.lead:
             self.world.history.note(self.host.name, "takes over")
             self.world.witness.takes_over(self, self.world.storage.fold())

@@ -25,6 +25,7 @@ class LeaderProcess:
     def __init__(self, process: "AgentProcess", journal: StoredJournal) -> None:
         self.process, self.agent, self.world = process, process, process.world
         self.host, self.name = process.host, process.incarnation
+        self.fence_name = process.fence_name
         self.alive = True
         self.leader: Leader | None = None
         """None until the scheduler has granted the hosts."""

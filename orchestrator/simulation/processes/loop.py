@@ -61,10 +61,8 @@ class Handle:
 class VirtualLoop:
     """As much of an `asyncio.AbstractEventLoop` as tasks, timers and queues use."""
 
-    def __init__(self, timeline: Timeline, defects: list[BaseException] | None = None) -> None:
-        """`defects`: takes what a task raises that is never retrieved."""
+    def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self.defects: list[BaseException] = [] if defects is None else defects
         self.runs = True
         """It is neither dead nor stopped."""
         self.is_dead = self.buries = False
@@ -162,13 +160,18 @@ class VirtualLoop:
             self.timeline.ready.extend(handle.run for handle in held)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        exception = context.get("exception")
-        if exception is not None and not self.is_dead:
-            self.defects.append(exception)
+        """asyncio reports here what was never retrieved; `unheard` finds it earlier."""
 
     def kill(self) -> None:
         """Its process is gone: nothing that waits goes on."""
         self.is_dead, self.runs = True, False
+
+
+def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
+    """What tasks raised that no code has retrieved."""
+    tasks = (task for loop in loops for task in loop.tasks if task.done() and not task.cancelled())
+    lost = [task for task in tasks if cast(Any, task)._log_traceback]
+    return [exc for task in lost if (exc := task.exception()) is not None]
 
 
 def bury(loops: Sequence[VirtualLoop]) -> None:

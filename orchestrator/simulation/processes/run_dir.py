@@ -72,8 +72,7 @@ class StoredRunDir:
         world = self.process.world
         self.storage.check_write(self.host)
         world.witness.fence_raised(fence.leader)
-        if world.fenced:
-            self.storage.fence = fence
+        self.storage.fence = fence
 
     def announce(self, term: Term, address: str, port: int, name: str) -> None:
         self._announce(Whereabouts(term.launch, term.restarts, self.host, port))

@@ -132,6 +132,12 @@ class Scheduler:
         same = job is not None and job.launch == agent.launch
         return same and job is not None and self._current(job, agent.restarts)
 
+    def has_queued_again(self, agent: "AgentProcess") -> bool:
+        """Whether a later run than the agent's is to come, or has begun."""
+        job = self.job
+        same = job is not None and job.launch == agent.launch and job.restarts > agent.restarts
+        return same and job is not None and job.state != "ended" and job.requeue
+
     def _start_task(self, job: Job, restarts: int, name: str, lead: bool) -> None:
         if not self._current(job, restarts):
             return

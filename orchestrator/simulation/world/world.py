@@ -75,14 +75,13 @@ class World:
         decide: Decide,
         *,
         starts: Starts,
-        fenced: bool = True,
         kept: bool = False,
     ) -> None:
         self.starts = starts
         self.loops: list[VirtualLoop] = []
         self.defects: list[BaseException] = []
         """What processes raised that no code of theirs expected."""
-        self.scenario, self.decide, self.fenced = scenario, decide, fenced
+        self.scenario, self.decide = scenario, decide
         self.timeline = Timeline()
         self.random = Random(scenario.seed + 1)
         self.history = History(self.timeline, kept)
