@@ -369,6 +369,8 @@ class Witness:
         """Nobody for a host that the scheduler took."""
         if isinstance(event, AgentLost | AgentRegistered) and event.taken:
             self.taken.add(event.host)
+        elif isinstance(event, AgentLost):
+            self.taken.discard(event.host)  # it came back, and this time the scheduler left it
         taken = self.taken | (
             {before.scheduler.leader} if isinstance(event, LeaderStarted) and event.taken else set()
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.contract.messages.actions import Action, ReplaceAgent, Requeue, StartAttempt
 from orchestrator.contract.messages.events import (
     AgentLost,
+    AgentRegistered,
     CheckpointIntervalChanged,
     Event,
     LeaderStarted,
@@ -21,6 +22,7 @@ from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.policy import default_rules
+from orchestrator.job.stage import IDLE
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 
@@ -60,6 +62,8 @@ class Remedies:
         self.every: int | None = None
         self.lost: list[AgentLost] = []
         """Of the newest attempt's hosts, while they had ranks, and no incident told of them."""
+        self.returned: set[str] = set()
+        """Of those hosts, the ones that came back."""
         self.away: dict[str, tuple[int, float]] = {}
         """Host -> how often it was sent away since the newest attempt began, and when last."""
 
@@ -95,6 +99,13 @@ class Remedies:
                 known = before.hosts.by_name.get(host)
                 if known is not None and (known.alive or known.back):  # not given up before
                     self.lost.append(event)
+                    self.returned.discard(host)
+            case AgentRegistered(host=host) if isinstance(before.stage, IDLE):
+                # While no rank runs, an outage from which all hosts come back is over, and a host
+                # that is lost later is lost for another reason.
+                self.returned.add(host)
+                if {lost.host for lost in self.lost} <= self.returned:
+                    self.lost = []
             case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt.number:
                 self.every = new
             case TrainingResumed(step=step) if self.before is not None:
