@@ -1,6 +1,6 @@
-"""A cluster in one process and no time: drives the real supervisor through the faults of years.
+"""A cluster in virtual time: runs the real leaders and agents through the faults of years.
 
-One seed is one history. What decides is the real thing: `step` and all below it, diagnosis, policy,
-hang detection, placement, the planner, the journal's lines. What only carries news and orders
-(agents, leader, scheduler, network, storage, ranks) is played; each module says where it differs.
+One seed is one history. The real code decides and carries news and orders: `Leader`, `Agent`,
+failover and all below them. Scheduler, operator, network, storage, clocks and ranks are simulated;
+each module says where it differs from the real thing.
 """
