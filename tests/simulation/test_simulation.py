@@ -20,12 +20,12 @@ from orchestrator.simulation.scenario import KINDS, Fault, scenario
 from orchestrator.simulation.world.faults import CRASHES
 from orchestrator.simulation.world.storage import Crash, StoredJournal
 
-PARTS = 10
+PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_law_holds_whatever_breaks(part: int) -> None:
-    total = tally(outcomes(range(part * 100, part * 100 + 12)))
+    total = tally(outcomes(range(part * 30, part * 30 + 30)))
     assert [(one.broken, command(one.seed)) for one in total.broken] == []
     assert total.endings["SUCCEEDED"] > total.seeds / 2
     assert total.incidents > total.seeds / 4
@@ -93,14 +93,14 @@ def test_the_leader_may_die_at_every_line_of_the_journal(where: Crash | None) ->
     undisturbed.run()
     lines = undisturbed.world.storage.journal.count(b"\n")
     assert lines > 15, "with a rank that is lost on the way"
-    died, numbers = 0, range(0, lines, 3)
+    died, numbers = 0, range(0, lines, 3) if where else range(8)
     for number in numbers:
         one = Simulation(chosen)
         one.world.crash_next = (number, where)
         one.run()
         assert one.world.run.ending == "SUCCEEDED"
         died += len(one.world.leaders) > len(undisturbed.world.leaders)
-    assert died >= (len(numbers) - 1 if where else 2), "it died wherever there was something to do"
+    assert died >= (len(numbers) - 1 if where else 3), "it died wherever there was something to do"
 
 
 @pytest.mark.parametrize("where", CRASHES[:3])
