@@ -13,7 +13,7 @@ from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.classes import default_rules as default_classes
 from orchestrator.errors import SpecError
-from orchestrator.job import policy
+from orchestrator.job.failures import policy
 from orchestrator.load import read_spec
 
 XID = re.compile(r"(?:xid)?[-_ ]?(\d+)", re.IGNORECASE)

@@ -16,11 +16,12 @@ from orchestrator.dashboard.status import (
     row,
     status_text,
 )
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run
 
 MAX_STACK_LINES = 12

@@ -40,8 +40,7 @@ from orchestrator.failover.journal_watch import (
     runs_without_leader,
 )
 from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
-from orchestrator.job.hosts.host_pool import hosts_given
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, hosts_given
 from orchestrator.journal.supervisor import OpenJournal
 from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, once_it_serves_in
 from orchestrator.seams import AllocationBackend, Clock, Worker

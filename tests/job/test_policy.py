@@ -25,7 +25,7 @@ from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job import policy
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Holding, Queued, Waiting
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import Job, drills, plan
 

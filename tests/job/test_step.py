@@ -24,7 +24,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.stage import Starting, Stopping, Submitted, Waiting
 from orchestrator.job.state import Run, pace_of
-from orchestrator.job.step import fold, step
+from orchestrator.job.transitions import fold, step
 from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
 
 

@@ -12,7 +12,7 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostStopped,
 )
-from orchestrator.job.incident import NOBODY
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.stage import Checking, Holding, Running, Starting, Stopping, Waiting
 from orchestrator.job.state import pace_of
 from tests.job.supervise_stage import Job, host

@@ -30,10 +30,10 @@ from orchestrator.contract.messages.events import (
     RequeueRefused,
 )
 from orchestrator.contract.plan import Traffic
-from orchestrator.job.incident import NOBODY
-from orchestrator.job.policy import strike_weight
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Checking, Queued, Waiting
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from tests.job.supervise_stage import START, Job, plan, submitted
 
 T = TypeVar("T")

@@ -14,11 +14,10 @@ from orchestrator.contract.messages.actions import (
     StopAttempt,
 )
 from orchestrator.contract.messages.events import EvidenceGathered, HostLeaving
-from orchestrator.job.policy import strike_weight
+from orchestrator.job.attempt_end import JUDGE_S, MOST_EXITS
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Diagnosing, Running, Stage, Starting, Stopping, Waiting
-from orchestrator.job.stage_transitions import JUDGE_S
 from orchestrator.job.state import pace_of
-from orchestrator.job.step import MOST_EXITS
 from tests.job.supervise_stage import Job, drills, error, found
 
 # Stopping

@@ -19,8 +19,8 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.job.failures.policy import default_rules
 from orchestrator.job.incident import PREFLIGHT, Incident
-from orchestrator.job.policy import default_rules
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 

@@ -9,7 +9,7 @@ from orchestrator.contract.launch import Cause
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import LeaveAsked
 from orchestrator.job.stage import OUTSIDE
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.job.supervise_stage import Job, submitted
 
 LIMIT = 3

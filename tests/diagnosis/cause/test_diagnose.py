@@ -18,11 +18,10 @@ from orchestrator.contract.messages.events import (
     RankExited,
 )
 from orchestrator.contract.spec.failures import FailureRule
+from orchestrator.diagnosis.cause.diagnose import Weight, diagnose, weigh
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Verdict
 from orchestrator.diagnosis.logs.readings import signal_name
-from orchestrator.job.failures.diagnose import Weight, diagnose, weigh
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.findings import Findings
-from orchestrator.job.incident import NOBODY, Culprit
 from tests.job.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 

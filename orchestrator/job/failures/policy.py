@@ -13,12 +13,11 @@ from orchestrator import host_strikes
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.spec.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.diagnosis.cause.exits import EARLY
+from orchestrator.diagnosis.cause.verdict import Verdict
 from orchestrator.diagnosis.classes import default_rules as known_classes
-from orchestrator.diagnosis.logs.readings import EARLY
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.hosts.host_pool import coming, has_successors, switches_of, usable
 from orchestrator.job.incident import Incident
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, coming, has_successors, switches_of, usable
 from orchestrator.plan.placement.place import room_for
 
 TABLE = Path(__file__).with_name("policy.yaml")
