@@ -133,7 +133,7 @@ def _resolve(said: str, names: Sequence[str], found: Policy) -> str:
 
 def _fits(rule: PolicyRule, one: FailureRule) -> bool:
     said = not rule.says or one.action in rule.says
-    return said and rule.concerns(one.name, one.scope)
+    return said and policy.concerns(rule, one.name, one.scope)
 
 
 def _always(rule: PolicyRule) -> bool:

@@ -42,6 +42,7 @@ def describe_text(
         ("Stragglers", _stragglers(snapshot, zone)),
         ("Drills", _drills(snapshot)),
         ("Incidents", _incidents(snapshot, zone)),
+        ("Ignored events", _ignored_events(snapshot.seen.run)),
         ("Files", _files(snapshot)),
     )
     blocks = ((title, list(lines)) for title, lines in sections)
@@ -225,6 +226,11 @@ def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield f"    {title}:"
     for line in lines:
         yield f"      | {visible(line).rstrip()}"
+
+
+def _ignored_events(run: Run) -> Iterator[str]:
+    for name, times in sorted(run.history.ignored.items()):
+        yield row(format.count(times, "time"), f"{name}: this cannot happen, please report it")
 
 
 def _files(snapshot: Snapshot) -> Iterator[str]:

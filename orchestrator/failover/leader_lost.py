@@ -199,7 +199,7 @@ class Leaderless:
         if (unled := runs_without_leader(run, self.term)) >= UNLED:
             log.error(
                 "no leader has begun in %s allocations in a row: the job is not queued again; the"
-                " logs of its agents say why, and then `ndctl submit SPEC --resume` goes on",
+                " logs of its agents say why; then resume with `ndctl submit SPEC --resume`",
                 unled,
             )
             await self.worker(turn.settle)

@@ -173,7 +173,7 @@ def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() 
     (incident,) = job.run.history.incidents
     assert (incident.kind, incident.rule) == ("hosts-lost", "transient-backoff")
     assert incident.culprit == NOBODY
-    assert incident.cause.startswith("8 hosts went away at once")
+    assert incident.cause.startswith("8 hosts were lost at once")
     assert (job.run.history.fruitless, job.run.history.restarts, job.run.interruption.findings) == (
         1,
         1,

@@ -124,7 +124,7 @@ def test_an_attempt_whose_ranks_move_again_in_time_goes_on(stage: type[Stage]) -
     job.shows("host-0", found(0), found(1))
     assert job.moves_again() == ()
     assert (type(job.run.stage), job.run.interruption.findings) == (stage, None)
-    assert job.run.stage.reason == "attempt 1 goes on: rank 2 moves again"
+    assert job.run.stage.reason == "attempt 1 continues: rank 2 makes progress again"
     assert job.shows("host-1", found(2), found(3)) == (), "it is not waited for any more"
     assert job.waits(60) == (), "no deadline of the diagnosis is left"
     job.steps(11)

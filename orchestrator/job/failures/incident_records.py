@@ -13,7 +13,7 @@ from orchestrator.diagnosis.cause.exits import EARLY
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
 from orchestrator.host_strikes import HOOK
-from orchestrator.job.failures.policy import Decision, trouble_of, ways_to_go_on
+from orchestrator.job.failures.policy import Decision, classified, ways_to_go_on
 from orchestrator.job.hosts.preemption import taken_by_scheduler
 from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.stage import Running
@@ -71,7 +71,7 @@ def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
 def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
     reported = [exited.step for exited in findings.exits]
     reported += [findings.hang.step] if findings.hang else []
-    trouble = trouble_of(verdict)
+    found = classified(verdict)
     return Incident(
         id=len(run.history.incidents) + 1,
         attempt=run.attempt.number,
@@ -87,8 +87,8 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
         drill=verdict.drill,
-        failure=trouble.name,
-        scope=trouble.scope,
+        failure=found.name,
+        scope=found.scope,
         phase=verdict.phase,
         advice=verdict.fix or (verdict.failure.advice if verdict.failure else ""),
     )
