@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import cli
 from orchestrator.contract.messages.events import AgentLost, StepReached
-from orchestrator.job.incident import NOBODY
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.journal.journal import Decided, Entry
 from orchestrator.simulation.many import command, outcomes, tally
 from orchestrator.simulation.run import Simulation, simulate

@@ -31,8 +31,8 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.failover.after_leader import UNLED, over_for
 from orchestrator.failover.journal_watch import runs_without_leader
+from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.incident import PREFLIGHT
-from orchestrator.job.policy import BUDGET
 from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stopping, Waiting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import Blame, Strike

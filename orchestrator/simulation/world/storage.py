@@ -15,7 +15,7 @@ from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.skipped_batches import Window, read_already
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded

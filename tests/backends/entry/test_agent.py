@@ -33,7 +33,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.errors import CannotLead
 from orchestrator.failover.journal_watch import Following, Seen
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Journal, has_writer, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.fd_limit import AT_MOST
