@@ -1,4 +1,4 @@
-"""How fast histories of simulated clusters are, against the limit of three minutes for 10,000.
+"""How fast histories of simulated clusters are, against the limit of 20 minutes for 10,000.
 
 python benchmarks/simulation.py [SEEDS]
 """
@@ -11,7 +11,7 @@ import time
 from benchmarks.timing import machine
 from orchestrator.simulation.many import outcomes, tally
 
-LIMIT_S = 180.0
+LIMIT_S = 1200.0
 """For SEEDS, on two cores."""
 SEEDS = 10_000
 CORES = 2

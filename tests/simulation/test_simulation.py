@@ -25,7 +25,7 @@ PARTS = 4
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_law_holds_whatever_breaks(part: int) -> None:
-    total = tally(outcomes(range(part * 30, part * 30 + 30)))
+    total = tally(outcomes(range(part * 25, part * 25 + 25)))
     assert [(one.broken, command(one.seed)) for one in total.broken] == []
     assert total.endings["SUCCEEDED"] > total.seeds / 2
     assert total.incidents > total.seeds / 4
@@ -33,7 +33,7 @@ def test_every_law_holds_whatever_breaks(part: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_law_holds_under_each_kind_of_fault(kind: str) -> None:
-    total = tally(outcomes(range(5000, 5005), (kind,)))
+    total = tally(outcomes(range(5000, 5004), (kind,)))
     assert [(one.broken, command(one.seed, (kind,))) for one in total.broken] == []
     assert 3 * total.happened[kind] >= total.faults[kind], "many of them meet something"
 
@@ -157,9 +157,9 @@ def test_a_host_that_was_given_up_has_the_job_queued_again_whatever_its_leader_w
 
 
 def test_the_command_tells_what_came_of_the_seeds() -> None:
-    done = CliRunner().invoke(cli, ["simulate", "--seeds", "10"])
+    done = CliRunner().invoke(cli, ["simulate", "--seeds", "4"])
     assert done.exit_code == 0, done.output
-    assert "10 seeds: " in done.output
+    assert "4 seeds: " in done.output
     assert "0 broke a law" in done.output
 
 
