@@ -37,7 +37,7 @@ from orchestrator.failover.ask_scheduler import REFUSED_S, RETRY_S
 from orchestrator.failover.journal_watch import GIVEN_UP_S, LOOK_S, STRANGER_S, Following
 from orchestrator.failover.leader_lost import Claim, Leaderless, Outcome
 from orchestrator.failover.storage import FailoverFiles
-from orchestrator.failover.turns import TURN_S
+from orchestrator.failover.turns import TURN_S, Turn
 from orchestrator.job.stage import Queued
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, has_writer
@@ -738,3 +738,28 @@ def test_one_that_died_before_the_scheduler_heard_of_it_is_asked_for_as_decided(
     queue = Queue(own=RUNS)
     assert asked(run_dir, queue) == 0.0
     assert queue.requeued == [("host-1",)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "method"),
+    [(FailoverFiles, "journal_size"), (Turn, "is_settled"), (FailoverFiles, "open_journal")],
+)
+def test_storage_that_fails_once_ends_no_agent_without_a_leader(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
+) -> None:
+    """A file handle that is stale for a moment: the call is made again."""
+    real, failed = getattr(owner, method), list[bool]()
+
+    def fails_first(*args: object) -> object:
+        if not failed:
+            failed.append(True)
+            raise OSError(errno.ESTALE, "stale file handle")
+        return real(*args)
+
+    monkeypatch.setattr(owner, method, fails_first)
+    queue = Queue(own=replace(DEAD, given_up={}))
+    outcome = settled(run_dir, queue, TurnedClock())
+    assert isinstance(outcome, Claim)
+    outcome.turn.close()
+    outcome.journal.__exit__(None, None, None)
+    assert failed
