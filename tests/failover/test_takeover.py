@@ -320,7 +320,7 @@ def test_an_agent_that_does_not_come_to_the_new_leader_is_lost(
 
         await until(lost, "its loss")
         assert [one.host for one in lost()] == ["host-2"]
-        assert "did not come to the new leader" in lost()[0].why
+        assert "did not connect to the new leader" in lost()[0].why
         await until(lambda: "host-2" in backend.replaced, "another agent there")
         signal_ourselves(signal.SIGTERM)
 

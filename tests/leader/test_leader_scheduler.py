@@ -293,10 +293,10 @@ def test_a_leader_that_cannot_read_the_fence_waits_with_what_it_writes(
         fence.unlink()
         fence.mkdir()
         await zero.say(exited(0, "host-0"))
-        await until(lambda: "the journal cannot be written" in caplog.text, "what it would write")
+        await until(lambda: "failed to write the journal" in caplog.text, "what it would write")
         before = job.run_dir.journal.read_bytes()
         caplog.clear()
-        for said in ("the journal cannot be written", "is not known"):
+        for said in ("failed to write the journal", "failed to read the fence"):
             await until(partial(is_in, said, caplog), "another try, and another look")
         assert not job.task.done()
         assert job.events(RankExited) == []
