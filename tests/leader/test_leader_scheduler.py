@@ -406,7 +406,7 @@ TAKEN = OwnRun(
     ("own", "why"),
     [
         (OVER, "Slurm job 7 is PENDING"),
-        (TAKEN, "host-0, the leader's own host, is none of the run"),
+        (TAKEN, "host-0, the leader's own host, is not part of the run"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
