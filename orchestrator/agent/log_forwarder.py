@@ -11,7 +11,7 @@ from orchestrator.contract.files.run_dir import RunDir
 LOOK_S = 0.5
 
 
-class Echo:
+class LogForwarder:
     """While it is entered, copies complete lines, each prefixed with host and rank.
 
     It skips lines that exist when it is created: an earlier agent of this host copied them.
@@ -23,7 +23,7 @@ class Echo:
         self.out = out
         self.offsets: dict[Path, int] = {path: path.stat().st_size for path in self._files()}
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._loop, name="echo", daemon=True)
+        self.thread = threading.Thread(target=self._loop, name="log-forwarder", daemon=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.run_dir.logs.glob(f"attempt-*/{self.host}/*.log"))

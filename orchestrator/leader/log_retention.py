@@ -1,5 +1,5 @@
-"""Removes the files of old attempts. Each attempt has a log of every rank, and gigabytes of dumps
-after a hang. The journal keeps how each attempt ended.
+"""Removes the files of earlier attempts. Each has a log of every rank, and gigabytes of dumps after
+a hang. The journal keeps how each attempt ended.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def remove_before(run_dir: RunDir, first: int, is_over: Callable[[], bool]) -> N
                 _remove(Path(path, name), failed)
         _remove(folder, failed)
     if failed:
-        log.info("failed to remove some files of old attempts, the first: %s", failed[0])
+        log.info("failed to remove some files of earlier attempts, the first: %s", failed[0])
 
 
 def _folders_before(run_dir: RunDir, first: int) -> Iterator[Path]:

@@ -160,7 +160,7 @@ def test_one_that_goes_on_refusing_is_left_with_what_to_type(
 
 def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
     queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
-    assert asked(run_dir, queue) == 0.0, "whoever held the journal has ended: nobody waits for it"
+    assert asked(run_dir, queue) == 0.0, "the process that held the journal has ended, so no wait"
     assert len(queue.requeued) == 1
 
 

@@ -320,7 +320,7 @@ def test_a_leader_that_was_replaced_does_not_take_the_fence_back(tmp_path: Path)
 
 
 def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
-    """It lives in the leader's process: whoever ends it ends the leader."""
+    """It runs in the leader's process, so ending it would end the leader."""
 
     async def script(job: Led) -> None:
         for host in ("host-0", "host-1"):
@@ -424,7 +424,7 @@ def test_a_leader_whose_own_host_was_taken_leaves_without_a_word(
         job.clock.put_forward(FENCE_S)
         with pytest.raises(GivenUp, match=why):
             await asyncio.wait_for(job.task, WAIT_S)
-        assert job.events(object)[lines:] == [], "nobody is blamed, and nothing is decided"
+        assert job.events(object)[lines:] == [], "no culprit is named, and nothing is decided"
         assert (job.backend.requeued, job.backend.replaced) == ([], [])
 
     play(tmp_path, script, allocation=GRANTED)

@@ -130,10 +130,10 @@ def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) 
 
 @pytest.fixture
 def hung() -> Iterator[threading.Event]:
-    """Until the test is over, for whoever waits for storage."""
+    """Blocked storage: set it when the test is over."""
     goes_on = threading.Event()
     yield goes_on
-    assert not goes_on.is_set(), "nobody waited for it"
+    assert not goes_on.is_set(), "no reader waited for it"
     goes_on.set()
 
 
