@@ -1,1 +1,1 @@
-"""What every host of a job does: it runs attempts as the leader orders, and reports on them."""
+"""The agent that runs on every host of a job: it starts and stops ranks and reports on them."""

@@ -1,7 +1,7 @@
-"""The agent of one host: has attempts run as the leader orders, and reports what becomes of them.
+"""The agent of one host: it carries out the leader's orders and reports what its ranks do.
 
-It holds no policy. It leaves when the leader says so, and when the leader is gone: then it stops
-its ranks first.
+It makes no decisions about the job. It exits when the leader orders that. When it loses the leader,
+it stops its ranks and exits, or stays if another leader may follow.
 """
 
 import asyncio
@@ -54,11 +54,11 @@ from orchestrator.seams import Clock, Worker
 log = logging.getLogger(__name__)
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-"""What a scheduler sends, to ranks and agents alike, before it takes hosts back."""
+"""Signals that a scheduler sends, to ranks and agents alike, before it takes hosts back."""
 LEAVE_GRACE_S = 3.0
-"""SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
+"""From SIGTERM to SIGKILL for ranks whose leader is gone or whose job is over."""
 FIND_LEADER_S = 60.0
-"""For a leader that was started at the same time, by the same hand."""
+"""Limit to find a leader that was started at the same time as the agent."""
 LOCK_WAIT_S = 60.0
 """Time for a former agent of this host and its ranks to exit."""
 FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
@@ -66,18 +66,18 @@ FIND_ALLOCATED_S = LOCK_WAIT_S + TAKE_OVER_S + 120.0
 minutes for its interpreter and its host check on a cold file server."""
 RETRY_S = 0.2
 HEARD_S = 5 * PULSE_S
-"""A leader that is silent for so long may be gone, with nobody left to order anything."""
+"""A leader that is silent for longer may be gone, so no order may ever come."""
 STILL_MARGIN_S = 0.02
-"""Standing still for just as long as the limit is none yet."""
+"""The digest is sent this much after the limit, so that it reports more than the limit."""
 LATE_S = 0.2
-"""An agent that is woken later than this has not had the processor, or its host stood still."""
+"""If a timer fires later than this, the agent had no processor or its host was suspended."""
 LISTEN_S = 1.0
-"""How long an agent listens before it looks whether it stood still itself."""
+"""How often a listening agent checks whether it was suspended itself."""
 CLOSE_S = 1.0
 ENDED_S = 2.0
-"""Silence of a leader whose process seems to have ended, before that is looked into."""
+"""Silence after which the agent checks whether the leader's process has ended."""
 REFUSALS = 3
-"""In a row, after which the leader does not know this agent's secret."""
+"""Refusals in a row after which the agent concludes that it has the wrong secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +88,24 @@ class AgentConfig:
     devices: int
     agent_timeout: float
     findings: tuple[Finding, ...] = ()
-    """What is not in order here, found before it registered."""
+    """Problems of this host that were found before the agent registered."""
     find_leader_s: float = FIND_LEADER_S
-    """How long it looks for its leader when it is new."""
+    """How long a new agent looks for its leader."""
     patience_s: float = 0.0
-    """How long it waits in place for another leader once its own is gone, its ranks stopped."""
+    """How long it waits for another leader after its own is gone and its ranks are stopped."""
     outlives_leader: bool = False
-    """It stays when its leader is gone, its ranks stopped: another agent of the run, or this very
-    one, leads from then on (`failover/takeover.py`)."""
+    """It stops its ranks but stays when its leader is gone, because this agent or another one of
+    the job then becomes the leader (`failover/takeover.py`)."""
     leader_at: str = ""
-    """HOST:PORT where a leader may be that `leader.json` does not tell of, or of which it tells
-    too late; one of another launch turns this agent away."""
+    """HOST:PORT to try besides the one in `leader.json`, which may be missing or stale. A leader
+    of another launch refuses this agent."""
     probe: Probe = no_probe
-    """Looks at the host when something broke on it."""
+    """Checks the host when something broke on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSeams:
-    """What an agent uses of the world outside it."""
+    """The interfaces through which an agent reaches the network, storage, processes, threads."""
 
     connector: Connector
     storage: AgentStorage
@@ -122,7 +122,10 @@ class Agent:
         standby: Standby | None = None,
         seams: AgentSeams | None = None,
     ) -> None:
-        """`seams`: the real ones where it is left out."""
+        """
+        Args:
+            seams: None uses the real ones.
+        """
         self.config = config
         self.environ = with_defaults(environ)
         self.clock = clock
@@ -144,23 +147,24 @@ class Agent:
         )
         self.last_heard = clock.monotonic()
         self.still_s = math.inf
-        """The leader wants to hear at once of ranks that stand still for so long."""
+        """The leader wants a digest at once when the ranks have made no progress for so long."""
         self.looked_up = ("", "")
-        """Name and address of the leader's host for which that was done last, …"""
+        """Name and address of the leader's host for the last lookup, ..."""
         self.leader_name: Finding | None = None
-        """… and what was not in order."""
+        """... and the problem that it found."""
         self.refusals = 0
         """In a row."""
         self.unserved = False
-        """On the leader's host, which answers, no process listens where it did."""
+        """The leader's host refused the connection: no process listens at the leader's port."""
         self.alone = asyncio.Event()
-        """No leader was heard for too long, and no rank is left here."""
+        """The leader was silent for too long, and no rank is left here."""
         self.unheeded = ""
-        """The last signal of a scheduler since a leader was heard, which that has had as well."""
+        """The last signal of a scheduler since the leader was last heard. The leader's host got it
+        as well, but no leader has acted on it."""
         self.exit_code: int | None = None
         self.tasks: set[asyncio.Task[None]] = set()
         self.checks: dict[int, Checked | None] = {}
-        """What came of each check of the fabric; None while it is under way."""
+        """The result of each all-reduce check; None while the check is running."""
 
     def _real_seams(self) -> AgentSeams:
         place = self.config.place
@@ -168,7 +172,7 @@ class Agent:
         return AgentSeams(WebSockets(self.config.secret), AgentFiles(place.run_dir), processes)
 
     async def run(self) -> int:
-        """Serve the leader until it lets go, or is gone; the exit code."""
+        """Serve the leader until it releases this agent or is gone. Returns the exit code."""
         try:
             await self.processes.open(self.attempts.hear)
             await self._serve()
@@ -185,14 +189,15 @@ class Agent:
         self.wake.set()
 
     def warned(self, signal_name: str) -> None:
-        """The scheduler ends this agent alone: tell the leader, and go when no rank is left."""
-        log.warning("%s: this host has to go", signal_name)
+        """The scheduler ends this agent alone: tell the leader, and exit when no rank is left."""
+        log.warning("the scheduler takes this host back: %s", signal_name)
         self._report(HostLeaving(host=self.config.place.host, why=signal_name))
         self._spawn(self._go_when_idle())
 
     async def _go_when_idle(self) -> None:
-        """Without a leader nobody stops the ranks in good order: they stop now."""
         while self.outbox or self.attempts.attempt is not None:
+            # Normally the leader lets the ranks save a checkpoint and then stops them. If it is
+            # gone, no order will come, so the agent stops its ranks itself.
             if self.silent_for() > HEARD_S:
                 await self.attempts.end(LEAVE_GRACE_S)
                 break
@@ -201,12 +206,13 @@ class Agent:
 
     async def _serve(self) -> None:
         """Keep a connection to the leader; give up when it was silent for too long."""
+        # Before the first contact the leader may still be starting, so allow more time.
         patience = max(self.config.find_leader_s, self.config.agent_timeout)
         async with self.connector:
             while self.exit_code is None:
                 leader = self.storage.leader_of(self.config.term)
                 if leader.get("over"):
-                    log.info("the leader has gone: the job is over")
+                    log.info("the leader has exited: the job is over")
                     self.exit_code = exit_codes.OK
                     break
                 await self._look_up(leader)
@@ -214,6 +220,8 @@ class Agent:
                     heard = self.last_heard
                     with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError):
                         await self._try_to_converse(place)
+                        # A place from `leader.json` had a leader, so from now on silence means
+                        # that it is lost. `leader_at` is only a guess until a leader is heard.
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
                     if self.exit_code is not None or self.last_heard > heard:
@@ -225,7 +233,8 @@ class Agent:
                 await asyncio.sleep(RETRY_S)
 
     async def _look_up(self, leader: Mapping[str, Any]) -> None:
-        """Its host by its name, once: the leader does so with this one's when it registers."""
+        """Check once that the name of the leader's host resolves to its address. The leader checks
+        the name of this host when the agent registers."""
         named = (leader.get("name", ""), leader.get("address", ""))
         if named == self.looked_up or not all(named):
             return
@@ -234,31 +243,37 @@ class Agent:
         self.leader_name = await looked_up(*named, self.config.place.host, patience_s)
 
     def _places(self, leader: Mapping[str, Any]) -> list[str]:
-        """Where the leader may be, the likeliest first."""
-        told = [f"{leader['address']}:{leader['port']}"] if "port" in leader else []
-        return list(dict.fromkeys([*told, *filter(None, [self.config.leader_at])]))
+        """HOST:PORT where the leader may listen, the most likely first."""
+        from_file = [f"{leader['address']}:{leader['port']}"] if "port" in leader else []
+        return list(dict.fromkeys([*from_file, *filter(None, [self.config.leader_at])]))
 
     async def _without_leader(self, alone_s: float) -> None:
-        """Stop the ranks; leave, unless another leader may yet come."""
+        """Stop the ranks. Then exit, unless another leader may follow.
+
+        Args:
+            alone_s: seconds since the limit for the leader's silence passed.
+        """
+        # Ranks must not train on without a leader: the next leader starts the attempt again, and
+        # two attempts must never write checkpoints at the same time.
         if self.attempts.attempt is not None:
-            log.error("no word from the leader for %.1f s: stopping", self.silent_for())
+            log.error("leader silent for %.1f s: stopping the ranks", self.silent_for())
             await self.attempts.end(LEAVE_GRACE_S, alone_since=self.last_heard)
         if self.config.outlives_leader:
             if not self.alone.is_set():
-                log.error("no word from the leader for %.1f s: looking after it", self.silent_for())
+                log.error("leader silent for %.1f s: asking the scheduler", self.silent_for())
             self.alone.set()
         elif alone_s >= self.config.patience_s:
-            log.error("no word from the leader for %.1f s: leaving", self.silent_for())
+            log.error("leader silent for %.1f s: exiting", self.silent_for())
             self.exit_code = exit_codes.LEADER_LOST
 
     async def _leader_has_ended(self) -> bool:
-        """Whether its process is surely gone, so that nobody need wait for it: its port is closed,
-        and the kernel has let go of the journal that it held."""
+        """Whether the leader's process has certainly ended, so that waiting longer is useless: its
+        port is closed, and the kernel has released its lock on the journal."""
         if not self.config.outlives_leader or not self.unserved or self.silent_for() < ENDED_S:
             return False
         try:
             return not await self.worker(self.storage.leader_holds_journal)
-        except OSError:  # a file system without locks says nothing
+        except OSError:  # a file system without locks cannot tell
             return False
 
     def silent_for(self) -> float:
@@ -277,10 +292,12 @@ class Agent:
             async with asyncio.timeout(self.config.agent_timeout):
                 ws = await self.connector.connect(place, claim)
         except WrongLeader:
-            log.warning("%s is not this job's leader: its certificate is another", place)
+            # Another job's leader may have got the port that this job's leader used before.
+            log.warning("%s is not this job's leader: it has another certificate", place)
         except NotAdmitted as exc:
             self._refused(exc)
         except ConnectionRefusedError:
+            # The host answers, but the port is closed. A dead host would give a timeout instead.
             self.unserved = True
             raise
         else:
@@ -291,8 +308,11 @@ class Agent:
         both: list[asyncio.Task[None]] = []
         try:
             await self._send(ws, self._register())
+            # The leader may have missed how ranks ended while the connection was down, so report
+            # that again. An unsent report of the attempt's end is dropped: `again` has a newer
+            # version of it, with the present `alone_s`.
             again = await self.attempts.ends()
-            former = self.attempts.ended  # it may still be to be said, with what it was about then
+            former = self.attempts.ended
             self.outbox = deque(report for report in self.outbox if report is not former)
             self.outbox.extend(again)
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
@@ -304,13 +324,15 @@ class Agent:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S):  # a leader that is gone does not answer
+                async with asyncio.timeout(CLOSE_S):  # a leader that is gone never closes its side
                     await ws.close()
 
     def _refused(self, exc: NotAdmitted) -> None:
-        """Once may be by chance: a connection that broke between question and proof."""
+        """Give up after several refusals in a row. A single one may be an accident, such as a
+        connection that broke between challenge and proof."""
         log.error("the leader refused this agent: %s", exc)
         self.refusals += 1
+        # An agent that waits for another leader keeps trying: that one may accept the secret.
         if self.refusals >= REFUSALS and not self.config.patience_s:
             self.exit_code = exit_codes.NOT_ADMITTED
 
@@ -328,17 +350,18 @@ class Agent:
         return Register(agent=registered, launch=self.config.term.launch, sent_at=self.clock.now())
 
     async def _speak(self, ws: Line) -> None:
-        """Send reports as they come, and a digest with every pulse."""
+        """Send reports as they arise, and a digest at every pulse."""
         while self.exit_code is None:
             while self.outbox:
                 await self._send(ws, self.outbox[0])
-                self.outbox.popleft()
+                self.outbox.popleft()  # only now: if sending fails, it is sent after reconnecting
             self.wake.clear()
             await self._send(ws, self.attempts.digest())
             await self._rest()
 
     async def _rest(self) -> None:
-        """Until there is something to say: a report, ranks that stand still, or the next digest."""
+        """Return when something is to be sent: a report, or a digest because a pulse is due or all
+        ranks have made no progress for `still_s`."""
         due = self.clock.monotonic() + PULSE_S
         while not (self.wake.is_set() or self.exit_code is not None):
             begun, attempt = self.clock.monotonic(), self.attempts.attempt
@@ -350,6 +373,8 @@ class Agent:
                 async with asyncio.timeout(left):  # cheaper than `wait_for`: no task
                     await self.wake.wait()
             late = self.clock.monotonic() - begun - left
+            # The agent was suspended, or had no processor. Its ranks probably were as well, so that
+            # time must not make them look hung.
             if attempt is not None and late > LATE_S:
                 attempt.excuse(late)
 
@@ -360,9 +385,9 @@ class Agent:
         while self.exit_code is None:
             message = await self._next_order(ws)
             if message is None:
-                log.warning("no word from the leader for %.1f s", self.silent_for())
+                log.warning("leader silent for %.1f s: reconnecting", self.silent_for())
                 return
-            if message.type is not aiohttp.WSMsgType.TEXT:
+            if message.type is not aiohttp.WSMsgType.TEXT:  # the leader closed the connection
                 return
             self.last_heard = self.clock.monotonic()
             self.alone.clear()
@@ -373,9 +398,9 @@ class Agent:
     async def _next_order(self, ws: Line) -> aiohttp.WSMessage | None:
         """None when the leader was silent for longer than `agent_timeout`.
 
-        The time in which this agent stood still itself does not count. `scontrol suspend` stops all
-        agents of a job, the leader's among them: on `resume` each of them has an overdue timer, and
-        the words of the others are in its socket.
+        The time in which this agent was suspended itself does not count. `scontrol suspend` stops
+        all processes of a job, including the leader. After `scontrol resume` every process has an
+        overdue timer, while the messages of the others are still unread in its socket.
         """
         receiving = asyncio.ensure_future(ws.receive())
         left = self.config.agent_timeout
@@ -385,7 +410,7 @@ class Agent:
                 done, _ = await asyncio.wait({receiving}, timeout=listen_s)
                 late = self.clock.monotonic() - begun - listen_s
                 if late > LATE_S:
-                    log.warning("this agent stood still for %.1f s", late)
+                    log.warning("this agent was suspended for %.1f s", late)
                     self.last_heard += late
                 if done:
                     return receiving.result()
@@ -422,10 +447,11 @@ class Agent:
         return task
 
     def _worked(self, task: asyncio.Task[None]) -> None:
-        """A defect here must not look like a rank that is silent: the leader is to see us go."""
         self.tasks.discard(task)
+        # An unexpected exception is a defect of the agent. If the agent stayed, its ranks would
+        # look hung; so it exits, and the leader sees a lost agent.
         if not task.cancelled() and task.exception() is not None:
-            log.critical("this agent has a defect: leaving", exc_info=task.exception())
+            log.critical("this agent has a defect: exiting", exc_info=task.exception())
             self.leave(exit_codes.FAILED)
 
     def _report(self, report: Report) -> None:
@@ -433,7 +459,7 @@ class Agent:
         self.wake.set()
 
     async def _check(self, order: CheckFabric) -> None:
-        """Once for each order, which is said again after a reconnection."""
+        # The leader repeats the order after a reconnection: the check must not run twice.
         if order.check in self.checks:
             self._report_check(self.checks[order.check])
             return
@@ -442,5 +468,5 @@ class Agent:
         self._report_check(self.checks[order.check])
 
     def _report_check(self, checked: Checked | None) -> None:
-        if checked is not None:
+        if checked is not None:  # else the check is running, and reports when it ends
             self._report(checked)

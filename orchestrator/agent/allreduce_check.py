@@ -1,4 +1,4 @@
-"""This host's part in the small all-reduce of all hosts: a child that dies with the agent."""
+"""This host's part in the all-reduce check of all hosts: a child that dies with the agent."""
 
 import asyncio
 import logging
@@ -18,12 +18,17 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 MARGIN_S = 1.0
-"""Before the order's limit, for the child's own verdict to come; after it the child is killed."""
+"""The child gives up this much before the order's limit, so that it can report why."""
 TAIL = 300
+"""Characters of the child's standard error that are reported."""
 
 
 def render(order: CheckFabric, place: HostPlace, until: float) -> list[str]:
-    """The child's command line; it gives up at `until` of the monotonic clock. Pure."""
+    """The child's command line. Pure.
+
+    Args:
+        until: when the child gives up, on the monotonic clock.
+    """
     return [
         *command(place.python, "trainer.rank.fabric"),
         f"--check={order.check}",
@@ -41,28 +46,28 @@ async def check_fabric(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> Checked:
-    """Take part; always with an answer, and never later than the order's limit."""
+    """Run the check. Always returns a result, within the order's limit."""
     command = render(order, place, clock.monotonic() + order.timeout_s - MARGIN_S)
     known = {**environ, env.HOST: place.host}
-    # Not on the command line, where Linux takes 128 KiB a word: too short for 10,000 names.
+    # By standard input: Linux limits an argument to 128 KiB, too short for 10,000 names.
     names = " ".join(order.hosts)
     try:
         async with asyncio.timeout(order.timeout_s):
             tried = await standby.try_out(command, known, title=shlex.join(command), given=names)
     except TimeoutError:
-        return _broke(order, place, f"its check gave no answer within {order.timeout_s:.0f} s")
+        return _broke(order, place, f"the check timed out after {order.timeout_s:.0f} s")
     except OSError as exc:
-        return _broke(order, place, f"the check could not be started: {exc}")
+        return _broke(order, place, f"failed to start the check: {exc}")
     checked = read_checked(tried)
     if checked is None:
-        said = tried.err.strip()[-TAIL:]
-        return _broke(order, place, f"its check ended with {tried.code}: {said}")
+        error = tried.err.strip()[-TAIL:]
+        return _broke(order, place, f"the check ended with exit code {tried.code}: {error}")
     log.info("check %s: %s %s", order.check, checked.state, checked.why)
     return checked
 
 
 def read_checked(tried: Ended) -> Checked | None:
-    """The child's verdict, its last line; None when it gave none. Pure."""
+    """The result in the child's last line; None if it has none. Pure."""
     line = tried.out.strip().rpartition("\n")[2]
     try:
         checked: Checked = decode(Checked, read_json(line))

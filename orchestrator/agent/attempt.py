@@ -1,4 +1,4 @@
-"""One attempt on one host: torchrun and the ranks under it, from start to the last process gone."""
+"""One attempt on one host: torchrun and its ranks, from the start until no process is left."""
 
 import asyncio
 import logging
@@ -50,20 +50,19 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 REAP_S = 2.0
-"""After torchrun ended, for its keepers to say how the ranks ended, and for the lock to be free."""
+"""After torchrun ended: limit for the rank watchers to report how the ranks ended, and for all
+processes to release the lock."""
 POLL_S = 0.05
 TAIL_S = 2.0
-"""For the last lines of a log: that something ended is told without them as well."""
+"""Limit to read the last lines of a log. After it, an end is reported without them."""
 FEW_RANKS = 512
-"""Ranks of a job up to which a stack is told whole; it always is in the traces."""
+"""Ranks of a job up to which stacks are sent complete; the traces always have them complete."""
 FEW_LINES = 14
-"""Of a stack: the main thread's innermost frames, by which ranks are told apart."""
+"""Lines of a shortened stack: the main thread's innermost frames, which differ between ranks."""
 
 
 @dataclass(slots=True)
 class RankRecord:
-    """What is known of one rank of this host."""
-
     pid: int
     heard: float
     pace: Pace
@@ -76,15 +75,16 @@ class RankRecord:
     ended: RankExited | None = None
     """As its watcher reported it."""
     stopped: bool = False
-    """Ended after this agent had begun to stop the attempt."""
+    """It ended after this agent had begun to stop the attempt."""
     gone: bool = False
-    """Its process was gone when that began, whether or not the news of it had come."""
+    """Its process was gone before this agent began to stop the attempt, even if the watcher's
+    report came later."""
 
 
 Ends = Mapping[int | None, tuple[Above, int]]
-"""Local rank, or None for all of them -> what was killed above it, and by which signal."""
+"""Local rank, or None for all of them -> which process above it was killed, and by which signal."""
 KEEPER_KILLED = re.compile(rb"failed \(exitcode: -(\d+)\) local_rank: (\d+)")
-"""As torchrun says it of a process that it started itself."""
+"""torchrun's message when a process that it started (a rank watcher) was killed."""
 
 
 def keepers_killed(log: Path) -> Ends:
@@ -93,7 +93,7 @@ def keepers_killed(log: Path) -> Ends:
 
 
 class Attempt:
-    """Owns the processes; everything that it finds out is returned, nothing decided."""
+    """Owns the processes of the attempt. It returns what it observes and decides nothing."""
 
     def __init__(
         self,
@@ -112,14 +112,14 @@ class Attempt:
         self.ranks: dict[int, RankRecord] = {}
         self.launching: asyncio.Task[Running] | None = None
         self.torchrun: Running | None = None
-        """None as well where it was stopped before its launcher had begun it."""
+        """None until the fork server has started it, or if the attempt was stopped before that."""
         self.stopping = False
         self.killed = False
-        """This agent has killed torchrun itself."""
+        """This agent killed torchrun itself."""
         self.log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
 
     async def launch(self, standby: Standby, environ: Mapping[str, str]) -> None:
-        """Start torchrun, unless it is stopped before. Raises OSError when it cannot be started."""
+        """Start torchrun, unless the attempt is stopped first. Raises OSError if that fails."""
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self.place.run_dir.traces(self.start.attempt).mkdir(parents=True, exist_ok=True)
         command = render(self.start, self.place)
@@ -131,26 +131,26 @@ class Attempt:
         running = standby.run(command, known, title=title, log=to)
         self.launching = asyncio.create_task(running)
         await asyncio.wait([self.launching])
-        if self.launching.cancelled():
+        if self.launching.cancelled():  # by `kill`
             return
         self.torchrun = self.launching.result()
         pid = self.torchrun.pid
         log.info("attempt %s: torchrun is process %s: %s", number, pid, shlex.join(command))
-        if self.stopping:  # told to while torchrun was being started
+        if self.stopping:  # the order to stop came while torchrun was being started
             self.kill()
 
     def hear(self, datagram: Datagram) -> RankExited | None:
-        """Take in a rank's word; the report to make when the rank failed."""
+        """Record a message of a rank. Returns the report to send if the rank failed."""
         now = self.clock.monotonic()
         if isinstance(datagram, RankStarted):
             self.ranks[datagram.rank] = RankRecord(
                 pid=datagram.pid, heard=now, pace=Pace(now, waited_for_cpu(datagram.pid))
             )
-            if self.stopping:  # SIGTERM to the others has been before it was there
+            if self.stopping:  # the other ranks got SIGTERM before this one had started
                 send_signal(datagram.pid, signal.SIGTERM)
             return None
         record = self.ranks.get(sender_of(datagram))
-        if record is None:
+        if record is None:  # the datagram that announced the rank was lost
             return None
         record.heard = now
         match datagram:
@@ -160,6 +160,7 @@ class Attempt:
                 record.error = error
             case RankExited():
                 record.ended, record.stopped = datagram, self.stopping and not record.gone
+                # The watcher reads the step from shared memory; the rank's last beat may be lost.
                 record.step = max(record.step, datagram.step)
                 if not self.is_done(record):
                     return self.exited(datagram)
@@ -168,7 +169,8 @@ class Attempt:
         return None
 
     def is_done(self, record: RankRecord) -> bool:
-        """It returned 0, and not before the last step: a loop that ends early returns 0 as well."""
+        """The rank returned 0 after the last step. A training loop that ends early also returns 0,
+        and that is a failure."""
         ended = record.ended
         return ended is not None and ended.exit_code == 0 and record.step >= self.start.steps
 
@@ -177,7 +179,7 @@ class Attempt:
         return record is not None and record.loss is not None
 
     def failures(self) -> list[RankExited]:
-        """Of ranks that have ended without being done, those that were stopped last."""
+        """The ranks that ended without being done. Those that this agent stopped come last."""
         records = [one for one in self.ranks.values() if not self.is_done(one)]
         failed = [self.exited(one.ended) for one in records if one.ended is not None]
         return sorted(failed, key=lambda exited: not exited.stopped)
@@ -190,9 +192,9 @@ class Attempt:
         record.memory_bytes = beat.memory_bytes or record.memory_bytes
 
     def exited(self, ended: RankExited) -> RankExited:
-        """`ended` with all that this agent knows of the rank, whatever the sender put there.
+        """`ended` with all that this agent knows of the rank. It overwrites the sender's values.
 
-        The last lines of its log come later (`with_last_lines`): storage may not answer.
+        `with_last_lines` adds the last lines of the log later, because reading them may block.
         """
         record = self.ranks[ended.rank]
         return replace(
@@ -208,18 +210,19 @@ class Attempt:
         )
 
     def excuse(self, seconds: float) -> None:
-        """What kept this agent from running may have kept its ranks, or their words to it."""
+        """Do not count `seconds` as a standstill: this agent did not run, so perhaps neither did
+        its ranks, or their messages could not be read."""
         for record in self.ranks.values():
             record.pace.excuse(seconds)
 
     def still_in(self, limit_s: float) -> float:
-        """Seconds until all ranks that run here have stood still for `limit_s`; infinite where they
-        had already when the last digest was made."""
+        """Seconds until all ranks that run here have made no progress for `limit_s`; infinite if
+        the last digest already reported that."""
         running = [record.pace for record in self.ranks.values() if record.ended is None]
         return still_in(running, limit_s, self.clock.monotonic())
 
     def digest(self) -> tuple[RankDigest, ...]:
-        """What there is to say now; of steps, what came since the last one."""
+        """The present state of each rank, with the steps since the last call."""
         now = self.clock.monotonic()
         self.kills.look(now)
         self.throttled.look(now)
@@ -240,22 +243,25 @@ class Attempt:
             for rank, record in sorted(self.ranks.items())
         )
 
-    def got_on(self) -> float:
-        """When the ranks here last did, each of them."""
+    def last_common_progress(self) -> float:
+        """Until when all ranks here made progress (monotonic)."""
         return min((record.pace.changed for record in self.ranks.values()), default=self.begun)
 
     def running(self) -> dict[int, int]:
-        """Rank -> process, of those that have not ended."""
+        """Rank -> process id, of those that have not ended."""
         return {rank: r.pid for rank, r in sorted(self.ranks.items()) if r.ended is None}
 
     def ended(self) -> dict[int, str]:
-        """Rank -> how, of those that have."""
+        """Rank -> how it ended, of those that have."""
         ends = {rank: r.ended for rank, r in sorted(self.ranks.items()) if r.ended is not None}
         return {rank: how_ended(end.exit_code, end.signal) for rank, end in ends.items()}
 
     async def gather(self, timeout_s: float, missing: dict[int, str]) -> tuple[RankEvidence, ...]:
-        """Process states and stacks of the ranks that still run; `missing` gets why there is no
-        stack, where that is known."""
+        """Process states and stacks of the ranks that still run.
+
+        Args:
+            missing: gets the reason for each rank without a stack, where it is known.
+        """
         alive = [(rank, r) for rank, r in sorted(self.ranks.items()) if r.ended is None]
         states = {rank: process_state(record.pid) for rank, record in alive}
         in_kernel = [(rank, record.pid) for rank, record in alive if states[rank] == "D"]
@@ -283,37 +289,39 @@ class Attempt:
         )
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to every rank; SIGKILL to all that is left after the grace."""
-        self._note_the_gone()
+        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace."""
+        self._note_gone_ranks()
         self.stopping = True
         self._signal(signal.SIGTERM)
         if self.torchrun is None and self.launching is None:
-            return  # nothing was begun here
+            return  # torchrun was never started
         deadline = self.clock.monotonic() + grace_s
-        while self._goes_on() and self.clock.monotonic() < deadline:
+        while self._ends_by_itself() and self.clock.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
         self.kill()
 
-    def _goes_on(self) -> bool:
-        """Something is to be waited for that ends by itself: ranks, or the imports of a launcher,
-        which the next attempt would need as well."""
+    def _ends_by_itself(self) -> bool:
+        """Whether waiting is useful: for ranks that save a checkpoint, or for the imports of the
+        fork server."""
         if self.torchrun is None:
+            # Killing the fork server now would waste its imports, which the next attempt needs.
             return self.launching is not None and not self.launching.done()
         return bool(self.ranks) and self.torchrun.ended is None and not self._all_ended()
 
-    def _note_the_gone(self) -> None:
-        """Ranks that ended before they were told to, whenever the news of it comes, if ever."""
+    def _note_gone_ranks(self) -> None:
+        """Mark ranks that ended by themselves before the stop. Their watchers' reports may still be
+        on the way, and must not be taken for the effect of the stop."""
         if not self.stopping:
             for record in self.ranks.values():
                 record.gone = process_state(record.pid) in ("gone", "Z")
 
     def _all_ended(self) -> bool:
-        """Every rank that was to start here has ended."""
+        """Every rank that should start here has ended."""
         ended = [record for record in self.ranks.values() if record.ended is not None]
         return len(ended) == self.start.ranks_per_host
 
     def kill(self) -> None:
-        """End torchrun, and with it by the kernel's hand all that it started."""
+        """Kill torchrun. The kernel then kills all processes that it started."""
         self.stopping = True
         self._signal(signal.SIGKILL)
         if self.launching is not None:
@@ -328,26 +336,31 @@ class Attempt:
                 send_signal(record.pid, number)
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
-        """Return when no process is left: what had not been reported yet, and the end itself."""
+        """Wait until no process is left. Returns the exits that were not reported yet, and the end
+        of the attempt on this host."""
         code = (await self.torchrun.wait()).code if self.torchrun is not None else None
         await self._until_gone()
-        mute = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
-        above = await self._above() if mute else {}
-        unseen = [self._unseen(rank, above) for rank in mute]
+        unreported = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
+        above = await self._above() if unreported else {}
+        unseen = [self._unseen(rank, above) for rank in unreported]
         done = [record for record in self.ranks.values() if self.is_done(record)]
-        # torchrun's own code does not count: it may fail after its ranks have done their work.
+        # torchrun's own exit code does not count: it may fail after its ranks are done.
         finished = len(done) == self.start.ranks_per_host
         why = ""
-        if not (finished or self.stopping):  # what it says of being stopped explains nothing
-            said = await self._torchrun_said()
-            why = f"torchrun ended with code {code}\n{said}"
+        if not (finished or self.stopping):  # torchrun's output about a stop explains nothing
+            output = await self._torchrun_output()
+            why = f"torchrun ended with code {code}\n{output}"
         stopped = HostStopped(
             attempt=self.start.attempt, host=self.place.host, finished=finished, why=why
         )
         return [self.exited(end) for end in unseen], await with_reading(stopped, self.start.classes)
 
     def _unseen(self, rank: int, above: Ends) -> RankExited:
-        """The end of a rank that went with its keeper, which tells nothing any more."""
+        """The exit of a rank whose watcher died before it could report how the rank ended.
+
+        Args:
+            above: the processes above the ranks that were killed.
+        """
         first = self.start.node_rank * self.start.ranks_per_host
         name, number = above.get(rank - first) or above.get(None) or (None, None)
         return RankExited(
@@ -360,10 +373,15 @@ class Attempt:
         )
 
     async def _above(self) -> Ends:
-        """What somebody else killed above the ranks; of keepers torchrun tells in its log."""
+        """The processes above the ranks that something other than this agent killed.
+
+        The kernel kills a rank together with the process above it, so these explain its end.
+        """
         torchrun = self.torchrun
         if torchrun is None or torchrun.ended is None:
             return {}
+        # From top to bottom: fork server, torchrun, rank watcher. The highest one that was killed
+        # is the cause.
         if torchrun.launcher_signal is not None and not self.killed:
             return {None: ("launcher", torchrun.launcher_signal)}
         if torchrun.ended.code < 0 and not self.killed:
@@ -373,17 +391,18 @@ class Attempt:
         except (TimeoutError, OSError):
             return {}
 
-    async def _torchrun_said(self) -> str:
+    async def _torchrun_output(self) -> str:
         path = self.log_dir / "torchrun.log"
         try:
             return "\n".join(await within(TAIL_S, last_lines, path))
         except TimeoutError:
-            return f"{path} did not answer within {TAIL_S:.1f} s"
+            return f"reading {path} timed out after {TAIL_S:.1f} s"
 
     async def _until_gone(self) -> None:
-        """Wait for the lock that every process of this host's ranks holds; kill what lingers."""
+        """Wait until no process holds the lock that all processes of the attempt share. Kill the
+        holders that do not end."""
         waited, patience = 0.0, REAP_S
-        # In a thread, as it lies on storage: the agent is to be heard meanwhile.
+        # In a thread, because the lock file may be on slow storage and the agent must keep sending.
         while not await within(None, is_free, self.place.lock) or self._reports_due(waited):
             await asyncio.sleep(POLL_S)
             waited += POLL_S
@@ -393,12 +412,12 @@ class Attempt:
                     send_signal(pid, signal.SIGKILL)
 
     def _reports_due(self, waited: float) -> bool:
-        """Keepers have ended, but their last datagrams may still be on the way."""
+        """The watchers have ended, but their last datagrams may still be on the way."""
         return waited < 2 * POLL_S and any(r.ended is None for r in self.ranks.values())
 
 
 async def with_reading(stopped: HostStopped, own: tuple[FailureRule, ...]) -> HostStopped:
-    """With the class of what torchrun said, where it is to blame; found in a thread."""
+    """`stopped` with the failure class of torchrun's output, found in a thread."""
     if not stopped.why:
         return stopped
     return replace(stopped, reading=await within(None, read_launcher, stopped.why, own))

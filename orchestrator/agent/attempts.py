@@ -1,5 +1,5 @@
-"""The attempts of one host, one after the other: begun and stopped as the leader orders, and what
-their ranks and the host say of themselves."""
+"""The attempts of one host, one after the other: starts and stops them as the leader orders, and
+reports what their ranks and the host say."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ from orchestrator.seams import Clock
 log = logging.getLogger(__name__)
 
 LOOK_BACK_S = 3.0
-"""For what this host says of itself when a rank of it has ended; meanwhile the others stop."""
+"""Limit to check this host when one of its ranks has ended; meanwhile the other ranks stop."""
 HOST_DRILL_S = 0.5
-"""Between telling the leader of a host drill and dying of it: the journal is to know."""
+"""From the report of a host drill to the death of the agent, so that the journal has the report."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
@@ -52,23 +52,23 @@ class Attempts:
         self.host, self.processes, self.clock = host, processes, clock
         self.report, self.spawn = report, spawn
         self.hurry = hurry
-        """Have the next digest sent now."""
+        """Has the next digest sent now."""
         self.attempt: HostAttempt | None = None
         self.last: HostAttempt | None = None
-        """The one before, of which no process is left."""
+        """The previous attempt. It has no process left."""
         self.running: asyncio.Task[None] | None = None
         self.looking: asyncio.Task[None] | None = None
-        """At this host, where a rank of the attempt has ended."""
+        """Checks this host, because a rank of the attempt has ended."""
         self.told: list[asyncio.Task[None]] = []
-        """Of ranks of the attempt that have failed: the leader is being told."""
+        """Each of them reports one failed rank of the attempt."""
         self.ended: HostStopped | None = None
         """How the last attempt ended here."""
         self.alone_since: float | None = None
-        """When the leader was last heard, if that attempt was stopped for that; monotonic."""
+        """When the leader was last heard (monotonic), if its silence stopped the attempt."""
 
     @property
     def number(self) -> int:
-        """Of the attempt that has ranks here; 0: none has."""
+        """Number of the attempt that has ranks here; 0 if there is none."""
         return 0 if self.attempt is None else self.attempt.start.attempt
 
     def digest(self) -> Digest:
@@ -76,7 +76,7 @@ class Attempts:
         return Digest(attempt=self.number, ranks=ranks)
 
     async def ends(self) -> list[Report]:
-        """What the leader may not have heard, to be said again after a reconnection."""
+        """Reports of ends that the leader may have missed, to repeat after a reconnection."""
         if (attempt := self.attempt) is None:
             return [] if self.ended is None else [self._as_of_now(self.ended)]
         return list(await asyncio.gather(*(attempt.read(one) for one in attempt.failures())))
@@ -84,11 +84,13 @@ class Attempts:
     # What the leader orders
 
     async def start(self, order: Start) -> None:
+        # The leader gave the old attempt up without this agent, for example while it was
+        # unreachable. Two attempts on one host would compete for its GPUs.
         if self.attempt is not None and self.attempt.start.attempt < order.attempt:
-            log.warning("attempt %s is under way, and given up", self.attempt.start.attempt)
+            log.warning("attempt %s still runs: killing it", self.attempt.start.attempt)
             await self.end(0.0)
         if self.attempt is not None or (self.ended and self.ended.attempt >= order.attempt):
-            return  # said twice
+            return  # the order was repeated after a reconnection, or came after its Stop
         self.attempt, self.alone_since = self.processes.attempt(order), None
         self.looking, self.told = None, []
         self.running = self.spawn(self._run(self.attempt))
@@ -99,17 +101,20 @@ class Attempts:
         elif self.ended is not None and self.ended.attempt == order.attempt:
             self.report(self._as_of_now(self.ended))
         else:
-            # Never begun: remember, so that a Start that comes late is not obeyed.
+            # The attempt never started here. Remember its end, so that a late Start is ignored.
             stopped = HostStopped(attempt=order.attempt, host=self.host, finished=False)
             self._remember(stopped)
             self.report(stopped)
 
     async def end(self, grace_s: float, alone_since: float | None = None) -> None:
-        """Have no rank left: SIGTERM, and `grace_s` later SIGKILL. `alone_since`: because the
-        leader was not heard since then; monotonic."""
+        """Stop all ranks: SIGTERM, and `grace_s` later SIGKILL. Returns when none is left.
+
+        Args:
+            alone_since: when the leader was last heard (monotonic), if its silence is the reason.
+        """
         if self.attempt is None or self.running is None:
             return
-        if not self.attempt.stopping:
+        if not self.attempt.stopping:  # else it stops for another reason already
             self.alone_since = alone_since
         await self.attempt.stop(grace_s)
         await self.running
@@ -121,7 +126,8 @@ class Attempts:
         attempt = self.attempt
         if attempt is not None and attempt.start.attempt == order.attempt:
             found = await attempt.find_evidence(order.timeout_s)
-            # First whether they still stand still: evidence of all hosts has the ranks stopped.
+            # The digest goes first, because the leader stops the ranks when it has the evidence of
+            # all hosts. If a rank has made progress meanwhile, there is no hang.
             self.report(Digest(attempt=order.attempt, ranks=attempt.digest()))
             self.report(found.evidence)
             await attempt.keep(found)
@@ -140,7 +146,7 @@ class Attempts:
         event = EvidenceGathered(attempt=order.attempt, host=host, ranks=(), missing=missing)
         self.report(Evidence(event=event))
 
-    # What becomes of them
+    # What the ranks do
 
     async def _run(self, attempt: HostAttempt) -> None:
         try:
@@ -152,21 +158,23 @@ class Attempts:
                 attempt=attempt.start.attempt,
                 host=self.host,
                 finished=False,
-                why=f"torchrun could not be run: {exc}",
+                why=f"failed to start torchrun: {exc}",
             )
             stopped = await attempt.read_launcher(stopped)
         for exited in unseen:
             self.failed(exited, attempt)
+        # The end of the attempt is the last report: with it the leader concludes the attempt.
         await asyncio.gather(*self.told)
         if self.looking is not None:
             await self.looking
         self._remember(stopped)
         self.attempt, self.last = None, attempt
-        log.info("attempt %s: no process left, %s", stopped.attempt, how_it_went(stopped))
+        log.info("attempt %s: no process left: %s", stopped.attempt, how_it_went(stopped))
         self.report(stopped)
 
     def _as_of_now(self, stopped: HostStopped) -> HostStopped:
-        """With how long ago it was that the leader was last heard, if that is why."""
+        """`stopped` with the present age of the leader's last message, if its silence is the
+        reason for the stop."""
         if self.alone_since is None or stopped.finished:
             return stopped
         return replace(stopped, alone_s=max(0.1, self.clock.monotonic() - self.alone_since))
@@ -176,8 +184,9 @@ class Attempts:
             self.ended = stopped
 
     def hear(self, datagram: Datagram) -> None:
-        """A rank of this host said something."""
+        """Handle a message of a rank of this host."""
         attempt = self.attempt
+        # A process of an earlier attempt may still be sending.
         if attempt is None or datagram.attempt != attempt.start.attempt:
             return
         trained = attempt.has_trained(sender_of(datagram))
@@ -198,12 +207,12 @@ class Attempts:
                 pass
 
     def failed(self, exited: RankExited, attempt: HostAttempt) -> None:
-        """The first that ended by itself has this host looked at: it may be the host's fault."""
-        self.told.append(self.spawn(self._tell_of_end(exited, attempt)))
+        self.told.append(self.spawn(self._report_exit(exited, attempt)))
+        # The first rank that ends by itself triggers a check of this host, which may be the cause.
         if not exited.stopped and self.looking is None:
             self.looking = self.spawn(self._look_back(attempt))
 
-    async def _tell_of_end(self, exited: RankExited, attempt: HostAttempt) -> None:
+    async def _report_exit(self, exited: RankExited, attempt: HostAttempt) -> None:
         self.report(await attempt.read(exited))
 
     async def _classify_failed_save(self, failed: CheckpointFailed, attempt: HostAttempt) -> None:
@@ -211,11 +220,11 @@ class Attempts:
         self.report(replace(failed, reading=reading))
 
     async def _look_back(self, attempt: HostAttempt) -> None:
-        """The leader is told of what tells something: a fabric that breaks ends ranks everywhere,
-        and most hosts know nothing of it."""
+        """Check this host, and report the result if it may explain the exit."""
         found = await attempt.look_back(LOOK_BACK_S)
         event = found.evidence.event
-        await asyncio.gather(*self.told)  # first that it ended: before, the leader asks nobody
+        await asyncio.gather(*self.told)  # the leader ignores evidence before the first exit
+        # When a network breaks, ranks end on all hosts, and most hosts have nothing to report.
         if event.kernel or any(finding.verdict == "stops" for finding in event.findings):
             self.report(found.evidence)
         await attempt.keep(found)
@@ -223,7 +232,7 @@ class Attempts:
     def _drill_host(self, fired: DrillHappened, attempt: HostAttempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
         if drill is not None and drill.target == "host":
-            log.warning("drill %s: this agent and its ranks die now", drill)
+            log.warning("drill kills this agent and its ranks now: %s", drill)
             loop = asyncio.get_running_loop()
             loop.call_later(HOST_DRILL_S, self.processes.die)
 
@@ -231,4 +240,4 @@ class Attempts:
 def how_it_went(stopped: HostStopped) -> str:
     if stopped.finished:
         return "all ranks returned 0 after the last step"
-    return stopped.why.split("\n")[0] or "stopped before it was done"
+    return stopped.why.split("\n")[0] or "stopped before the last step"

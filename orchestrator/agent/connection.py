@@ -1,4 +1,4 @@
-"""How an agent reaches its leader: a seam. Outside the simulation it is a WebSocket over TLS."""
+"""How an agent connects to its leader: an interface, implemented by a WebSocket over TLS."""
 
 import logging
 from http import HTTPStatus
@@ -23,20 +23,20 @@ class NotAdmitted(ConnectionError):
 
 
 class Line(Protocol):
-    """One open connection; aiohttp's WebSockets are lines."""
+    """One open connection. aiohttp's WebSockets implement it."""
 
     async def send_str(self, data: str) -> None:
-        """Agent and leader send one message at a time. Raises ConnectionError once it is broken."""
+        """Send one message; callers never overlap. Raises ConnectionError if the line is broken."""
 
     async def receive(self) -> aiohttp.WSMessage:
-        """The next message; one that is no text once the other side has closed the line."""
+        """The next message. It is not of type TEXT when the other side has closed the line."""
 
     async def close(self) -> object:
-        """Called by the agent when it does not want to hear this leader any more."""
+        """The agent calls this when it is done with this leader."""
 
 
 class Connector(Protocol):
-    """Opens lines to leaders; the agent enters it once, for as long as it runs."""
+    """Opens lines to leaders. The agent enters it once, for as long as it runs."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -45,15 +45,18 @@ class Connector(Protocol):
     ) -> None: ...
 
     async def connect(self, place: str, claim: Claim) -> Line:
-        """A line to the leader at `place`, HOST:PORT.
+        """Open a line to the leader at `place` (HOST:PORT).
 
-        Raises ConnectionRefusedError where no process listens, WrongLeader, NotAdmitted, and
-        another ConnectionError, aiohttp.ClientError or TimeoutError where it cannot be reached.
+        Raises:
+            ConnectionRefusedError: no process listens there.
+            WrongLeader: the leader of another job listens there.
+            NotAdmitted: the leader refused the agent's proof.
+            ConnectionError, aiohttp.ClientError, TimeoutError: the leader is unreachable.
         """
 
 
 class WebSockets:
-    """The real Connector."""
+    """The Connector of real agents."""
 
     def __init__(self, secret: JobSecret) -> None:
         self.secret = secret
@@ -83,10 +86,10 @@ class WebSockets:
             raise
 
     async def _enter(self, url: str, claim: Claim) -> aiohttp.ClientWebSocketResponse:
-        """The leader has shown the job's certificate before the agent says anything to it."""
+        # TLS checks the leader's certificate first, so the agent proves nothing to another server.
         async with self.session.get(url, ssl=self.pin) as answer:
             nonce = nonce_in(answer.headers) or ""
-            await answer.read()  # the proof has to go over the same connection
+            await answer.read()  # keeps the connection open: the nonce is valid only on it
         headers = proof_headers(self.secret, nonce, claim)
         return await self.session.ws_connect(
             url, headers=headers, ssl=self.pin, max_msg_size=ORDER_BYTES

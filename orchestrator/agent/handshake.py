@@ -1,4 +1,4 @@
-"""How a client gets past the leader's door, and how the leader reads what it shows. Pure."""
+"""How a client proves to the leader that it knows the job's secret: challenge and proof. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from orchestrator.job_secret import JobSecret, is_proved, prove
 
 
 def challenge(nonce: str) -> dict[str, str]:
-    """The headers of an answer that asks for a proof."""
+    """The headers of a response that asks for a proof."""
     return {CHALLENGE: f"{SCHEME} {nonce}"}
 
 
@@ -25,7 +25,7 @@ def proof_headers(secret: JobSecret, nonce: str, claim: Claim) -> dict[str, str]
 
 
 def proved(secret: JobSecret, nonce: str, header: str) -> Claim | None:
-    """The claim in `header`, if it comes with its proof for this `nonce`."""
+    """The claim in `header`, if its proof for this `nonce` is valid; else None."""
     scheme, _, body = header.partition(" ")
     if scheme != SCHEME:
         return None

@@ -1,5 +1,6 @@
-"""The processes of one host, as its agent uses them: a seam. Outside the simulation they are
-torchrun, its ranks, and what the kernel and the logs say about them.
+"""The processes of one host as its agent sees them: an interface, and its real implementation.
+
+The real processes are torchrun and its ranks, with what the kernel and the logs say about them.
 """
 
 import asyncio
@@ -43,63 +44,64 @@ class HostAttempt(Protocol):
 
     start: Start
     stopping: bool
-    """The agent has begun to stop them."""
+    """The agent has begun to stop the ranks."""
 
     async def begin(self) -> None:
         """Start the ranks. Raises OSError when torchrun cannot be started."""
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
-        """Called after `begin`; returns when no process is left: failures that were not reported
-        yet, and the end."""
+        """Called after `begin`. Returns when no process is left: the exits that were not reported
+        yet, and the end of the attempt on this host."""
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to every rank; SIGKILL to what is left after the grace."""
+        """Send SIGTERM to every rank, and SIGKILL to what is left after the grace."""
 
     def hear(self, datagram: Datagram) -> RankExited | None:
-        """Called with each message of a rank; returns the report to make when a rank failed."""
+        """Called with each message of a rank. Returns the report to send if the rank failed."""
 
     def has_trained(self, rank: int) -> bool:
         """Whether the rank has reported a loss."""
 
     def failures(self) -> list[RankExited]:
-        """The ranks that have failed so far; the agent tells them again when it reconnects."""
+        """The ranks that have failed so far. The agent reports them again when it reconnects."""
 
     def digest(self) -> tuple[RankDigest, ...]:
-        """Called at each pulse; of steps it has those since the last call."""
+        """The state of each rank, with the steps since the last call. Called at each pulse."""
 
     def still_in(self, limit_s: float) -> float:
-        """Seconds until all ranks have stood still for `limit_s`."""
+        """Seconds until all ranks have made no progress for `limit_s`."""
 
     def excuse(self, seconds: float) -> None:
-        """The agent itself did not run for so long."""
+        """Do not count `seconds` as a standstill, because the agent itself did not run."""
 
     async def read(self, exited: RankExited) -> RankExited:
-        """With the rank's last lines and their meaning; called before the leader is told."""
+        """`exited` with the rank's last log lines and their failure class. Called before the exit
+        is reported."""
 
     async def read_launcher(self, stopped: HostStopped) -> HostStopped:
-        """With the meaning of what torchrun said."""
+        """`stopped` with the failure class of torchrun's output."""
 
     async def read_words(self, words: str) -> Reading | None:
-        """The meaning of the words of an exception."""
+        """The failure class of an exception's text."""
 
     async def find_evidence(self, timeout_s: float) -> Found:
-        """Stacks, flight recorder dumps and probes; called when ranks hang."""
+        """Stacks, flight recorder dumps and probes. Called when ranks hang."""
 
     async def last_evidence(self, timeout_s: float) -> Evidence:
-        """What the ranks had called last; called when no process is left."""
+        """The last collectives that the ranks called. Called when no process is left."""
 
     async def look_back(self, timeout_s: float) -> Found:
-        """What the host says of itself; called when a rank has ended."""
+        """The result of a check of the host. Called when a rank has ended."""
 
     async def keep(self, found: Found) -> None:
-        """Write `found` into the traces; called after the leader was told."""
+        """Write `found` into the traces. Called after it was reported."""
 
 
 class Processes(Protocol):
     """Starts the attempts of one host. An agent has one, and calls it on its event loop."""
 
     async def open(self, hear: Callable[[Datagram], None]) -> None:
-        """Called once, first; `hear` is called with each message of a rank from then on."""
+        """Called once, first. From then on `hear` is called with each message of a rank."""
 
     async def close(self) -> None:
         """Called last, when no attempt runs."""
@@ -108,17 +110,17 @@ class Processes(Protocol):
         """Called for each order to start."""
 
     async def check_fabric(self, order: CheckFabric) -> Checked:
-        """Take part in a small all-reduce of all hosts. Always returns."""
+        """Take part in the all-reduce check of all hosts. Always returns a result."""
 
     def free_port(self) -> int:
         """A port for torchrun's rendezvous. Raises OSError."""
 
     def die(self) -> None:
-        """End this agent, and its ranks with it; called when a drill orders that."""
+        """Kill this agent, and its ranks with it. Called when a drill orders that."""
 
 
 class TorchrunAttempt(Attempt):
-    """The real HostAttempt: an Attempt with its fork server and what collects its evidence."""
+    """The HostAttempt of real agents: an Attempt with its fork server and evidence collectors."""
 
     standby: Standby
     environ: Mapping[str, str]
@@ -128,8 +130,7 @@ class TorchrunAttempt(Attempt):
         await self.launch(self.standby, self.environ)
 
     async def read(self, exited: RankExited) -> RankExited:
-        """What a stopped rank wrote explains nothing; the traces have it."""
-        if exited.stopped:
+        if exited.stopped:  # its log explains nothing; the traces keep it
             return await read_stopped(self, exited)
         return await with_last_lines(self, exited)
 
@@ -153,7 +154,7 @@ class TorchrunAttempt(Attempt):
 
 
 class HostProcesses:
-    """The real Processes."""
+    """The Processes of real agents."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the ranks of a host write, said again on standard output: what `kubectl logs` shows."""
+"""Copies the logs of a host's ranks to standard output, so that `kubectl logs` shows them."""
 
 import re
 import threading
@@ -11,10 +11,10 @@ from orchestrator.contract.files.run_dir import RunDir
 LOOK_S = 0.5
 
 
-class Echo:
-    """While it is entered, copies whole lines as they come, each with host and rank before it.
+class LogForwarder:
+    """While it is entered, copies complete lines, each prefixed with host and rank.
 
-    What is there already was said by a former agent of this host.
+    It skips lines that exist when it is created: an earlier agent of this host copied them.
     """
 
     def __init__(self, run_dir: RunDir, host: str, out: TextIO) -> None:
@@ -23,7 +23,7 @@ class Echo:
         self.out = out
         self.offsets: dict[Path, int] = {path: path.stat().st_size for path in self._files()}
         self.over = threading.Event()
-        self.thread = threading.Thread(target=self._loop, name="echo", daemon=True)
+        self.thread = threading.Thread(target=self._loop, name="log-forwarder", daemon=True)
 
     def _files(self) -> list[Path]:
         return sorted(self.run_dir.logs.glob(f"attempt-*/{self.host}/*.log"))
@@ -33,7 +33,7 @@ class Echo:
             self.look()
 
     def look(self) -> None:
-        """Say what is new. A log that cannot be read now is read the next time."""
+        """Copy the new lines. A log that cannot be read now is read again the next time."""
         for path in self._files():
             before = self.offsets.get(path, 0)
             try:
@@ -42,12 +42,12 @@ class Echo:
                     data = file.read()
             except OSError:
                 continue
-            whole = data[: data.rfind(b"\n") + 1]
+            whole = data[: data.rfind(b"\n") + 1]  # the last line may still be written
             self.offsets[path] = before + len(whole)
             if whole:
-                mark = f"[{self.host} {label(path)}] "
+                prefix = f"[{self.host} {label(path)}] "
                 text = whole.decode(errors="replace").removesuffix("\n")
-                self.out.write("".join(f"{mark}{line}\n" for line in text.split("\n")))
+                self.out.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))
         self.out.flush()
 
     def __enter__(self) -> Self:
@@ -63,7 +63,7 @@ class Echo:
 
 
 def label(path: Path) -> str:
-    """`attempt 2 rank 3`, or `attempt 2 torchrun`: what `ndctl logs` reads back."""
+    """`attempt 2 rank 3` or `attempt 2 torchrun`. `ndctl logs` parses this."""
     attempt = path.parent.parent.name.replace("-", " ")
     rank = re.fullmatch(r"rank-(\d+)", path.stem)
     return f"{attempt} {'rank ' + rank[1] if rank else path.stem}"

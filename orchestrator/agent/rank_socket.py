@@ -13,7 +13,7 @@ from orchestrator.contract.messages.rank_messages import Datagram, from_bytes
 log = logging.getLogger(__name__)
 
 PORTS = range(20_000, 32_000)
-"""Below Linux's ephemeral ports, which connections of the job itself take."""
+"""Below Linux's ephemeral ports, which outgoing connections of the job use."""
 PORTS_TRIED = 200
 
 
@@ -22,21 +22,21 @@ async def listen(path: Path, hear: Callable[[Datagram], None]) -> asyncio.Datagr
 
     `path` is in a folder that no other user can enter (`private_folder.py`).
     """
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # an earlier agent of this host may have left it
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         sock.bind(str(path))
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Ears(hear), sock=sock)
+        transport, _ = await loop.create_datagram_endpoint(lambda: _Receiver(hear), sock=sock)
     except BaseException:
         sock.close()
         raise
     return transport
 
 
-class _Ears(asyncio.DatagramProtocol):
+class _Receiver(asyncio.DatagramProtocol):
     def __init__(self, hear: Callable[[Datagram], None]) -> None:
         self.hear = hear
 
@@ -44,13 +44,13 @@ class _Ears(asyncio.DatagramProtocol):
         try:
             datagram = from_bytes(data)
         except (ValueError, TypeError) as exc:
-            log.warning("a datagram that cannot be read: %s", exc)
+            log.warning("ignoring invalid datagram: %s", exc)
             return
         self.hear(datagram)
 
 
 def free_port(address: str) -> int:
-    """Raises OSError when there is none."""
+    """A free TCP port at `address`. Raises OSError if none is found."""
     for port in random.sample(PORTS, PORTS_TRIED):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""What an agent reads in the run directory: a seam, with real files outside the simulation."""
+"""The files of the run directory that an agent reads: an interface, and its real implementation."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,12 +10,12 @@ from orchestrator.journal.journal import has_writer
 
 class AgentStorage(Protocol):
     def leader_of(self, term: Term) -> Mapping[str, Any]:
-        """`address`, `port` and `name` of the leader of `term`, or `over`; empty before a leader
-        has written them. The agent asks before each attempt to connect."""
+        """`address`, `port` and `name` of the leader of `term`, or `over` when the job is over;
+        empty before a leader has written them. The agent reads it before each connection."""
 
     def leader_holds_journal(self) -> bool:
-        """Whether a process holds the journal for writing. The agent asks in the worker, when the
-        leader's port is closed. Raises OSError."""
+        """Whether a process has the journal open for writing. The agent calls it in a worker
+        thread, when the leader's port is closed. Raises OSError."""
 
 
 class AgentFiles:

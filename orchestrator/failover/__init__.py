@@ -1,3 +1,3 @@
-"""What the agents of an allocation do when its leader is gone: follow the next one, become it,
-or hand the job back.
+"""What the agents of an allocation do when the leader is gone: follow the next leader, become it,
+or requeue the job.
 """

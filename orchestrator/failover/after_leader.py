@@ -1,8 +1,8 @@
-"""What an agent of an allocation does whose leader is gone, by what it knows. Pure.
+"""Decides what an agent of an allocation does when its leader is gone. Pure.
 
-The hosts stay as they are for as long as the run lasts, so another agent of the run can lead it:
-where the former leader's host is well an agent is started there again, and where it is not a spare
-takes its place. Only where too few hosts are left does the job go back to the queue.
+The job keeps its hosts for the whole run, so another agent can become the leader. If the former
+leader's host works, the new leader starts an agent there again. If it does not, a spare replaces
+it. The job is requeued only if too few hosts are left.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from orchestrator.job.state import Run, usable
 from orchestrator.seams import OwnRun
 
 UNLED = 3
-"""Runs in a row in which no leader began: another one would not help."""
+"""After so many runs in a row without a leader, another run would not help."""
 VERDICT_S = 330.0
-"""For a host on which nothing can be started, and that the scheduler has not given up either:
-Slurm's own default of SlurmdTimeout is 300."""
+"""How long to try to clear a host before it counts as lost. Longer than Slurm's default of
+SlurmdTimeout, 300 s, after which Slurm gives up a node."""
 NOTICE_SLACK_S = 75.0
-"""A scheduler may warn of the time limit so much earlier than it says; who leads from then on has
-not heard it."""
+"""A scheduler may warn of the time limit this much earlier than configured. A new leader has not
+received that warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The job is not this agent's to go on with."""
+    """Exit: the job is over, or other processes continue it."""
 
     why: str
 
@@ -40,8 +40,8 @@ class QueueAgain:
 
 @dataclass(frozen=True, slots=True)
 class ClearHost:
-    """End what is left on the former leader's host, which the scheduler says is of the run. Whether
-    that can be done says whether the host is well."""
+    """End all processes on the former leader's host, which the scheduler still counts as part of
+    the run. If that works, the host works too."""
 
     host: str
 
@@ -49,7 +49,7 @@ class ClearHost:
 @dataclass(frozen=True, slots=True)
 class TakeOver:
     how: str
-    """The former leader ended, as far as is known."""
+    """How the former leader ended, as far as known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +60,27 @@ class AskAgain:
 def remedy(
     run: Run, term: Term, host: str, own: OwnRun, now: float
 ) -> Leave | QueueAgain | ClearHost | TakeOver:
-    """What the agent of `host` does, by the journal and by what the scheduler says of its run."""
+    """What the agent of `host` does, given the journal and the scheduler's answer about this run.
+
+    Args:
+        own: the scheduler's answer.
+        now: Unix time.
+    """
     if own.phase == "broken":
+        # A node failed and the scheduler ends the run. It would not requeue the job by itself.
         out = run.scheduler.left_out if was_given_back(run, term) else ()
         return QueueAgain(out, f"its leader is gone, and the scheduler is ending it: {own.words}")
     if own.phase != "running":
-        # Whoever has queued it again has said which hosts the next run does without.
+        # The process that requeued the job also set the hosts to exclude.
         return Leave(_why_over(own))
     if runs_without_leader(run, term) > 0:
-        return QueueAgain(_first(own.hosts, but=host), "no leader has begun in this allocation")
+        return QueueAgain(_first(own.hosts, but=host), "no leader has started in this allocation")
     if was_given_back(run, term):
+        # The leader decided to requeue the job and died before the scheduler accepted it.
         return QueueAgain(run.scheduler.left_out, "its leader had decided so, and is gone")
     gone = own.given_up.get(run.scheduler.leader)
     if _ends_soon(run, own, now):
+        # A new leader has missed the warning of the time limit, and would train until SIGKILL.
         out = (run.scheduler.leader,) if gone else ()
         return QueueAgain(out, "its leader is gone, and the scheduler is about to take the hosts")
     if gone and not _goes_on_without_leaders_host(run, own):
@@ -82,42 +90,47 @@ def remedy(
     if gone:
         return TakeOver(f"its host is lost: {gone}")
     if run.scheduler.leader == host:
-        return TakeOver("its process on this very host had ended")
+        return TakeOver("its process on this same host had ended")
     return ClearHost(run.scheduler.leader)
 
 
 def after_failed_clearing(
     run: Run, own: OwnRun, why: str, tried_s: float
 ) -> TakeOver | QueueAgain | AskAgain:
-    """`why`: nothing could be done on the leader's host, for `tried_s` by now. It may be cut off
-    for a moment, and its leader be back soon; with a spare nobody need wait for that."""
+    """What to do when the leader's host could not be cleared.
+
+    The host may be unreachable for a moment only, so wait for it if the job has no spare.
+
+    Args:
+        why: the error of the last try.
+        tried_s: seconds since the first try.
+    """
     if has_spare(run, own):
-        return TakeOver(f"its host does not answer: {why}")
+        return TakeOver(f"its host is unreachable: {why}")
     if tried_s >= VERDICT_S:
         return QueueAgain(
-            (run.scheduler.leader,), f"its leader is gone, and so seems its host: {why}"
+            (run.scheduler.leader,), f"its leader is gone, and its host is unreachable: {why}"
         )
     return AskAgain(why)
 
 
 def no_more_of_it(own: OwnRun, host: str) -> str:
-    """Why the leader on `host`, which hears no other agent, is not to go on; empty: it is. It
-    touches nothing: others have the job by now, or will."""
+    """Why the leader on `host`, which hears no other agent, must exit; empty if it may continue.
+    It must change nothing then, because other processes have the job or will get it."""
     if own.phase in ("queued again", "over"):
         return f"this run of the job is over: {own.words}"
     gone = own.given_up.get(host)
-    return f"{host}, the leader's own host, is none of the run any more: {gone}" if gone else ""
+    return f"{host}, the leader's own host, is not part of the run any more: {gone}" if gone else ""
 
 
 def was_given_back(run: Run, term: Term) -> bool:
-    """Whether the leader of this run has decided to queue the job again. That settles it for all
-    agents: also which hosts the next run does without."""
+    """Whether the leader of this run has decided to requeue the job. All agents follow this
+    decision, also about the hosts to exclude."""
     return isinstance(run.stage, Queued) and runs_without_leader(run, term) == 0
 
 
 def over_for(run: Run, term: Term) -> str:
-    """Why the job is no business of an agent of `term` any more, as the journal says; empty: it
-    is."""
+    """Why the journal says that an agent of `term` must not act for the job; empty if it may."""
     if run.job is None or run.ending is not None:
         return "the job is over"
     if run.job.launch.launch != term.launch:
@@ -126,7 +139,7 @@ def over_for(run: Run, term: Term) -> str:
 
 
 def has_spare(run: Run, own: OwnRun) -> bool:
-    """Whether enough hosts are left without the leader's, as the journal has them."""
+    """Whether enough hosts for the plan are left without the leader's host."""
     return len(_others(run, own)) >= len(run.plan.hosts)
 
 
@@ -144,7 +157,7 @@ def _others(run: Run, own: OwnRun) -> list[str]:
 
 
 def _ends_soon(run: Run, own: OwnRun, now: float) -> bool:
-    """The allocation: then who takes over has heard nothing of it, and would train to its end."""
+    """Whether the scheduler is about to end the allocation."""
     leaving = run.interruption.leaving
     if leaving is not None and leaving.requeue and not leaving.by_choice:
         return True
@@ -153,7 +166,7 @@ def _ends_soon(run: Run, own: OwnRun, now: float) -> bool:
 
 
 def _first(hosts: Sequence[str], but: str) -> tuple[str, ...]:
-    """The host whose agent should have led, and never began."""
+    """The host whose agent should have led but never started."""
     return tuple(name for name in hosts[:1] if name != but)
 
 

@@ -1,4 +1,4 @@
-"""Asking a scheduler to take a job back, until it has, or until that is of no use."""
+"""Asks a scheduler to requeue a job, until it has done so or asking again is useless."""
 
 import asyncio
 import logging
@@ -13,8 +13,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 REFUSED_S = 600.0
-"""How long a scheduler is asked that answers and refuses; one that does not answer is asked for
-as long as this host is left to us."""
+"""How long to ask a scheduler that refuses. One that is unreachable is asked without a limit."""
 
 
 @dataclass(slots=True)
@@ -25,35 +24,40 @@ class Asking:
     refused_at: float | None = None
 
     async def settles(self, run: Run, without: Sequence[str], why: str) -> bool:
-        """Ask once, for a next run without these hosts; whether there is no more to be done."""
+        """Ask once for a requeue without these hosts. Returns whether asking again is useless."""
         assert run.job is not None
         launch, granted = run.job.launch, self.backend_named(run.job.backend).granted
         assert granted is not None, "only agents of a granted allocation ask"
         try:
             await self.worker(granted.requeue, launch, without)
         except Ended as exc:
-            log.info("the job is not queued again: %s", exc)
+            log.info("the job is not queued again, because it has ended: %s", exc)
         except BackendError as exc:
             return self.is_hopeless(launch.job, exc)
         else:
-            named = ", ".join(without) or "any host left out"
-            log.info("the job is queued again, without %s: %s", named, why)
+            excluded = f", without {', '.join(without)}" if without else ""
+            log.info("the job is queued again%s: %s", excluded, why)
         return True
 
     def is_hopeless(self, job: str, why: BackendError) -> bool:
-        """Whether a scheduler that says so has been asked for long enough."""
+        """Whether the scheduler has refused for long enough to give up.
+
+        Args:
+            why: its last answer.
+        """
+        # An unreachable scheduler has refused nothing, so the time of refusals starts again.
         if isinstance(why, Unanswered):
-            log.error("the job is not queued again yet, asking again: %s", why)
+            log.error("failed to reach the scheduler to requeue the job, retrying: %s", why)
             self.refused_at = None
             return False
         now = self.clock.monotonic()
         self.refused_at = now if self.refused_at is None else self.refused_at
         if now - self.refused_at < REFUSED_S:
-            log.error("the scheduler does not take the job back, asking again: %s", why)
+            log.error("the scheduler refused to requeue the job, retrying: %s", why)
             return False
         log.error(
-            "the job could not be queued again, and its hosts stand idle: `ndctl cancel %s` gives"
-            " them back, and resume with `ndctl submit SPEC --resume`: %s",
+            "failed to requeue the job, so its hosts are idle: release them with `ndctl cancel %s`"
+            " and resume with `ndctl submit SPEC --resume`: %s",
             job,
             why,
         )

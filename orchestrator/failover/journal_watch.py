@@ -1,9 +1,8 @@
-"""What an agent that hears no leader reads of the journal: does a leader live, and does it do
-without this host?
+"""Reads in the journal whether a leader is alive, and whether it has given up this host.
 
-A host that was cut off from a leader that lives looks to itself as if the leader were gone. The
-journal, which all hosts see, tells the two apart: a leader that lives writes down that it lost this
-host, and what it does about it.
+A host that is cut off from a live leader cannot tell this from a lost leader. The journal, which
+all hosts see, shows the difference: a live leader writes that it lost this host, and what it does
+about it.
 """
 
 from dataclasses import dataclass
@@ -17,34 +16,35 @@ from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Tail, has_writer, last_before
 from orchestrator.journal.snapshot import recall
 
-UNREADABLE = "the journal cannot be read"
+UNREADABLE = "failed to read the journal"
 LOOK_S = 5.0
-"""For a leader that lives to write something: it gives up a host about when that gives it up."""
+"""Time for a live leader to write something: leader and host give each other up at about the same
+time."""
 GIVEN_UP_S = 30.0
-"""The same where it writes of other things alone, or has given this host up and it is not sure that
-it has gone on since."""
+"""The same if the leader has written only about other things, or has given up this host and may
+have died since."""
 STRANGER_S = 120.0
-"""The same where it never heard this host: longer than a file server keeps the lock of a dead one,
-by default 90 s."""
+"""The same if the leader never heard this host: longer than a file server keeps the lock of a dead
+leader (90 s by default)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The journal at some time, as this host reads it."""
+    """The state of the journal as this host reads it."""
 
     run: Run
     lines: int
     led: bool
-    """Some process holds it for writing: a leader that lives, or one whose host was lost so lately
-    that the file server keeps its lock."""
+    """A process has the journal open for writing: a live leader, or one whose host was lost so
+    recently that the file server still keeps its lock."""
     given_up: bool
-    """The leader has lost this host, and has not heard from it since …"""
+    """The leader has lost this host, and has not heard it again, ..."""
     goes_on: bool
-    """… and has written more, or other hosts are there to see whether it does."""
+    """... and it has written more since, or other hosts can check whether it does."""
 
 
 class Following:
-    """The journal, of which each further look reads what it has gained since the last one."""
+    """Reads the journal. Each `look` reads only what was added since the last one."""
 
     def __init__(self, run_dir: RunDir, host: str) -> None:
         self.run_dir, self.host = run_dir, host
@@ -56,7 +56,7 @@ class Following:
         self.begun = False
 
     def _begin(self) -> None:
-        """From a snapshot, where there is one."""
+        """Start from a snapshot, if there is one."""
         run, tail = recall(self.run_dir)
         before = last_before(tail.path, tail.place) if tail.lines else None
         self.run, self.tail, self.last = run, tail, before.event if before else None
@@ -64,7 +64,7 @@ class Following:
 
     def look(self) -> Seen:
         if size_of(self.run_dir.journal) < self.tail.offset:
-            self.forget()  # it is another run's, begun with --new
+            self.forget()  # `ndctl submit --new` started another journal
         if not self.begun:
             self._begin()
         for entry in self.tail.each():
@@ -84,7 +84,7 @@ def size_of(journal: Path) -> int:
 def _is_led(run_dir: RunDir) -> bool:
     try:
         return has_writer(run_dir.journal)
-    except OSError:  # a file system without locks: its lines alone tell
+    except OSError:  # a file system without locks: only new lines can show that a leader is alive
         return True
 
 
@@ -99,27 +99,27 @@ def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -
 
 
 def patience_s(before: Seen) -> float | None:
-    """How long to wait for a line of the leader before the scheduler is asked; None: it lives, and
-    this host is none of its job any more.
+    """How long to wait for the leader to write a line before the scheduler is asked. None: the
+    leader is alive, and the job continues without this host.
 
-    A leader that gave up its only other host and died since, whatever it wrote in between, leaves
-    that host as the only one that can see to the job.
+    If the leader gave up its only other host and then died, that host is the only one left to act.
+    So it waits and then acts, although the leader has given it up.
     """
     if not before.led:
-        return 0.0  # the kernel has let go of the journal for it: it has ended
+        return 0.0  # the kernel has released the journal, so the leader's process has ended
     if before.given_up and before.goes_on:
         return None
     return GIVEN_UP_S if before.given_up else LOOK_S
 
 
 def lives(before: Seen, now: Seen) -> bool:
-    """It has written since, and has not died of it, and does without this host."""
+    """The leader has written since, is still alive, and has given up this host."""
     return _writes(before, now) and now.given_up
 
 
 def in_doubt(before: Seen, now: Seen, waited_s: float) -> bool:
-    """It has written since, and not of this host: late, or cut off itself from all the others, when
-    it gives nobody up."""
+    """The leader has written since, but has not given up this host. It is late, or it is itself cut
+    off from all others; then it gives up no host."""
     return _writes(before, now) and not now.given_up and waited_s < GIVEN_UP_S
 
 
@@ -128,15 +128,16 @@ def _writes(before: Seen, now: Seen) -> bool:
 
 
 def is_stranger(seen: Seen, term: Term, host: str) -> bool:
-    """Whether the leader of this run lives and never heard `host`: it may well train without it,
-    of which it writes nothing. To have the job queued again would end what the others do, and so in
-    each run that has this host."""
+    """Whether the leader of this run is alive and never heard `host`. Then the journal says nothing
+    about this host, and the job may train without it. Requeueing would stop the other hosts, and
+    again in each run with this host."""
     return (
         seen.led and runs_without_leader(seen.run, term) == 0 and host not in seen.run.hosts.by_name
     )
 
 
 def runs_without_leader(run: Run, term: Term) -> int:
-    """How many runs of the scheduler there were, this one included, since a leader began in one."""
+    """Number of runs of the scheduler since the last one in which a leader started, this one
+    included."""
     led = -1 if run.scheduler.allocation is None else run.scheduler.allocation.restarts
     return term.restarts - led

@@ -1,8 +1,8 @@
-"""What agents do whose leader is gone.
+"""What agents do when their leader is gone.
 
-Where a job has its hosts for as long as it runs, one of them takes over, in its turn, or has the
-scheduler queue the job again; the others follow the new leader (`takeover.py`). Where the
-scheduler replaces hosts that are lost, they see to it that it does.
+If the job keeps its hosts for as long as it runs (Slurm), the agents act one after the other: one
+of them becomes the leader or has the job requeued, and the others follow the new leader
+(`takeover.py`). If the scheduler replaces lost hosts (Kubernetes), agents ask it for a new leader.
 """
 
 import asyncio
@@ -51,37 +51,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NEVER_HEARD = (
-    "%s was never heard by the leader on %s, which lives: the job is not queued again; look at the"
-    " network between the two"
+    "%s was never heard by the leader on %s, which is alive, so the job is not queued again: check"
+    " the network between the two hosts"
 )
 
 T = TypeVar("T")
 
 SEE_S = 30.0
-"""Longer than a leader whose host lives takes to come back; and how long each host waits for the
-one before it to have done something about it."""
+"""Longer than a leader needs to restart on a live host. Also how long each host waits for the host
+before it to act."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What an agent has that leads from now on."""
+    """What an agent holds when it becomes the leader."""
 
     name: str
-    """By which the fence knows it."""
+    """The new leader's name in the fence."""
     journal: OpenJournal
     turn: AnyTurn
-    """Closed once the other agents can find the new leader: until then nobody else claims."""
+    """Close it when the other agents can find the new leader. Until then no other agent acts."""
     how: str
-    """The former leader ended, as far as is known."""
+    """How the former leader ended, as far as known."""
 
 
 Outcome = Claim | Literal["leave", "follow"]
-"""`follow`: a leader is heard again, or another agent takes over."""
+"""`follow`: a leader is heard again, or another agent becomes the leader."""
 
 
 @dataclass(slots=True)
 class Leaderless:
-    """One agent that hears no leader, until that is settled."""
+    """One agent without a leader, until it is decided what the agent does."""
 
     storage: FailoverStorage
     term: Term
@@ -89,47 +89,47 @@ class Leaderless:
     backend_named: Callable[[str], AllocationBackend]
     clock: Clock
     is_alone: Callable[[], bool] = lambda: True
-    """Whether no leader is heard still."""
+    """Whether the agent still hears no leader."""
     worker: Worker = asyncio.to_thread
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep
-    """How it waits between two looks."""
+    """Waits between two checks."""
     asking: Asking = field(init=False)
     former: Fence | None = field(init=False, default=None)
-    """As it was at first: who changes it leads."""
+    """The fence at the beginning. Only an agent that becomes the leader changes its name."""
     uncleared_since: float | None = field(init=False, default=None)
-    """When it was first tried in vain to clear the former leader's host."""
+    """When clearing the former leader's host first failed (monotonic)."""
 
     def __post_init__(self) -> None:
         self.asking = Asking(self.backend_named, self.clock, self.worker)
 
     async def settle(self) -> Outcome:
-        """Go on until it is known what becomes of the job.
+        """Decide what this agent does, and requeue the job if that is needed.
 
-        Nobody else would see to it: the allocation would stand idle to its end. Every agent that
-        is left comes here, and they act one after the other.
+        Without this the allocation would be idle to its end. Every remaining agent calls it, and
+        they act one after the other.
         """
         try:
             return await self._settle()
         except LASTING as exc:
-            log.error("leaving: the run directory is gone, or closed to this agent: %s", exc)
+            log.error("leaving: the run directory is gone or not accessible: %s", exc)
         except JobError as exc:
-            log.error("leaving: nobody can go on from this journal: %s", exc)
+            log.error("leaving: the journal is damaged, so no agent can lead: %s", exc)
         return "leave"
 
     async def _served(self, work: Callable[[], T], what: str) -> T:
         return await once_it_serves_in(self.worker, work, what, self.pause)
 
     async def _settle(self) -> Outcome:
-        self.former = await self._served(self.storage.read_fence, "the fence cannot be read")
+        self.former = await self._served(self.storage.read_fence, "failed to read the fence")
         mark = f"{self.term}, {self.former}: settled\n"
         opened = partial(self.storage.open_turn, mark)
-        turn = await self._served(opened, "agents cannot take turns")
+        turn = await self._served(opened, "failed to open the lock for turns")
         outcome: Outcome = "leave"
         try:
             outcome = await self._in_turn(turn)
             return outcome
         finally:
-            if not isinstance(outcome, Claim):
+            if not isinstance(outcome, Claim):  # a new leader keeps the turn until it is found
                 turn.close()
 
     async def _in_turn(self, turn: AnyTurn) -> Outcome:
@@ -140,15 +140,15 @@ class Leaderless:
                 return "follow"
             await self.pause(RETRY_S)
         if await self._served(turn.is_settled, UNREADABLE):
-            log.info("another agent has seen that the job is not to be queued again")
+            log.info("leaving: another agent has found that nothing is left to do")
             return "leave"
         following = self.storage.follow(self.host)
         before = await self._served(following.look, UNREADABLE)
         looked, waits_s = self.clock.monotonic(), patience_s(before)
         if was_given_back(before.run, self.term):
-            waits_s = 0.0  # its leader is done with it
+            waits_s = 0.0  # the leader decided to requeue the job, so it writes nothing more
         if waits_s is None:
-            log.info("leaving: the leader lives, and has given %s up", self.host)
+            log.info("leaving: the leader is alive and has given up %s", self.host)
             return "leave"
         if waits_s:
             await self.pause(waits_s)
@@ -158,6 +158,7 @@ class Leaderless:
             waited_s = self.clock.monotonic() - looked
             outcome = await self._known(before, seen, now, waited_s, turn)
             doubts = is_stranger(seen, self.term, self.host) or in_doubt(before, seen, waited_s)
+            # While the leader may be alive, or it is another agent's turn, only watch the journal.
             if outcome is None and not doubts and await self.worker(turn.has_come):
                 outcome = await self._act(seen.run, turn)
             if outcome is not None:
@@ -166,9 +167,11 @@ class Leaderless:
         return "follow"
 
     def _may_wait(self, turn: AnyTurn, size: int) -> bool:
-        """Whether this host need not look at the journal yet: nobody writes to it, so no leader
-        lives that may have given this host alone up. Then all hosts are without one, and the
-        journal of weeks is not for thousands to read at the same time."""
+        """Whether this host can wait for its turn without reading the journal.
+
+        If the journal does not grow, no leader is alive, so it is not this host alone that lost it.
+        Then the agents act in turns, and thousands of hosts need not read a long journal at once.
+        """
         return (
             self.storage.read_fence() == self.former
             and self.storage.journal_size() == size
@@ -181,7 +184,7 @@ class Leaderless:
     async def _known(
         self, before: Seen, seen: Seen, now: Fence | None, waited_s: float, turn: AnyTurn
     ) -> Outcome | None:
-        """What follows from journal and fence alone; None: it is for this agent to act."""
+        """The outcome that follows from journal and fence alone; None if this agent must act."""
         run = seen.run
         if why := over_for(run, self.term):
             log.info("leaving: %s", why)
@@ -191,15 +194,15 @@ class Leaderless:
             log.info("another agent takes over: waiting for it")
             return "follow"
         if lives(before, seen):
-            log.info("leaving: %s was cut off from a leader that lives", self.host)
+            log.info("leaving: %s was cut off from the leader, which is alive", self.host)
             return "leave"
         if is_stranger(seen, self.term, self.host) and waited_s >= STRANGER_S:
             log.error(NEVER_HEARD, self.host, run.scheduler.leader)
             return "leave"
         if (unled := runs_without_leader(run, self.term)) >= UNLED:
             log.error(
-                "no leader has begun in %s allocations in a row: the job is not queued again; the"
-                " logs of its agents say why; then resume with `ndctl submit SPEC --resume`",
+                "no leader has started in %s allocations in a row, so the job is not queued again:"
+                " read its agents' logs, then resume with `ndctl submit SPEC --resume`",
                 unled,
             )
             await self.worker(turn.settle)
@@ -207,7 +210,7 @@ class Leaderless:
         return None
 
     async def _act(self, run: Run, turn: AnyTurn) -> Outcome | None:
-        """Do what is to be done; None: it has to be tried again."""
+        """Take over, requeue the job, or leave. None: try again."""
         assert run.job is not None
         launch, backend = run.job.launch, self.backend_named(run.job.backend)
         granted, fixed_hosts = backend.granted, backend.fixed_hosts
@@ -220,6 +223,8 @@ class Leaderless:
         found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain
         found = remedy(run, self.term, self.host, own, self.clock.now())
         if isinstance(found, ClearHost):
+            # The former leader may hang or be unreachable. Ending its process through the scheduler
+            # also shows whether its host works.
             try:
                 found = TakeOver(await self.worker(fixed_hosts.clear_host, launch, found.host))
             except BackendError as exc:
@@ -238,27 +243,30 @@ class Leaderless:
                 return await self._claim(run, turn, how)
 
     def _tried_s(self) -> float:
-        """For how long the former leader's host could not be cleared."""
+        """Seconds since clearing the former leader's host first failed."""
         now = self.clock.monotonic()
         if self.uncleared_since is None:
             self.uncleared_since = now
         return now - self.uncleared_since
 
     async def _claim(self, run: Run, turn: AnyTurn, how: str) -> Outcome | None:
-        """The fence first, which ends a former leader that may still live; then the journal, which
-        the kernel, or a file server, has let go of by then."""
+        """Become the leader. None: try again."""
+        # First the fence, which ends a former leader that is still alive. Then the journal: the
+        # kernel or the file server releases the former leader's lock on it.
         log.warning(
             "the leader on %s is gone (%s): this agent takes over", run.scheduler.leader, how
         )
         name = secrets.token_hex(8)
         taking = partial(self.storage.take_over, name)
-        await self._served(taking, "the fence cannot be taken")
+        await self._served(taking, "failed to take the fence")
         self.former = Fence(leader=name, attempt=self.former.attempt if self.former else 0)
         try:
             opening = partial(self.storage.open_journal, name, TAKE_OVER_S)
             journal = await self._served(opening, "the journal cannot be opened")
         except InUse as exc:
-            why = f"a process of the former leader keeps the journal: {exc.message}"
+            # A stopped process of the former leader can hold the lock for ever. Only an allocation
+            # without its host gets rid of it.
+            why = f"a process of the former leader holds the journal: {exc.message}"
             return "leave" if await self.asking.settles(run, (run.scheduler.leader,), why) else None
         return Claim(name=name, journal=journal, turn=turn, how=how)
 
@@ -270,11 +278,11 @@ async def see_to_the_leader(
     storage: FailoverStorage,
     worker: Worker = asyncio.to_thread,
 ) -> None:
-    """While no leader is heard, ask now and then for another agent in the place of the last one.
+    """While no leader is heard, ask the scheduler now and then for a new one.
 
-    A scheduler does that by itself unless the leader's host does not answer, or cannot begin one;
-    hosts take turns, for the first one that lives to be enough. Later ones ask more seldom, so that
-    a thousand ask no more than a few.
+    A scheduler replaces a lost leader by itself, unless the leader's host is unreachable or cannot
+    start an agent. Hosts ask in turns, and later ones wait longer and ask less often. So a thousand
+    hosts make only a few requests.
     """
     timeout = agent.config.agent_timeout
     following = storage.follow(agent.config.place.host)
@@ -282,11 +290,12 @@ async def see_to_the_leader(
     while True:
         await asyncio.sleep(SEE_S / 3)
         if agent.silent_for() < timeout + SEE_S * (turn - 1):
-            lines = None
+            lines = None  # the leader was heard: an old count of lines means nothing any more
             continue
         # Storage that fails for a moment must not end this watch: no other pod may be left.
         seen = await once_it_serves_in(worker, following.look, UNREADABLE, asyncio.sleep)
         writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
+        # A leader that writes to the journal is alive, and only this host is cut off from it.
         if writes or agent.silent_for() < timeout + SEE_S * turn:
             continue
         if run.job is None or run.ending is not None:
@@ -297,5 +306,5 @@ async def see_to_the_leader(
         try:
             await worker(revive)
         except BackendError as exc:
-            log.error("no other leader can be had yet, trying again: %s", exc)
+            log.error("failed to ask for a new leader, trying again: %s", exc)
         await asyncio.sleep(SEE_S * turn)

@@ -1,7 +1,7 @@
-"""What the script of an allocation does when no agent is left in it, and nobody has ended the job.
+"""Requeues the job from the allocation's script, if all agents are gone but the job has not ended.
 
-As a rule somebody has: the leader, or agents that lost it, ask the scheduler before they go. Where
-all of them were killed the allocation would end with them, and the job would not go on.
+Normally the leader, or an agent that lost it, asks the scheduler before it exits. If all of them
+were killed, the allocation would end and the job would stop.
 """
 
 import asyncio
@@ -31,9 +31,11 @@ def see_to_the_job(
     backend_named: Callable[[str], AllocationBackend],
     clock: Clock,
 ) -> int:
-    """Have the job queued again, if that is for nobody else to do; the allocation's exit code.
+    """Requeue the job, unless another process does it or the job is over. Returns the exit code of
+    the allocation.
 
-    `code`: of what started the agents.
+    Args:
+        code: exit code of the command that started the agents (`srun`).
     """
     why = once_it_serves(
         partial(superseded, run_dir, term, backend_named, clock), UNREADABLE, clock
@@ -49,15 +51,15 @@ def see_to_the_job(
     most = run.job.max_allocations or UNLED
     if (vain := restarts_in_vain(run, term.restarts)) >= most:
         log.error(
-            "nothing came of %s allocations in a row: the job is not queued again; %s say why, and"
+            "no new checkpoint in %s allocations in a row, so the job is not queued again: read %s,"
             " then resume with `ndctl submit SPEC --resume`",
             vain,
             run_dir.agent_log("*"),
         )
         return code
-    why = f"no agent is left, and what started them ended with code {code}"
-    # A leader that had decided on it has said which hosts are left out; else nothing is known
-    # against any of them.
+    why = f"no agent is left, and the command that started them ended with exit code {code}"
+    # If the leader had decided to requeue the job, the journal has the hosts to exclude. Otherwise
+    # no host is known to be bad.
     without = run.scheduler.left_out if was_given_back(run, term) else ()
     asking = Asking(backend_named, clock)
     while not asyncio.run(asking.settles(run, without, why)):
@@ -66,6 +68,11 @@ def see_to_the_job(
 
 
 def restarts_in_vain(run: Run, restarts: int) -> int:
-    """Allocations up to this one, the scheduler's `restarts`th again, without a new checkpoint."""
+    """Number of allocations up to this one without a new checkpoint.
+
+    Args:
+        restarts: how often the scheduler has restarted the job, from this allocation.
+    """
+    # The journal counts an allocation only when a leader starts in it. The others are added here.
     known = -1 if run.scheduler.allocation is None else run.scheduler.allocation.restarts
     return run.history.allocations + restarts - known

@@ -1,8 +1,8 @@
-"""Whether the run directory is still where the leader's is: it may be moved or removed meanwhile.
+"""Checks whether the run directory was moved or removed while the leader runs.
 
-A leader whose directory is gone cannot be found by `cancel`, and whoever submits a job of that name
-again would have two. What cannot be read is not gone: a file server that does not answer (EIO,
-ESTALE, a timeout) is waited for, as ever.
+`ndctl cancel` cannot find a leader whose directory is gone, and submitting the job again would run
+it twice. A directory that cannot be read is not gone: a failing file server (EIO, ESTALE, a
+timeout) may recover.
 """
 
 from dataclasses import dataclass
@@ -13,31 +13,31 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.seams import Clock
 
 SURE_S = 2.0
-"""Between two looks that find it gone: one alone may be a name cache's on NFS."""
+"""The directory must be missing for so long. A single check may see a stale name cache of NFS."""
 
 
 class RunDirGone(Exception):
-    """It was moved or removed, or another one stands in its place."""
+    """The run directory was moved, removed or replaced by another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     what: str
     at: float
-    """When it was first seen, of the monotonic clock …"""
+    """When it was first seen, on the monotonic clock, ..."""
     now: float
-    """… and as Unix time."""
+    """... and as Unix time."""
 
 
 class RunDirWatch:
     def __init__(self, run_dir: RunDir, clock: Clock) -> None:
-        """Of a leader that has just opened its journal there."""
+        """Create it when the leader has just opened its journal there."""
         self.run_dir, self.clock = run_dir, clock
         self.journal = _identity(run_dir.journal)
         self.lost: Loss | None = None
 
     def look(self) -> None:
-        """Raises RunDirGone when that is sure, and OSError where nothing can be told."""
+        """Raises RunDirGone if the directory is certainly gone, OSError if that cannot be told."""
         what = self._what_is_lost()
         if what is None:
             self.lost = None
@@ -69,7 +69,7 @@ class RunDirWatch:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """None: there is no such file."""
+    """Device and inode; None if the file does not exist."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

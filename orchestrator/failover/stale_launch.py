@@ -1,8 +1,8 @@
-"""Whether this host was given to the job by a submission that does not count any more.
+"""Checks whether this host belongs to a submission that is not the job's current one.
 
-A scheduler may work off late what was submitted to it: then the job has been submitted again, or
-has two allocations for one launch. Who finds that the other one counts touches nothing: neither
-the fence, which would end those that train, nor the journal.
+A scheduler may process a submission late, when the job was already submitted again or has another
+allocation for the same launch. An agent of the stale one changes nothing: neither the fence, which
+would end the ranks of the other, nor the journal.
 """
 
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def superseded(
     run_dir: RunDir, term: Term, backend_named: Callable[[str], AllocationBackend], clock: Clock
 ) -> str | None:
-    """Why this agent is not to begin; None: it may."""
+    """Why this agent must not start; None if it may."""
     counts = counting(run_dir)
     if counts is None:
         return None
@@ -33,7 +33,7 @@ def superseded(
             fixed_hosts = backend_named(counts.backend).fixed_hosts
             rival = None if fixed_hosts is None else fixed_hosts.rival(counts.launch)
         except Unanswered as exc:
-            log.error("whether the job has other hosts is not known yet, asking again: %s", exc)
+            log.error("failed to ask whether the job has other hosts, retrying: %s", exc)
             clock.sleep(RETRY_S)
         else:
             return None if rival is None else f"the job has other hosts: {rival}"
@@ -41,6 +41,6 @@ def superseded(
 
 def later_launch(launch: LaunchPlan, term: Term) -> str:
     return (
-        f"these hosts are of launch {term.launch} of {launch.job}, which was submitted again since:"
-        f" launch {launch.launch} counts"
+        f"these hosts are of launch {term.launch} of {launch.job}, which was submitted again:"
+        f" launch {launch.launch} is the current one"
     )

@@ -1,7 +1,7 @@
-"""What an agent without a leader uses of the run directory: a seam, with real files outside the
-simulation.
+"""The files of the run directory that an agent without a leader uses: an interface, and its real
+implementation.
 
-All methods may block: failover calls them in its worker.
+All methods may block, so failover calls them in a worker thread.
 """
 
 from functools import partial
@@ -17,23 +17,23 @@ from orchestrator.seams import Clock
 
 
 class AnyTurn(Protocol):
-    """One agent's place in the order in which agents act. `Turn` is the real one."""
+    """One agent's place in the order in which agents act. `Turn` implements it."""
 
     def has_come(self) -> bool:
-        """Asked again and again until it is true."""
+        """Called repeatedly until it is true."""
 
     def settle(self) -> None:
         """Tell later agents that nothing is left to do."""
 
     def is_settled(self) -> bool:
-        """Whether an earlier agent has told so."""
+        """Whether an earlier agent has called `settle`."""
 
     def close(self) -> None:
         """Let the next agent act."""
 
 
 class Follows(Protocol):
-    """Reads the journal. `Following` is the real one."""
+    """Reads the journal. `Following` implements it."""
 
     def look(self) -> Seen:
         """The journal as it is now. Raises OSError and JobError."""
@@ -44,19 +44,19 @@ class FailoverStorage(Protocol):
         """Raises OSError."""
 
     def take_over(self, name: str) -> None:
-        """Name another leader in the fence: the former one may write no more. Raises OSError."""
+        """Name a new leader in the fence, which stops the former one. Raises OSError."""
 
     def open_turn(self, mark: str) -> AnyTurn:
         """Called once, when an agent hears no leader. Raises OSError."""
 
     def journal_size(self) -> int:
-        """Bytes. Raises OSError."""
+        """In bytes. Raises OSError."""
 
     def follow(self, host: str) -> Follows:
         """The journal as the agent of `host` reads it."""
 
     def open_journal(self, name: str, patience_s: float) -> OpenJournal:
-        """The journal for the leader that the fence names `name`. Called after `take_over`.
+        """Open the journal for the leader `name`. Called after `take_over`.
 
         Raises InUse when another process still holds it after `patience_s`.
         """

@@ -1,8 +1,8 @@
-"""An agent of an allocation, from its first leader to its last: when one is gone it follows the
-next, or is the next.
+"""Runs an agent of an allocation through all its leaders: when one is gone, the agent follows the
+next leader or becomes it.
 
-The fence, the lock on the journal and the order of turns see to it that one agent leads: whoever
-comes second finds the fence changed, and follows.
+The fence, the lock on the journal and the order of turns ensure that only one agent leads: a second
+one finds the fence changed, and follows.
 """
 
 import asyncio
@@ -21,7 +21,8 @@ from orchestrator.seams import AllocationBackend, Clock
 log = logging.getLogger(__name__)
 
 Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
-"""Leads on with what an agent has claimed; the exit code, or None where it is to follow again."""
+"""Leads the job with what the agent has claimed. Returns the exit code, or None if the agent must
+follow another leader again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ async def follow(
     lead: Lead,
     storage: FailoverStorage | None = None,
 ) -> int:
-    """Run an agent that outlives its leaders; the exit code."""
+    """Run an agent that outlives its leaders. Returns the exit code."""
     storage = storage or FailoverFiles(agent.config.place.run_dir, clock)
     following = asyncio.create_task(agent.run())
     while not await _is_over(agent, following):
@@ -78,13 +79,13 @@ async def follow(
         elif outcome == "leave":
             agent.leave(exit_codes.LEADER_LOST)
         else:
-            await asyncio.sleep(RETRY_S)  # for the leader that there is to be heard
+            await asyncio.sleep(RETRY_S)  # give the agent time to connect to the leader
     return await following
 
 
 def leave_to_the_leader(agent: Agent) -> None:
-    """What a scheduler signals its leader hears as well, and says what is to be done; one that was
-    gone by then has not, so whichever agent leads next is to know."""
+    """Let the leader react to signals of the scheduler, because it gets them as well. The agent
+    only remembers the last one, in case the leader was gone and this agent becomes the leader."""
     loop = asyncio.get_running_loop()
     for number in WARNINGS:
         loop.add_signal_handler(number, _hears, agent, number.name)
@@ -96,7 +97,7 @@ def _hears(agent: Agent, signal_name: str) -> None:
 
 
 async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
-    """Wait until the agent has lost its leader, or ends; whether it ends."""
+    """Wait until the agent has lost its leader or ends. Returns whether it ends."""
     alone = asyncio.create_task(agent.alone.wait())
     try:
         await asyncio.wait([alone, following], return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""The turn of agents that are left without a leader: one after the other, by a file lock.
+"""The order in which agents without a leader act: one after the other, by a file lock.
 
-A thousand that act at once are more than a scheduler bears, and two that lead are one too many.
+A thousand agents that act at once would overload the scheduler, and only one may become the leader.
 """
 
 import contextlib
@@ -11,18 +11,18 @@ from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Clock
 
 TURN_S = 400.0
-"""For the one whose turn it is: longer than Slurm takes to give up a node. A file server may keep
-the lock of a host that died in its turn."""
+"""Longest wait for a turn: longer than Slurm takes to give up a node. A file server may keep the
+lock of a host that died."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """Of the agents that are left, one after the other."""
+    """One agent's turn: it has come when the agent gets the lock."""
 
     file: IO[str]
     clock: Clock
     mark: str
-    """What one leaves for the others that finds that nothing is to be done."""
+    """Text that an agent writes to the file to tell the others that nothing is left to do."""
     begun: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Turn:
         return free or self.clock.monotonic() - self.begun >= TURN_S
 
     def settle(self) -> None:
-        with contextlib.suppress(OSError):  # no room: each looks for itself
+        with contextlib.suppress(OSError):  # the disk is full: each agent finds it out itself
             self.file.write(self.mark)
             self.file.flush()
 
@@ -45,6 +45,6 @@ class Turn:
         return self.mark in self.file.read()
 
     def close(self) -> None:
-        """The next one's turn has come."""
-        with contextlib.suppress(OSError):  # what `settle` wrote did not fit on the disk
+        """Release the lock, so that the next agent can act."""
+        with contextlib.suppress(OSError):  # the text of `settle` did not fit on the disk
             self.file.close()

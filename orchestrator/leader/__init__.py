@@ -1,3 +1,3 @@
-"""What only the leader of a job does: queue events, hold the agents' sessions, call the
+"""What only the leader of a job does: queue events, keep the agents' connections, call the
 scheduler, write snapshots.
 """

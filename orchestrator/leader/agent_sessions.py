@@ -1,4 +1,5 @@
-"""The leader's lines to its agents: who is there, who fell silent, what is still to be said."""
+"""The leader's connections to its agents: which agents are connected, which are silent, and which
+orders are still to be sent."""
 
 import asyncio
 import contextlib
@@ -21,23 +22,24 @@ from orchestrator.seams import Clock
 
 HEARD_S = 3 * PULSE_S
 RECONNECT_S = 2.0
-"""After a connection broke, for an agent that lives to come back."""
+"""Limit for a live agent to reconnect after its connection broke."""
 
 
 @dataclass(slots=True)
 class AgentSession:
-    """One agent as the leader sees it; outlives a broken WebSocket."""
+    """One agent as the leader sees it. It survives a broken WebSocket."""
 
     host: str
     incarnation: str
     ws: Line | None
     heard: float
-    """When it last said anything; monotonic."""
+    """When its last message came (monotonic)."""
     orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     said: list[Order] = field(default_factory=list)
-    """Orders of the present attempt, to be said again after a reconnection; each is idempotent."""
+    """Orders of the present attempt. They are sent again after a reconnection, because some may
+    have been lost. Each order is idempotent."""
     awaited: bool = False
-    """It followed the former leader, and has not come to this one yet."""
+    """It was connected to the former leader, and has not connected to this one yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +57,18 @@ class AgentSessions:
         self.by_host: dict[str, AgentSession] = {}
         self.begun = clock.monotonic()
         self.last_heard: dict[str, float] = {}
-        """Of hosts whose agents were dropped."""
+        """Hosts whose agents were dropped -> when the agent was last heard (monotonic)."""
         self.still_s: float | None = None
-        """Said with each pulse: agents tell at once of ranks that stand still for so long."""
+        """Sent with each pulse: agents report at once if their ranks make no progress for so long.
+        """
 
     def admit(self, register: Register, ws: Line) -> tuple[AgentSession, bool]:
-        """The connection of an agent, and whether the agent is a new one."""
+        """Returns the session of an agent, and whether the agent is new."""
         agent = register.agent
         known = self.by_host.get(agent.host)
         now = self.clock.monotonic()
+        # A restarted agent has the same host name but another incarnation. It knows of no attempt,
+        # so it counts as new.
         same = known is not None and known.incarnation == agent.incarnation
         if known is not None and same and not known.awaited:
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
@@ -75,25 +80,26 @@ class AgentSessions:
         return connection, True
 
     def await_agents(self, incarnations: Mapping[str, str]) -> None:
-        """Agents of a leader that is gone are to come to this one: each that does not, within the
-        time that any agent may be silent, is lost. They are there, and look for it."""
+        """Expect the agents of the former leader. They run and look for this leader. An agent that
+        does not connect within `agent_timeout` is lost."""
         now = self.clock.monotonic()
         for host, incarnation in incarnations.items():
             self.by_host[host] = AgentSession(host, incarnation, ws=None, heard=now, awaited=True)
 
     def order(self, host: str, order: Order) -> None:
-        """Say `order` to the agent of `host`; without one, nobody hears it."""
+        """Send `order` to the agent of `host`. Without an agent the order is dropped."""
         connection = self.by_host.get(host)
         if connection is None:
             return
+        # A new attempt makes all orders for the previous one obsolete.
         if isinstance(order, Start):
             connection.said.clear()
         connection.said.append(order)
         connection.orders.put_nowait(order)
 
     async def speak(self, connection: AgentSession, ws: Line) -> None:
-        """Send orders as they come, and a pulse when there are none, until `ws` breaks."""
-        orders = connection.orders  # a later `ws` of the same agent has a queue of its own
+        """Send orders as they come, and a pulse when there is none, until `ws` breaks."""
+        orders = connection.orders  # after a reconnection the new `ws` gets a new queue
         with contextlib.suppress(ConnectionError):
             while True:
                 order: Order = Pulse(launch=self.launch, still_s=self.still_s)
@@ -103,41 +109,43 @@ class AgentSessions:
                 await ws.send_str(wire.encode(order).decode())
 
     def knows(self, connection: AgentSession, ws: Line) -> bool:
-        """Whether `ws` is still the line to that agent, and the agent not given up."""
+        """Whether `ws` is still the connection of that agent, and the agent is not given up."""
         return self.by_host.get(connection.host) is connection and connection.ws is ws
 
     def excuse(self, seconds: float) -> None:
-        """The leader did not listen for so long: nobody's silence counts."""
+        """Ignore a time in which the leader did not run: it could not hear its agents."""
         now = self.clock.monotonic()
         for connection in self.by_host.values():
             connection.heard = min(now, connection.heard + seconds)
 
     def hears(self, hosts: Iterable[str]) -> bool:
-        """Whether each of `hosts` has said something in the last few pulses."""
+        """Whether each of `hosts` has sent a message within the last few pulses."""
         since = self.clock.monotonic() - HEARD_S
         return all(host in self.by_host and self.by_host[host].heard >= since for host in hosts)
 
     def forget_silent(self) -> list[Silence]:
-        """Drop the agents that were silent for too long, and say which and why."""
+        """Drop the agents that were silent for too long. Returns them with the reasons."""
         now, limit = self.clock.monotonic(), self.agent_timeout
         silences = []
         for connection in list(self.by_host.values()):
             silent = now - connection.heard
+            # The connection of a killed agent breaks at once. A live one reconnects within a
+            # second or two, so a broken connection needs less patience than silence.
             broken = connection.ws is None and not connection.awaited
             if silent <= (min(RECONNECT_S, limit) if broken else limit):
                 continue
-            why = f"it said nothing for {silent:.1f} s"
+            why = f"it was silent for {silent:.1f} s"
             if broken:
-                why = f"its connection broke and it did not come back within {silent:.1f} s"
+                why = f"its connection broke and it did not reconnect within {silent:.1f} s"
             elif connection.awaited:
-                why = f"it did not come to the new leader within {silent:.1f} s"
+                why = f"it did not connect to the new leader within {silent:.1f} s"
             del self.by_host[connection.host]
             self.last_heard[connection.host] = connection.heard
             silences.append(Silence(connection.host, why, silent))
         return silences
 
     def silent_for(self, host: str) -> float:
-        """Seconds since its agent was heard, or could have been for the first time."""
+        """Seconds since its agent was heard. If it was never heard: since the leader started."""
         known = self.by_host.get(host)
         heard = known.heard if known else self.last_heard.get(host, self.begun)
         return self.clock.monotonic() - heard
@@ -148,8 +156,8 @@ class AgentSessions:
 
 
 def report_in(message: WSMessage) -> Report:
-    """Raises ValueError when the message is none."""
+    """The report in a message. Raises ValueError if it has none."""
     if message.type is not WSMsgType.TEXT:
-        raise ValueError(f"{message.type.name} instead of a text")
+        raise ValueError(f"{message.type.name} instead of text")
     report: Report = wire.decode(Report, message.data.encode())
     return report

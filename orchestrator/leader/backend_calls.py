@@ -1,5 +1,6 @@
-"""What a leader has done beside its decisions, for each may take long: it asks a scheduler, has the
-hosts try each other, or looks for a smaller plan. What comes of an errand is an event like others.
+"""The leader's slow calls: it asks the scheduler, checks the hosts, or looks for a smaller plan.
+
+They run beside the decisions, which must not wait for them. Their results are events.
 """
 
 import asyncio
@@ -50,24 +51,23 @@ log = logging.getLogger(__name__)
 
 CHECK_POLL_S = 0.1
 CHECK_SLACK_S = 5.0
-"""For reports of a check to come in after its time is over."""
+"""Limit for late reports after the time of a check is over."""
 REQUEUE_RETRY_S = 5.0
 TAKEN_S = 5.0
-"""For the scheduler to say whether it took a host: its loss waits for that."""
+"""Limit for the scheduler to say whether it took a host. The report of the loss waits for it."""
 CUT_OFF_S = 300.0
-"""For a leader in another place to take over from one that hears nobody: Slurm's own default of
-SlurmdTimeout, after which it gives up a node."""
+"""How long a leader that hears neither agents nor scheduler waits to be replaced. It is Slurm's
+default of SlurmdTimeout, after which Slurm gives up a node."""
 CUT_OFF_POLL_S = 2.0
 LISTEN_S = 3.0
-"""Beside the time that an agent may be silent, once the scheduler is heard again: for agents that
-live to come back."""
+"""When the scheduler is reachable again, live agents have this and `agent_timeout` to reconnect."""
 
 Refitter = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]], Shortage], Refit]
-"""Of a plan that did not fit, the hosts there are, the switches above them, and what is believed of
-a device: what helps. Raises PlanError."""
+"""Takes a plan that did not fit, the available hosts, the switches above them, and the memory
+shortage. Returns what helps. Raises PlanError."""
 Replanner = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]]], JobPlan]
-"""Of a plan, the hosts that are left and the switches above them: a plan for no more than those.
-Raises PlanError."""
+"""Takes a plan, the remaining hosts and the switches above them. Returns a plan for at most these
+hosts. Raises PlanError."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,17 +103,17 @@ class BackendCalls:
         self.clock = clock
         self.happened = happened
         self.gives_up = gives_up
-        """Have the leader leave without a word: the job is another's to lead."""
+        """Has the leader exit without ending the job, because another process leads it."""
         self.in_touch = in_touch
         """Cleared while neither agents nor scheduler are heard."""
         self.now = now
         self.host = self.address = ""
-        """The leader's own, once it serves."""
+        """Of the leader; set when it serves."""
         self.names_resolve = names_resolve
         self.told: set[str] = set()
         """Hosts that the scheduler held something against when it was last asked."""
         self.checked: dict[str, Checked] = {}
-        """What hosts have said of the check that is going on."""
+        """Host -> its report of the present check."""
 
     @property
     def granted(self) -> GrantingScheduler:
@@ -122,49 +122,55 @@ class BackendCalls:
         return self.backend.granted
 
     async def lose(self, lost: Sequence[AgentLost], hosts: Sequence[str]) -> None:
-        """Agents fell silent; with `hosts`, which are all that the job has, all others did at once.
-        Those that are heard again meanwhile were not lost."""
+        """Report agents that fell silent, unless they reconnect first.
+
+        Args:
+            hosts: all hosts of the job, if all agents but the leader's own fell silent; else empty.
+        """
         try:
             names = [event.host for event in lost]
             cut_off_s = await self._alone(hosts, names) if hosts else 0.0
             if cut_off_s is not None:
-                await self._tell_lost(lost, cut_off_s)
+                await self._report_lost(lost, cut_off_s)
         finally:
             self.in_touch.set()
 
-    async def _tell_lost(self, lost: Sequence[AgentLost], cut_off_s: float) -> None:
+    async def _report_lost(self, lost: Sequence[AgentLost], cut_off_s: float) -> None:
         silent_s = {event.host: event.silent_s for event in lost}
         taken = await self._taken(silent_s) if has_successors(self.run()) else {}
         for event in lost:
-            if event.host not in self.sessions.by_host:
+            if event.host not in self.sessions.by_host:  # else it has reconnected
                 known = taken.get(event.host, "")
                 self.happened(replace(event, taken=known, cut_off_s=cut_off_s))
 
     async def taken_before(self, host: str, silent_s: float) -> str:
-        """Why the scheduler took the agent in whose place there is another already, before its
-        silence was noticed."""
+        """Why the scheduler took the former agent of `host`; empty if it did not, or if that is
+        unknown. Called when a new agent connects before the silence of the former was noticed."""
         known = self.run().hosts.by_name.get(host)
         if known is None or not known.alive or not has_successors(self.run()):
             return ""
         return (await self._taken({host: silent_s})).get(host, "")
 
     async def _taken(self, silent_s: Mapping[str, float]) -> Mapping[str, str]:
-        """Did the scheduler take them without a warning? Not known is as good as no."""
+        """Hosts that the scheduler took without a warning -> why. Empty if that is unknown."""
         assert self.backend.successors is not None
         asking = self.worker(self.backend.successors.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)
         except (BackendError, TimeoutError) as exc:
-            log.warning("whether %s were taken is not known: %s", ", ".join(silent_s), exc)
+            hosts = ", ".join(silent_s)
+            log.warning("failed to ask whether the scheduler took %s: %s", hosts, exc)
             return {}
 
     async def _alone(self, hosts: Sequence[str], lost: Sequence[str]) -> float | None:
-        """No other agent is heard. Is this host the one that was cut off from all? For how long it
-        heard the scheduler no more than them; None where this leader is to leave.
+        """Find out whether this host was cut off from the network, because all agents are silent.
 
-        The scheduler is asked about this host first. While it cannot be heard either, nobody is
-        blamed, and whoever takes over in another place ends this leader by the fence. Once it
-        answers, agents that live are about to be heard again as well.
+        While the scheduler is unreachable too, no host is reported as lost: this leader may be the
+        one that was cut off. Then another leader takes over, and the fence ends this one. When the
+        scheduler is reachable again, live agents can reconnect as well.
+
+        Returns the seconds for which the scheduler was unreachable, or None if this leader must
+        exit.
         """
         begun, cut_off_s = self.clock.monotonic(), 0.0
         granted = self.backend.granted
@@ -174,11 +180,11 @@ class BackendCalls:
             try:
                 own = await self.worker(granted.own_run, self.job.launch, hosts)
             except Unanswered as exc:
-                log.error("no other agent is heard, nor the scheduler: cut off? %s", exc)
+                log.error("all agents are silent and the scheduler is unreachable: %s", exc)
                 cut_off_s = waited_s + CUT_OFF_POLL_S
                 self.in_touch.clear()
             except BackendError as exc:
-                log.error("what the scheduler holds against this host is not known: %s", exc)
+                log.error("failed to ask the scheduler about this host: %s", exc)
                 return cut_off_s
             else:
                 if why := no_more_of_it(own, self.host):
@@ -188,19 +194,19 @@ class BackendCalls:
                     if cut_off_s:
                         await self._listen(lost)
                     return cut_off_s
-                # Its end, or its requeue: which of them is known in a moment.
+                # The run ends or is being requeued. The scheduler can tell which in a moment.
             await asyncio.sleep(CUT_OFF_POLL_S)
         return cut_off_s
 
     async def _listen(self, hosts: Sequence[str]) -> None:
-        """Until the agents of these hosts are heard again, or for as long as that may take."""
+        """Wait until the agents of these hosts have reconnected, or until their time is over."""
         until = self.clock.monotonic() + self.job.launch.agent_timeout + LISTEN_S
-        log.warning("the scheduler is heard again: listening to %s", ", ".join(hosts))
+        log.warning("the scheduler is reachable again: waiting for agents of %s", ", ".join(hosts))
         while self.clock.monotonic() < until and {*hosts} - {*self.sessions.by_host}:
             await asyncio.sleep(CHECK_POLL_S)
 
     async def look_at(self, register: Register) -> tuple[Finding, ...]:
-        """What only two hosts can see of one: is its clock right, does its name lead to it?"""
+        """Problems of a new agent's host that need a second host to see: its clock and its name."""
         agent = register.agent
         skew = clock_skew(agent.host, register.sent_at, self.clock.now())
         name = await self._look_up(agent) if self.names_resolve else None
@@ -208,14 +214,16 @@ class BackendCalls:
         return tuple(finding for finding in (skew, name, files) if finding is not None)
 
     def _own_files(self) -> Finding | None:
-        """Too few stop nobody: not all may come to need theirs at a time."""
+        """Whether the limit of open files is too low. Only a warning: not all hosts may need their
+        files at the same time."""
         launch = self.job.launch
         hosts = len(launch.hosts)
         found = judge_files(files_needed(hosts, hosts * launch.devices_per_host))
         return found if found.verdict == "warns" else None
 
     async def _look_up(self, agent: AgentRegistered) -> Finding | None:
-        patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)  # it is not heard meanwhile
+        # Below `agent_timeout`, because the leader does not read the agent's messages meanwhile.
+        patience_s = min(NAME_S, self.job.launch.agent_timeout / 2)
         return await looked_up(agent.host, agent.address, "the leader's host", patience_s)
 
     async def call(self, action: ReplaceAgent | CheckHosts | Replan) -> None:
@@ -236,41 +244,41 @@ class BackendCalls:
         try:
             cause = await self.worker(self.granted.why_ending, self.job.launch)
         except BackendError as exc:
-            log.error("the scheduler does not say why it sent %s: %s", signal_name, exc)
+            log.error("failed to ask the scheduler why it sent %s: %s", signal_name, exc)
             cause = "unknown"
         words = signal_name
-        if cause == "failed":
-            words = await self._in_the_schedulers_words() or signal_name
-            await self._take_back()
+        if cause == "failed":  # for example a node failed
+            words = await self._schedulers_words() or signal_name
+            await self._requeue_early()
         self.happened(LeaveAsked(at=self.now(), cause=cause, words=words))
 
-    async def _take_back(self) -> None:
-        """Have the job queued again while there is somebody to ask for it: the scheduler is ending
-        this run, and may kill the leader before the ranks have written their checkpoint. What the
-        next run does without is said when they have."""
+    async def _requeue_early(self) -> None:
+        """Requeue the job at once. The scheduler is ending this run, and may kill the leader before
+        the ranks have written their checkpoint. The hosts to exclude are set at the later requeue.
+        """
         try:
             await self.worker(self.granted.requeue, self.job.launch, ())
         except BackendError as exc:
-            log.error("the job is not queued again yet: %s", exc)
+            log.error("failed to requeue the job, will try again: %s", exc)
 
-    async def _in_the_schedulers_words(self) -> str | None:
+    async def _schedulers_words(self) -> str | None:
         with contextlib.suppress(BackendError):
             return await self.worker(self.granted.standing, self.job.launch)
         return None
 
     async def hear_notices(self) -> None:
-        """Ask now and then what the scheduler holds against the hosts; tell what is new."""
+        """Ask the scheduler now and then which hosts it drains or has lost, and report news."""
         while True:
             await self._next_question()
             await self.ask_notices()
 
     async def ask_notices(self) -> None:
-        """Ask once what the scheduler holds against the hosts; tell what is new."""
+        """Ask the scheduler once which hosts it drains or has lost, and report news."""
         hosts = asked_about(self.run())
         try:
             found = await self.worker(self.granted.notices, self.job.launch, hosts)
         except BackendError as exc:
-            log.warning("the scheduler does not answer: %s", exc)
+            log.warning("failed to ask the scheduler about the hosts: %s", exc)
             return
         for event in news(self.run(), hosts, self.told, found, self.now()):
             self.happened(event)
@@ -278,30 +286,31 @@ class BackendCalls:
         await self._hear_of_unbegun(unheard(self.run()))
 
     async def _hear_of_unbegun(self, hosts: Sequence[str]) -> None:
-        """Which of the hosts that no agent has come from cannot have one."""
+        """Report which of `hosts`, from which no agent has connected, cannot start one."""
         fixed_hosts = self.backend.fixed_hosts
         if not hosts or fixed_hosts is None:
             return
         try:
             found = await self.worker(fixed_hosts.unbegun, self.job.launch, hosts)
         except BackendError as exc:
-            log.warning("whether agents can begin on %s is not known: %s", ", ".join(hosts), exc)
+            names = ", ".join(hosts)
+            log.warning("failed to ask whether agents can start on %s: %s", names, exc)
             return
         for host, why in found.items():
             self.happened(HostUnavailable(at=self.now(), host=host, why=why))
 
     async def _next_question(self) -> None:
-        """Wait until it is time for it, which changes with what happens meanwhile."""
+        """Wait until the next question to the scheduler is due. The interval depends on the job's
+        state, which may change meanwhile."""
         asked = self.clock.monotonic()
         while (left := asked + next_question_s(self.run()) - self.clock.monotonic()) > 0:
             await asyncio.sleep(min(left, HURRY_S))
 
     async def _replace_agent(self, action: ReplaceAgent) -> None:
-        """Ask the backend; one that fails silently is found out by the agent's absence.
-
-        The leader's own agent lives in this process, and comes back by itself when its connection
-        broke: to replace it would end the leader.
-        """
+        """Ask the backend for a new agent. If the start fails silently, the agent never connects
+        and the supervisor notices that."""
+        # The leader's own agent runs in this process and reconnects by itself. Replacing it on this
+        # host would end the leader.
         if action.host == self.host and not action.elsewhere:
             return
         try:
@@ -317,21 +326,22 @@ class BackendCalls:
                 )
             )
         except (Unanswered, Ended) as exc:
-            log.error("whether %s can have a new agent is not known: %s", action.host, exc)
+            log.error("failed to ask for a new agent on %s: %s", action.host, exc)
         except BackendError as exc:
             if isinstance(exc, MustLeave) and action.host in self.sessions.by_host:
-                # It ends by itself, with the code for which the scheduler starts another one.
-                log.warning("%s: so it is told to leave (%s)", exc.message, action.reason)
+                # The agent must exit by itself, with the exit code at which the scheduler starts
+                # another one.
+                log.warning("%s: ordering the agent to exit (%s)", exc.message, action.reason)
                 self.sessions.order(action.host, Leave(reason=action.reason, again=True))
                 return
-            log.error("no new agent for %s: %s", action.host, exc)
-            why = f"no agent can be had there: {exc.message}"
+            log.error("failed to start a new agent on %s: %s", action.host, exc)
+            why = f"no agent can be started there: {exc.message}"
             self.happened(HostUnavailable(at=self.now(), host=action.host, why=why))
 
     async def _check_hosts(self, action: CheckHosts) -> None:
-        """Have the hosts try a small all-reduce, and judge from what they say."""
+        """Have the hosts run a small all-reduce, and find the unfit hosts from their reports."""
         self.checked.clear()
-        # The leader's own comes first, as it is the leader that finds a free port.
+        # The leader's host is rank 0, because the leader finds the free port for the rendezvous.
         hosts = tuple(sorted(action.hosts, key=lambda host: host != self.host))
         port = self.free_port(self.address)
         first = self.run().hosts.by_name[hosts[0]].address
@@ -394,8 +404,8 @@ class BackendCalls:
         )
 
     async def requeue(self, action: Requeue) -> bool:
-        """Until the scheduler takes it: meanwhile the hosts stand idle, and no rank runs. False
-        where it never will, which is told."""
+        """Requeue the job; retries until the scheduler accepts it. No rank runs meanwhile. Returns
+        False, and reports it, if the scheduler never will."""
         if self.backend.granted is None:
             why = "this machine has no queue to return to"
             self.happened(RequeueRefused(at=self.now(), why=why, cancelled=False))
@@ -407,34 +417,36 @@ class BackendCalls:
                 await self.worker(requeued, self.job.launch, action.exclude)
                 return True
             except Ended as exc:
-                log.error("the job is not queued again: %s", exc)
-                await self._tell_refusal(exc, over=True)
+                log.error("failed to requeue the job, because it has ended: %s", exc)
+                await self._report_refusal(exc, over=True)
                 return False
             except Unanswered as exc:
-                log.error("the job is not queued again yet, asking again: %s", exc)
+                # An unreachable scheduler has refused nothing, so keep trying without a limit.
+                log.error("failed to reach the scheduler to requeue the job, retrying: %s", exc)
                 refused_at = None
             except BackendError as exc:
-                log.error("the scheduler does not take the job back, asking again: %s", exc)
+                # A refusal may be temporary. Only when it lasts for REFUSED_S does the job end.
+                log.error("the scheduler refused to requeue the job, retrying: %s", exc)
                 now = self.clock.monotonic()
                 refused_at = now if refused_at is None else refused_at
                 if now - refused_at >= REFUSED_S:
-                    await self._tell_refusal(exc, over=False)
+                    await self._report_refusal(exc, over=False)
                     return False
             await asyncio.sleep(REQUEUE_RETRY_S)
 
     async def release(self) -> None:
-        """At the end of the job; what cannot be given back then ends at its time limit."""
+        """Release the hosts at the end of the job. If that fails, their time limit ends them."""
         if self.backend.unattended is None:
             return
         try:
             await self.worker(self.backend.unattended.release, self.job.launch)
         except BackendError as exc:
-            log.error("whether the hosts are given back is not known: %s", exc)
+            log.error("failed to release the hosts: %s", exc)
 
-    async def _tell_refusal(self, why: BackendError, *, over: bool) -> None:
-        """A job that has ended may have been cancelled, which is no failure."""
+    async def _report_refusal(self, why: BackendError, *, over: bool) -> None:
         cause: Cause = "unknown"
         if over:
+            # Somebody may have cancelled the job in the scheduler, which is not a failure.
             with contextlib.suppress(BackendError):
                 cause = await self.worker(self.granted.why_ending, self.job.launch)
         cancelled = cause == "cancelled"

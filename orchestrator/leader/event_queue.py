@@ -1,8 +1,7 @@
-"""What happens, decided in the order in which it came: journalled, stepped, then performed.
+"""Handles events in the order in which they arrive: write to the journal, decide, perform.
 
-Whatever comes while a line is being written waits, and is written together with all that came
-meanwhile: at 16,384 ranks thousands of events come at once, and a disk takes milliseconds for a
-write, however much it is.
+Events that arrive during a write are written together in the next one. At 16,384 ranks thousands of
+events arrive at once, and a disk takes milliseconds for a write of any size.
 """
 
 import asyncio
@@ -34,8 +33,8 @@ class EventQueue:
         self.waiting: deque[Event] = deque()
         self.came = asyncio.Event()
         self.in_touch = asyncio.Event()
-        """Not while the leader hears neither agents nor scheduler: then it decides nothing, for
-        what it would decide on is as likely its own host's as theirs."""
+        """Cleared while the leader hears neither agents nor scheduler. Then it decides nothing,
+        because its own host may be the one that was cut off."""
         self.in_touch.set()
 
     def happened(self, event: Event) -> None:
@@ -43,8 +42,7 @@ class EventQueue:
         self.came.set()
 
     async def decide(self) -> None:
-        """Take what has come, once something has and while the leader is in touch, up to the first
-        by which something is to be done; and do it.
+        """Wait for events, take them up to the first one that leads to actions, and perform these.
 
         Raises:
             GivenUp: another leader has taken over.
@@ -62,10 +60,12 @@ class EventQueue:
             await self.perform(action)
 
     async def _journalled(self, events: list[Event]) -> tuple[int, tuple[Action, ...]]:
-        """A disk that is slow or full stops no training: pulses go on.
+        """Write the events to the journal and decide. Returns the number of events taken, and the
+        actions.
 
-        The same events until they are written: of lines that a disk took, and would not have cut
-        off again, readers may have seen some.
+        A slow or full disk does not stop training: the agents still get pulses. The same events are
+        tried until they are written, because readers may have seen the first lines of a write that
+        failed and could not be undone.
         """
         while True:
             try:
@@ -73,5 +73,5 @@ class EventQueue:
             except GivenUp:
                 raise
             except OSError as exc:
-                log.error("the journal cannot be written, trying again: %s", exc)
+                log.error("failed to write the journal, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)

@@ -1,5 +1,6 @@
-"""What the evidence of all hosts amounts to: the leader keeps it while an attempt lasts, and has it
-analysed in a thread, with what the scheduler says of the hosts.
+"""Collects the evidence of a hang from all hosts, and analyses it in a thread.
+
+The analysis also uses what the scheduler reports about the hosts.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ from orchestrator.seams import AllocationBackend, Clock, Worker
 log = logging.getLogger(__name__)
 
 SCHEDULER_S = 5.0
-"""For the scheduler's word on the hosts."""
+"""Limit for the scheduler's report on the hosts."""
 MOST_FLAGGED = 8
+"""Most hosts of that report that the journal gets."""
 
 
 class HangAnalysis:
@@ -50,7 +52,7 @@ class HangAnalysis:
         self.worker = worker
         self.attempt = 0
         self.heard: dict[str, Evidence] = {}
-        """Of each host, for `attempt`."""
+        """Host -> its evidence of `attempt`."""
 
     def hear(self, evidence: Evidence) -> None:
         event = evidence.event
@@ -59,7 +61,8 @@ class HangAnalysis:
         self.heard[event.host] = evidence
 
     def forget(self) -> None:
-        """Evidence is asked for anew: that of a hang that was none must not be mixed in."""
+        """Drop all evidence, because new evidence is requested. An earlier hang may have been a
+        false alarm."""
         self.heard = {}
 
     async def judge(
@@ -78,7 +81,8 @@ class HangAnalysis:
         return replace(judged, took_s=round(self.clock.monotonic() - begun, 3))
 
     async def _scheduler(self, attempt: int, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Its word on the hosts, kept in the traces; nothing where there is no scheduler."""
+        """What the scheduler reports about the hosts, also written to the traces; empty without a
+        scheduler."""
         granted = self.backend.granted
         if self.run().scheduler.allocation is None or granted is None:
             return ()
@@ -89,13 +93,13 @@ class HangAnalysis:
             words = tuple(f"the scheduler says {h} is {w}" for h, w in said.items())[:MOST_FLAGGED]
         except (BackendError, TimeoutError) as exc:
             why = str(exc) or f"no answer within {SCHEDULER_S:.0f} s"
-            said, words = {}, (f"missing: the scheduler's word: {why}",)
+            said, words = {}, (f"missing: the scheduler's report: {why}",)
         body = {"at": self.clock.now(), "hosts": said, "missing": [] if said else list(words)}
         try:
             data = json.dumps(body, indent=1).encode()
             await self.worker(self.storage.write_trace, attempt, "scheduler.json", data)
         except OSError as exc:
-            log.warning("the scheduler's word could not be kept: %s", exc)
+            log.warning("failed to write the scheduler's report: %s", exc)
         return words
 
 
@@ -104,7 +108,7 @@ def gather_order(action: GatherEvidence) -> Gather:
 
 
 def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
-    """What the `parts` of the evidence come to. Pure."""
+    """The verdict that follows from the evidence of the hosts. Pure."""
     hosts, plan = run.attempt.placement, run.plan
     scene, lost = scene_of(parts)
     facts = {
@@ -123,12 +127,13 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
 
 
 def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
-    """The scene of what agents sent; and what of it is missing."""
+    """The evidence of all agents as one scene, and a list of what is missing."""
     facts: dict[int, RankFacts] = {}
     dumps: dict[int, RankDump] = {}
     lost: list[str] = []
     held: dict[Any, Any] = {}
 
+    # Dumps of thousands of ranks have many equal values. Keeping one copy of each saves memory.
     def same(value: Any) -> Any:
         return held.setdefault(value, value)
 

@@ -1,7 +1,7 @@
-"""The leader: the agent that carries the supervisor. Events in, actions out, nothing decided here.
+"""The leader of a job: it takes in events and performs actions. `step` decides, not this module.
 
-Everything that may change the job's state goes through one queue and one consumer: journalled, then
-decided by `step`, then performed.
+All that may change the job's state goes through one queue and one consumer: it is written to the
+journal, then `step` decides, then the actions are performed.
 """
 
 import asyncio
@@ -81,17 +81,17 @@ from orchestrator.seams import AllocationBackend, Clock, Worker
 log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
-"""For the agents to leave once the job is over."""
+"""Limit for the agents to exit when the job is over."""
 DETECT_S = 0.25
-"""Between two looks at the clock."""
+"""Interval of the detectors."""
 LAST_WORDS_S = 2.0
-"""For the journal of a run directory that was moved to say so."""
+"""Time to write the loss of the run directory to the journal, which may have been moved with it."""
 FENCE_S = 1.0
-"""Between two looks at the fence of a leader that has nothing to write."""
+"""Interval at which an idle leader checks the fence."""
 CLOSED = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 """Messages that say that the other side has closed the line."""
 STALL_S = 1.0
-"""A look that comes later than this says more of the leader's machine than of the agents."""
+"""If the detectors run later than this, the leader's machine was suspended or overloaded."""
 JOURNALLED_STACKS = 64
 """Ranks of a job up to which the journal has all their stacks."""
 
@@ -109,47 +109,48 @@ class SteadyClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Granted:
-    """What the leader finds when it starts."""
+    """The allocation and the history that a leader finds when it starts."""
 
     term: Term
     allocation: Allocation | None = None
     exclude: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that broke jobs before -> why they are not to be used."""
+    """Hosts that broke earlier jobs -> why they are excluded."""
     always: tuple[str, ...] = ()
-    """Hosts that are pinned to be used."""
+    """Hosts that a person pinned, so they are never excluded."""
     cleared: Mapping[str, float] = field(default_factory=dict)
-    """Hosts that were said to be in order again -> when."""
+    """Hosts that a person declared healthy again -> when."""
     taken: str = ""
     """Why the scheduler itself ended the former leader."""
     former: str = ""
-    """How that ended, where it is taken over from within its allocation."""
+    """How the former leader ended, if this one takes over within the same allocation."""
     reached: Reached | None = None
-    """How far the newest attempt had come."""
+    """The progress of the newest attempt."""
     strikes: Path | None = None
-    """Where strikes against the cluster's hosts are kept; None: nowhere."""
+    """The file of strikes against the cluster's hosts; None: strikes are not recorded."""
 
 
 class Server(Protocol):
-    """Where agents reach a leader. `LeaderServer` is the real one."""
+    """The server that agents connect to. `LeaderServer` implements it."""
 
     async def open(self, bind: str, port: int, folder: Path) -> int:
-        """Called once; listens at `port` if it is free, and returns where. Raises OSError."""
+        """Called once. Listens at `port` if it is free, and returns the port. Raises OSError."""
 
     async def close(self) -> None:
         """Called last."""
 
 
 Listen = Callable[[Register, Line], Awaitable[None]]
-"""Hear one agent until its line breaks. The server calls it for each line whose agent has proved
-that it is of the job, with its first message."""
+"""Handles the messages of one agent until its line breaks. The server calls it, with the first
+message, for each agent that has proved that it is of the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderSeams:
-    """What a leader uses of the world outside it, besides the backend."""
+    """The interfaces through which a leader reaches the network, storage and threads."""
 
     server: Callable[[Listen, Callable[[str], object]], Server]
-    """Takes what hears an agent, and what cancels the job in somebody's name."""
+    """Creates the server. Arguments: what handles an agent, and what cancels the job on behalf of a
+    person."""
     storage: LeaderStorage
     worker: Worker = asyncio.to_thread
     free_port: Callable[[str], int] = free_port
@@ -171,7 +172,10 @@ class Leader:
         name: str,
         seams: "LeaderSeams | None" = None,
     ) -> None:
-        """`seams`: the real ones where it is left out."""
+        """
+        Args:
+            seams: None uses the real ones.
+        """
         job = supervisor.run.job
         assert job is not None
         self.job: JobSubmitted = job
@@ -190,14 +194,14 @@ class Leader:
         self.server = seams.server(self._listen, self.cancel)
         self.monitor = Monitor(job)
         self.pending: StartAttempt | None = None
-        """An attempt whose first host is still to offer a port."""
+        """An attempt that waits for its first host to offer a port."""
         self.ending: EndJob | Requeue | None = None
         self.hang_analysis = HangAnalysis(
             job, lambda: supervisor.run, self.storage, backend, clock, self.worker
         )
         self.granted = granted
         self.name = name
-        """What the fence knows this leader by."""
+        """This leader's name in the fence."""
         guard = partial(self.storage.check_leader, name)
         self.snapshots = SnapshotWriter(
             supervisor, run_dir, guard, storage=self.storage, worker=self.worker
@@ -210,9 +214,9 @@ class Leader:
         )
         self.background: set[asyncio.Task[None]] = set()
         self.outlived = ""
-        """Why it is not to lead any more, though no other leader has begun yet."""
+        """Why this leader must not lead any more, though no other leader has started yet."""
         self.announced = asyncio.Event()
-        """Agents can find it."""
+        """Set when agents can find this leader."""
         self.backend_calls = BackendCalls(
             job=job,
             run=lambda: supervisor.run,
@@ -229,23 +233,26 @@ class Leader:
             free_port=seams.free_port,
         )
 
-    # What the world brings in
+    # Input from outside
 
     async def serve(
         self, host: str, bind: str, address: str, folder: Path, port: int = 0
     ) -> EndJob | Requeue:
-        """Lead the job to its end, or until it is back in the scheduler's queue. `port`: there, if
-        it is free; `folder` is for this process alone.
+        """Lead the job to its end, or until it is requeued.
+
+        Args:
+            folder: for the server's certificate; only this process may enter it.
+            port: preferred port; another one is used if it is taken.
 
         Raises:
-            GivenUp: another leader has taken over; nothing was touched since.
+            GivenUp: another leader has taken over. This leader has changed nothing since.
         """
         self.backend_calls.host, self.backend_calls.address = host, address
         if takes_over(run := self.supervisor.run, self.granted.allocation):
             followers = expected_back(run, host)
             known = run.hosts.by_name
             self.sessions.await_agents({name: known[name].incarnation for name in followers})
-        self._happened(  # before any agent can come
+        self._happened(  # before any agent can connect, so it is the first event
             LeaderStarted(
                 at=self.steady.now(),
                 host=host,
@@ -265,8 +272,9 @@ class Leader:
             allocation = self.granted.allocation
             name = host if allocation and allocation.names_resolve else ""
             announced = partial(self.storage.announce, self.granted.term, address, port, name)
-            # Its own agent may leave meanwhile, which cancels this: the port is closed too.
-            what = "agents cannot be told where the leader is"
+            # Inside `try`: the leader's own agent may exit meanwhile and cancel this task. Then the
+            # port must be closed as well.
+            what = "failed to write the leader's address for agents"
             await once_it_serves_in(self.worker, announced, what, asyncio.sleep)
             log.info("leading %s at %s:%s", self.job.launch.job, address, port)
             self.announced.set()
@@ -287,17 +295,17 @@ class Leader:
             await self.server.close()
 
     def cancel(self, by: str) -> None:
-        """Stop the ranks at their next checkpoint, and end the job."""
+        """Have the ranks stop after a checkpoint, and end the job."""
         self._happened(CancelRequested(at=self.steady.now(), by=by))
 
     def warned(self, signal_name: str) -> None:
-        """The scheduler sent a signal: stop at the next step; then ask it why."""
+        """The scheduler sent a signal: stop the ranks after their next step, and ask it why."""
         if self.ending is None:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
             self._in_background(self.backend_calls.ask_why(signal_name))
 
     async def _listen(self, register: Register, ws: Line) -> None:
-        """Take in what an agent says until its connection breaks, or it is given up."""
+        """Handle an agent's messages until its connection breaks or the agent is given up."""
         agent = register.agent
         silent_s = self.sessions.silent_for(agent.host)
         connection, is_new = self.sessions.admit(register, ws)
@@ -305,13 +313,17 @@ class Leader:
             own = await self.backend_calls.look_at(register) if self.granted.allocation else ()
             taken = await self.backend_calls.taken_before(agent.host, silent_s)
             self._take_in(replace(agent, findings=(*agent.findings, *own), taken=taken))
+        # An agent that connects while the job ends missed the order to exit.
         if self.ending is not None and _all_leave(self.ending):
             self.sessions.order(agent.host, self._goodbye(self.ending))
         speaking = asyncio.create_task(self.sessions.speak(connection, ws))
         try:
             while (message := await ws.receive()).type not in CLOSED:
                 if not self.sessions.knows(connection, ws):
-                    log.warning("%s was given up: it has to register again", agent.host)
+                    # It was silent for too long. Its loss is decided, so it must come as a new one.
+                    log.warning(
+                        "dropping a given-up agent, which must register again: %s", agent.host
+                    )
                     break
                 connection.heard = self.clock.monotonic()
                 self._reported(report_in(message))
@@ -334,7 +346,7 @@ class Leader:
             case Register():
                 pass
             case _:
-                self._take_in(report)  # an event as it is
+                self._take_in(report)  # all other reports are events
 
     def _evidence(self, report: Evidence) -> None:
         event = report.event
@@ -352,10 +364,10 @@ class Leader:
             await asyncio.sleep(self.detect_s)
             late = self.clock.monotonic() - before - self.detect_s
             if late > STALL_S:
-                log.warning("the leader itself stood still for %.1f s", late)
+                log.warning("this leader was suspended for %.1f s", late)
                 self.sessions.excuse(late)
                 self.monitor.excuse(late)
-                continue  # first hear what was said meanwhile
+                continue  # read the messages that came meanwhile before judging any silence
             if self.clock.monotonic() - looked >= FENCE_S:
                 looked = self.clock.monotonic()
                 await self._look_at_fence()
@@ -367,9 +379,10 @@ class Leader:
                 self._happened(Tick(at=at))
 
     async def _look_at_fence(self) -> None:
-        """Raises GivenUp when another leader has taken over, or is to.
+        """Raises GivenUp when another leader has taken over, or will.
 
-        One that cannot be read ends no leader: each mark that it makes waits until it can.
+        A fence that cannot be read does not end the leader: all that it writes waits until the
+        fence is readable again.
         """
         if self.outlived:
             raise GivenUp(self.outlived)
@@ -378,14 +391,14 @@ class Leader:
         except GivenUp:
             raise
         except OSError as exc:
-            log.error("whether another leader has taken over is not known: %s", exc)
+            log.error("failed to read the fence: %s", exc)
 
     def _give_up(self, why: str) -> None:
         self.outlived = why
 
     async def _look_at_run_dir(self) -> None:
-        """Raises RunDirGone; the journal says so before, wherever it is by now. That it cannot be
-        written ends the job all the same."""
+        """Raises RunDirGone if the run directory was moved or removed. The loss is written to the
+        journal first, which may still be open in its new place."""
         try:
             await self.worker(self.storage.watch.look)
         except RunDirGone as exc:
@@ -394,7 +407,7 @@ class Leader:
             await asyncio.sleep(LAST_WORDS_S)
             raise
         except OSError as exc:
-            log.error("whether the run directory is still there is not known: %s", exc)
+            log.error("failed to check the run directory: %s", exc)
 
     def _lose(self, silences: Sequence[Silence], at: float) -> None:
         lost = [
@@ -404,6 +417,8 @@ class Leader:
         others = set(self.sessions.by_host) - {self.backend_calls.host}
         run = self.supervisor.run
         alone = self.granted.allocation is not None and not others
+        # If all agents fall silent at once, this host may be the one that was cut off. If other
+        # hosts can replace lost ones, the scheduler may have taken the lost ones. Ask it first.
         if lost and (alone or has_successors(run)):
             self._in_background(self.backend_calls.lose(lost, hosts_given(run) if alone else ()))
             return
@@ -422,7 +437,7 @@ class Leader:
         self.events.happened(event)
 
     def _take_in(self, event: Event) -> None:
-        """An event that an agent or a detector built: it gets the leader's time here."""
+        """Stamp an event of an agent or detector with the leader's time, and queue it."""
         self._happened(stamped(event, self.steady.now()))
 
     async def _consume(self) -> EndJob | Requeue:
@@ -446,7 +461,8 @@ class Leader:
         self._perform(action)
 
     async def _raise_fence(self, attempt: int) -> None:
-        """Keep out whoever still works for an earlier attempt or leader; on disk on return.
+        """Keep ranks of earlier attempts, and earlier leaders, from writing. The fence is on disk
+        on return.
 
         Raises:
             GivenUp: another leader has taken over.
@@ -454,13 +470,13 @@ class Leader:
         fence = Fence(leader=self.name, attempt=attempt)
         while True:
             try:
-                # After an outage of the disk another leader may have it, never to be taken back.
+                # Another leader may have raised the fence while storage failed. Never overwrite it.
                 await self.worker(self.storage.check_leader, self.name)
                 return await self.worker(self.storage.write_fence, fence)
             except GivenUp:
                 raise
             except OSError as exc:
-                log.error("the fence cannot be written, trying again: %s", exc)
+                log.error("failed to write the fence, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)
 
     def _perform(self, action: Action) -> None:  # noqa: C901 - a case a kind
@@ -493,16 +509,16 @@ class Leader:
             case _:
                 assert_never(action)
 
-    def _in_background(self, errand: Coroutine[Any, Any, None]) -> None:
-        """What takes long is done beside the decisions, which must not wait for it."""
-        task = asyncio.create_task(errand)
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run slow work beside the decisions, which must not wait for it."""
+        task = asyncio.create_task(work)
         self.background.add(task)
         task.add_done_callback(self._returned)
 
     def _returned(self, task: asyncio.Task[None]) -> None:
         self.background.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.critical("an errand of the leader has a defect", exc_info=task.exception())
+            log.critical("a background task has a defect", exc_info=task.exception())
 
     def _start_attempt(self, action: StartAttempt) -> None:
         self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
@@ -510,8 +526,9 @@ class Leader:
         self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
-        """The first host has a port for torchrun's rendezvous: all hosts start."""
+        """Start all hosts, now that the first one has a port for torchrun's rendezvous."""
         action = self.pending
+        # A reconnected agent repeats its offer, and the attempt may be over.
         if action is None or action.attempt != offer.attempt:
             return
         self.pending = None
@@ -529,7 +546,8 @@ class Leader:
                     master_port=offer.port,
                     config=str(self.run_dir.trainer_config(current.number)),
                     drills=action.drills,
-                    # What the journal of a first attempt does not know is of another run.
+                    # A checkpoint that a first attempt finds but the journal does not know is from
+                    # another run, so it is not used.
                     resume=action.attempt > 1 or self.supervisor.run.progress.saved > 0,
                     steps=self.job.steps,
                     skip=action.skip,
@@ -543,14 +561,11 @@ class Leader:
             self.ending = action
 
     async def _farewell(self, ending: EndJob | Requeue) -> None:
-        """Let every agent go, also one that comes late, and wait a while until they have.
-
-        Those that wait for the next leader see by themselves that this one is gone.
-        """
+        """Order all agents to exit, and wait until they have."""
         if not _all_leave(ending):
-            return
-        # At a requeue the next start has agents of its own; and where the run directory was lost,
-        # another job may stand in its place by now.
+            return  # the agents stay for the next leader, and notice that this one is gone
+        # After a requeue new agents read the file, so it must not say that the job is over. After a
+        # loss of the run directory another job's directory may be in its place.
         if isinstance(ending, EndJob) and self.storage.watch.lost is None:
             with contextlib.suppress(OSError):
                 self.storage.announce_end(self.granted.term)
@@ -577,7 +592,7 @@ def _ending_of(
 
 
 def _without_stacks(event: EvidenceGathered) -> EvidenceGathered:
-    """For the journal of a large job: the verdict has the stacks that matter."""
+    """Keeps the journal of a large job small. The verdict has the stacks that matter."""
     return replace(event, ranks=tuple(replace(rank, stack=()) for rank in event.ranks))
 
 

@@ -1,5 +1,6 @@
-"""What the leader serves: agents connect by WebSocket and `cancel` sends a request; both
-prove that they know the job's secret.
+"""The leader's HTTP server: agents connect by WebSocket, and `ndctl cancel` sends a request.
+
+Both prove that they know the job's secret.
 """
 
 import logging
@@ -26,13 +27,14 @@ from orchestrator.leader.tls_port import Door, Visitor
 log = logging.getLogger(__name__)
 
 CLOSE_S = 1.0
-"""For requests to end once nobody is led any more."""
+"""Limit for open requests to end when the leader exits."""
 BODY_BYTES = 64 << 10
 PURPOSES: dict[str, Purpose] = {AGENT_PATH: "agent", CANCEL_PATH: "cancel"}
 CLAIM = web.RequestKey("claim", Claim)
 
 Listen = Callable[[Register, Line], Awaitable[None]]
-"""Take in what an agent says until it goes. May raise ValueError or TypeError: no report."""
+"""Handles an agent's messages until it disconnects. Raises ValueError or TypeError for a message
+that is not a report."""
 
 
 class LeaderServer:
@@ -47,8 +49,12 @@ class LeaderServer:
         self.door: Door | None = None
 
     async def open(self, bind: str, port: int, folder: Path) -> int:
-        """At `port`, if it is free; where else, is returned. `folder` is for this process alone.
-        Raises OSError."""
+        """Listen at `port`, or at any other port if that one is taken. Returns the port. Raises
+        OSError.
+
+        Args:
+            folder: for the certificate; only this process may enter it.
+        """
         self.runner = web.AppRunner(self.application(), shutdown_timeout=CLOSE_S)
         await self.runner.setup()
         assert self.runner.server is not None
@@ -58,7 +64,7 @@ class LeaderServer:
         except OSError as exc:
             if port == 0:
                 raise
-            log.warning("port %s cannot be had, so any other is taken: %s", port, exc)
+            log.warning("port %s is not available, using another one: %s", port, exc)
             return self.door.open(bind, 0)
 
     async def close(self) -> None:
@@ -82,18 +88,20 @@ class LeaderServer:
         visitor = request.protocol
         assert isinstance(visitor, Visitor)
         given = request.headers.get("Authorization")
-        if given is None:
+        if given is None:  # every client asks first without a proof, to get the challenge
             return _ask_for_proof(visitor, "prove that you know the job's secret")
         nonce = visitor.take_nonce()
         claim = proved(self.secret, nonce, given) if nonce else None
+        # The purpose is part of the proof, so a proof of an agent cannot be replayed as a cancel.
         if claim is None or claim.purpose != PURPOSES.get(request.path):
-            visitor.door.turned_away("gave no right proof")
-            return _ask_for_proof(visitor, "this proves nothing here")
+            visitor.door.turned_away("gave an invalid proof")
+            return _ask_for_proof(visitor, "the proof is invalid")
         visitor.entered.set()
         request[CLAIM] = claim
         return await handler(request)
 
     async def _cancel(self, request: web.Request) -> web.Response:
+        # A cancel that was meant for an earlier launch must not end this one.
         if request[CLAIM].launch != self.launch:
             raise web.HTTPConflict(text=f"this is launch {self.launch}")
         try:
@@ -115,14 +123,14 @@ class LeaderServer:
                 return ws
             await self.listen(register, ws)
         except (ValueError, TypeError) as exc:
-            log.error("a message that cannot be read, closing its connection: %s", exc)
+            log.error("closing a connection after an invalid message: %s", exc)
             await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
         return ws
 
     def _is_of(self, register: Register, claim: Claim) -> bool:
-        """Whether it is of this launch, and speaks for the host that it has proved to be."""
-        said = (register.agent.host, register.agent.incarnation, register.launch)
-        return said == (claim.host, claim.incarnation, claim.launch) == (*said[:2], self.launch)
+        """Whether the agent is of this launch and registers for the host of its proof."""
+        named = (register.agent.host, register.agent.incarnation, register.launch)
+        return named == (claim.host, claim.incarnation, claim.launch) == (*named[:2], self.launch)
 
 
 def _ask_for_proof(visitor: Visitor, why: str) -> web.Response:

@@ -1,5 +1,5 @@
-"""What attempts of long ago left behind is removed: each has a log of every rank, and after a hang
-gigabytes of dumps. What they came to is in the journal.
+"""Removes the files of earlier attempts. Each has a log of every rank, and gigabytes of dumps after
+a hang. The journal keeps how each attempt ended.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LogRetention:
-    """The leader's, while ranks train: nobody waits for it."""
+    """Removes old files in the background while ranks train."""
 
     def __init__(
         self,
@@ -28,11 +28,14 @@ class LogRetention:
         keep: int,
         worker: Worker = asyncio.to_thread,
     ) -> None:
-        """`keep`: so many newest attempts."""
+        """
+        Args:
+            keep: number of newest attempts whose files stay.
+        """
         self.worker = worker
         self.run, self.run_dir, self.keep = run, run_dir, keep
         self.tidied = keep
-        """The newest attempt for which it was done, or that needs none."""
+        """The newest attempt whose start needs no more removal."""
 
     def is_due(self) -> bool:
         run = self.run()
@@ -44,12 +47,12 @@ class LogRetention:
         try:
             await self.worker(remove_before, self.run_dir, self.tidied - self.keep + 1, over.is_set)
         finally:
-            over.set()  # a leader that ends does not wait for the rest of it
+            over.set()  # if the leader exits, the thread stops before the next file
 
 
 def remove_before(run_dir: RunDir, first: int, is_over: Callable[[], bool]) -> None:
-    """All that attempts before `first` left, one file after the other until it is over. What cannot
-    be removed stays, and is tried again with the next attempt."""
+    """Remove all files of attempts before `first`, until `is_over` is true. Files that cannot be
+    removed stay, and the next attempt tries again."""
     failed: list[OSError] = []
     for folder in _folders_before(run_dir, first):
         for path, names, files in os.walk(folder, topdown=False, onerror=failed.append):
@@ -59,7 +62,7 @@ def remove_before(run_dir: RunDir, first: int, is_over: Callable[[], bool]) -> N
                 _remove(Path(path, name), failed)
         _remove(folder, failed)
     if failed:
-        log.info("what old attempts left could not all be removed, first: %s", failed[0])
+        log.info("failed to remove some files of earlier attempts, the first: %s", failed[0])
 
 
 def _folders_before(run_dir: RunDir, first: int) -> Iterator[Path]:

@@ -1,8 +1,7 @@
-"""What a leader watches while an attempt lasts: hangs, slow ranks, health, progress.
+"""Runs the detectors of hangs, stragglers and progress during an attempt, and yields their events.
 
-The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`. This module runs them
-while an attempt lasts, and yields the events that they find. `now` is monotonic; the leader stamps
-the events.
+The detectors are `detect/heartbeat_monitor.py` and `detect/stragglers.py`. `now` is monotonic; the
+leader gives the events their time.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,23 +21,23 @@ class Monitor:
         )
         self.attempt = 0
         self.watch: Watch | None = None
-        """None: there is nothing to watch."""
+        """None while no attempt runs."""
         self.stragglers = Stragglers(0, (), str, 0.0)
         self.hang: HangDetected | None = None
-        """As the supervisor was told of it …"""
+        """The hang that was reported to the supervisor, ..."""
         self.gathered_by = 0.0
-        """… and when no agent looks into it any more."""
+        """... and when all agents have finished gathering evidence of it."""
         self.excused_s = 0.0
-        """Seconds in which the leader did not listen. For the watch they never were: it is given
-        the time without them."""
+        """Seconds in which the leader did not run. They are subtracted from the detectors' time."""
 
     def excuse(self, seconds: float) -> None:
-        """The leader stood still for so long, and perhaps all of the job (`scontrol suspend`): the
-        silence of ranks meanwhile says nothing."""
+        """Ignore a time in which the leader did not run. Perhaps the whole job was suspended
+        (`scontrol suspend`), so the silence of its ranks means nothing."""
         self.excused_s += seconds
 
     def begin(self, attempt: int, run: Run, now: float) -> None:
-        """From the order to start on: whatever of it is lost ends as a hang of the start."""
+        """Start to watch an attempt when its start is ordered. So a lost order also ends as a hang
+        of the start."""
         now -= self.excused_s
         hosts, each = run.attempt.placement, run.plan.ranks_per_host
         self.watch = Watch(attempt, range(run.plan.world_size), self.limits, now)
@@ -52,11 +51,11 @@ class Monitor:
 
     @property
     def still_s(self) -> float | None:
-        """How long ranks may stand still within a step until their agent should tell at once."""
+        """Agents report at once when ranks make no progress within a step for so long."""
         return None if self.watch is None else self.watch.limit("train")
 
     def hear(self, digest: Digest, now: float) -> Iterator[Event]:
-        """Take in what an agent says of its ranks."""
+        """Take in an agent's report on its ranks."""
         if self.watch is None or digest.attempt != self.attempt:
             return
         now -= self.excused_s
@@ -64,7 +63,7 @@ class Monitor:
         self.stragglers.observe(digest.ranks)
         if self.hang is not None:
             over = self.watch.hang_over(self.hang, digest.ranks, now)
-            if over is not None:
+            if over is not None:  # the ranks make progress again while agents gather evidence
                 self.hang = None
                 self.watch.tell_soon()
                 yield over
@@ -72,7 +71,11 @@ class Monitor:
             yield progress
 
     def look(self, hears_all: Callable[[], bool], now: float) -> Iterator[Event]:
-        """What has changed by now. `hears_all`: whether every host of the attempt is heard."""
+        """The events that are due by now.
+
+        Args:
+            hears_all: whether every host of the attempt was heard recently.
+        """
         if self.watch is None:
             return
         now -= self.excused_s
@@ -81,7 +84,8 @@ class Monitor:
         hang = self.watch.hang(now)
         if hang is None or self.hang is not None or now < self.gathered_by:
             return
-        # A host that is not heard explains a stall better: its silence is judged first.
+        # A silent host explains a stall better than a hang does, so wait until that host is heard
+        # or lost.
         if hears_all():
             self.hang, self.gathered_by = hang, now + EVIDENCE_S
             yield hang

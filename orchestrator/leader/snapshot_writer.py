@@ -1,4 +1,4 @@
-"""The leader writes down now and then what its journal came to, for the one that comes after it."""
+"""Writes a snapshot of the job's state now and then, so that the next leader starts quickly."""
 
 import asyncio
 import logging
@@ -15,9 +15,11 @@ from orchestrator.seams import Worker
 log = logging.getLogger(__name__)
 
 EVERY_LINES = 5_000
-"""A second's fold, and with thousands of hosts two attempts."""
+"""Lines from one snapshot to the next. Folding them takes about a second. With thousands of hosts
+they are two attempts."""
 CALM = (Running, Waiting, Holding)
-"""Nothing is urgent then: of thousands of hosts it takes this process some tenths of a second."""
+"""Stages in which nothing is urgent. With thousands of hosts a snapshot blocks the leader for some
+tenths of a second."""
 
 
 class SnapshotWriter:
@@ -33,11 +35,11 @@ class SnapshotWriter:
         self.storage, self.worker = storage, worker
         self.supervisor, self.run_dir, self.guard, self.every = supervisor, run_dir, guard, every
         self.known = supervisor.known.lines
-        """Lines that the newest snapshot knows."""
+        """Lines of the journal that the newest snapshot covers."""
         self.writes = False
 
     def is_due(self) -> bool:
-        """Asked between two decisions."""
+        """The leader asks between two decisions."""
         lines = self.supervisor.journal.place.lines
         enough = lines >= self.known + self.every and not self.writes
         return enough and isinstance(self.supervisor.run.stage, CALM)
@@ -49,14 +51,13 @@ class SnapshotWriter:
             self.storage.write_snapshot(folded, self.guard)
 
     async def remember(self, folded: Folded) -> None:
-        """One that cannot be written nobody misses until there is a new leader, which then has more
-        to fold."""
+        """Write a snapshot of `folded`. A failure only makes the next leader start slower."""
         self.known, self.writes = folded.place.lines, True
         try:
             await self.worker(self._write, folded)
         except GivenUp:
-            return  # the next line or look at the fence ends this leader
+            return  # the next journal line or check of the fence ends this leader
         except (OSError, snapshot.Unfit) as exc:
-            log.warning("what the journal came to could not be written down: %s", exc)
+            log.warning("failed to write snapshot: %s", exc)
         finally:
             self.writes = False

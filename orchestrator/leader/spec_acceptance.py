@@ -1,5 +1,7 @@
-"""`spec.yaml` is the spec of a launch that came to train: one that the ranks refuse, as for another
-model than the checkpoint's, leaves the former spec in its place.
+"""Makes a launch's spec the job's `spec.yaml` once the launch trains.
+
+Ranks may refuse a new spec, for example because its model differs from the checkpoint's. Then
+`spec.yaml` stays as it was.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class SpecAcceptance:
-    """The leader's, once in its life: at the first step that it hears of."""
+    """Acts once in the leader's life, when it hears of the first step."""
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class SpecAcceptance:
         self.accepted = False
 
     def is_due(self) -> bool:
-        """Asked between two decisions."""
+        """The leader asks between two decisions."""
         return not self.accepted and isinstance(self.run().stage, Running)
 
     async def accept(self) -> None:
@@ -39,7 +41,7 @@ class SpecAcceptance:
         try:
             await self.worker(self._accept)
         except FileNotFoundError:
-            return  # the launch was begun by an ndctl that wrote spec.yaml alone
+            return  # an older ndctl started the launch and wrote only spec.yaml
         except OSError as exc:
             log.warning("failed to update %s: %s", self.run_dir.spec, exc)
 

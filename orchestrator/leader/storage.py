@@ -1,6 +1,6 @@
-"""What a leader uses of the run directory: a seam, with real files outside the simulation.
+"""The files of the run directory that a leader uses: an interface, and its real implementation.
 
-All methods may block: the leader calls them in its worker.
+All methods may block, so the leader calls them in a worker thread.
 """
 
 from collections.abc import Callable
@@ -20,23 +20,23 @@ from orchestrator.seams import Clock
 
 
 class Watch(Protocol):
-    """Sees whether the run directory is still there. `RunDirWatch` is the real one."""
+    """Checks that the run directory still exists. `RunDirWatch` implements it."""
 
     lost: Loss | None
 
     def look(self) -> None:
-        """Called about once a second. Raises RunDirGone, and OSError where nothing is known."""
+        """Called about once a second. Raises RunDirGone, and OSError if that cannot be told."""
 
 
 class LeaderStorage(Protocol):
     watch: Watch
 
     def check_leader(self, name: str) -> None:
-        """Called about once a second and before each line of the journal. Raises GivenUp when
-        another leader has taken over from `name`, and another OSError when that is not known."""
+        """Called about once a second and before each line of the journal. Raises GivenUp if
+        another leader has taken over from `name`, and another OSError if that cannot be told."""
 
     def write_fence(self, fence: Fence) -> None:
-        """Called before an attempt starts; on disk when it returns. Raises OSError."""
+        """Called before an attempt starts. The fence is on disk on return. Raises OSError."""
 
     def announce(self, term: Term, address: str, port: int, name: str) -> None:
         """Called once, when the server listens. Raises OSError."""
@@ -45,14 +45,14 @@ class LeaderStorage(Protocol):
         """Called once the job has ended. Raises OSError."""
 
     def write_snapshot(self, folded: Folded, guard: Callable[[], None]) -> None:
-        """Called now and then, while nothing is urgent. Raises OSError, Unfit, and what the guard
-        raises."""
+        """Called now and then, while nothing is urgent. Raises OSError, Unfit, and the exceptions
+        of `guard`."""
 
     def write_trace(self, attempt: int, name: str, data: bytes) -> None:
         """Called when a hang is analysed. Raises OSError."""
 
     def record_strike(self, path: Path, strike: Strike) -> None:
-        """Called when an incident speaks against a host. Raises nothing."""
+        """Called when a host caused an incident. Raises nothing."""
 
 
 class LeaderFiles:

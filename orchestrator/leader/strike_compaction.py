@@ -1,8 +1,8 @@
-"""A file of strikes sheds what has faded and what nobody needs, once it has grown.
+"""Removes expired and useless lines from a large file of strikes.
 
-Leaders append to it, for years. The one whose strike finds it large puts a shorter one in its
-place, under the lock that who appends shares: whole or not at all, so whenever it is killed there
-is one with all that counts.
+Leaders append to the file for years. A leader whose strike makes it large replaces it by a shorter
+one, under a lock that appending processes share. The replacement is atomic, so a kill at any moment
+leaves a complete file.
 """
 
 import fcntl
@@ -27,24 +27,26 @@ from orchestrator.host_strikes import (
 )
 
 LARGE_BYTES = 256 << 10
-"""Some hundred strikes with their evidence."""
+"""Size of some hundred strikes with their evidence."""
 KEPT_S = 14 * HALF_LIFE_S
-"""A strike that is older counts less than a ten-thousandth."""
+"""An older strike counts less than a ten-thousandth."""
 NEAR_S = 300.0
+"""Exclusions that end within this of each other count as equal."""
 
 
 def shed(path: Path, now: float, large_bytes: int = LARGE_BYTES) -> bool:
-    """Whether the file was large, and shorter without what nobody needs, and is now.
+    """Shorten the file if it is large and at least half of its lines are useless. Returns whether
+    it did.
 
-    Raises OSError, with the file as it was: where someone appends at this moment, for example, or
-    another user's file may not be replaced. The next strike tries again.
+    Raises OSError and leaves the file as it was, for example while another process appends, or if
+    the file belongs to another user. The next strike tries again.
     """
     if path.stat().st_size < large_bytes:
         return False
     with path.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not is_there(file.fileno(), path):
-            return False  # another has done it
+            return False  # another leader has replaced it
         texts = file.read().split(b"\n")
         keep = list(needed(texts, now))
         if 2 * len(keep) > len(texts):
@@ -60,18 +62,20 @@ def _replace(path: Path, data: bytes) -> None:
 
 
 def needed(texts: Sequence[bytes], now: float) -> Iterator[bytes]:
-    """The lines of a file that still say something, in their order.
+    """The lines of a file that still matter, in their order. Pure.
 
-    Of each host the strikes that count, and all of those for which it is left out; one that tells
-    that it has been slow before; its pin; and what a person said lately, which late news of a
-    leader must not undo. What another ndctl wrote is not ours to judge. Pure.
+    For each host these are the strikes that still count, all strikes that exclude it, one strike
+    that says that it was slow before, and its pin. Recent commands of a person stay too, so that a
+    late strike of a leader cannot undo them.
     """
-    said = [(text, lines_in(text)) for text in texts]
-    lines = tuple(line for _, found in said for line in found)
+    parsed = [(text, lines_in(text)) for text in texts]
+    lines = tuple(line for _, found in parsed for line in found)
     keep = set(_needed(lines, now))
     written: set[Line] = set()
-    for text, found in said:
+    for text, found in parsed:
         if not found:
+            # Valid JSON of an unknown kind comes from another version of ndctl, so it stays. Other
+            # text is a line that a crash cut short.
             if _is_object(text):
                 yield text
         elif any(line in keep and line not in written for line in found):
@@ -94,7 +98,7 @@ def _needed(lines: Iterable[Line], now: float) -> Iterator[Line]:
 
 
 def _as_long(record: Record, young: Iterable[Strike], now: float) -> bool:
-    """Whether the young strikes alone leave the host out for as long, by minutes."""
+    """Whether the young strikes alone exclude the host for as long, within a few minutes."""
     if record.excluded_until is None:
         return True
     until = [alone.excluded_until for alone in fold(young, now)]
@@ -102,7 +106,6 @@ def _as_long(record: Record, young: Iterable[Strike], now: float) -> bool:
 
 
 def _is_object(text: bytes) -> bool:
-    """Or else a torn line."""
     try:
         return isinstance(read_json(text), dict)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which hosts were to blame is written down for the jobs that come after this one."""
+"""Records strikes against hosts that caused incidents, so that later jobs avoid these hosts."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def new_strikes(before: Run, after: Run) -> list[host_strikes.Strike]:
-    """Against whom the last decision speaks."""
+    """The strikes that follow from the last decision."""
     assert after.job is not None
     fresh = after.history.incidents[len(before.history.incidents) :]
     found = [_strike(incident, after.job) for incident in fresh if _counts(incident)]
@@ -43,13 +43,13 @@ def _strike(incident: Incident, job: JobSubmitted) -> host_strikes.Strike:
 
 
 def record(path: Path, strike: host_strikes.Strike) -> None:
-    """A disk that does not take it stops nobody."""
+    """Append a strike to the file at `path`. Failures are only logged."""
     try:
         host_strikes.record(path, strike)
     except OSError as exc:
-        log.warning("a strike against %s could not be written: %s", strike.host, exc)
+        log.warning("failed to write a strike against %s: %s", strike.host, exc)
         return
     try:
         shed(path, strike.at)
     except OSError as exc:
-        log.info("the strikes that have faded stay in %s for now: %s", path, exc)
+        log.info("failed to remove expired strikes from %s for now: %s", path, exc)

@@ -1,7 +1,7 @@
-"""The port of the leader: TLS, and limits for connections without a proof that they are of the job.
+"""The leader's port: TLS, and limits for connections that have not proved that they are of the job.
 
-Connections that have proved nothing are few, live for seconds, and send little; what they do wrong
-is counted, not logged one by one, since the log is on the storage that the whole cluster shares.
+Unproved connections are limited in number, in time and in bytes. Their errors are counted and
+logged once a minute, because the log is on storage that the whole cluster shares.
 """
 
 import asyncio
@@ -19,29 +19,29 @@ from aiohttp import web
 
 log = logging.getLogger(__name__)
 SILENT = logging.getLogger(f"{__name__}.access")
-"""aiohttp's log of every request, which is not written."""
+"""Replaces aiohttp's log of every request, and writes nothing."""
 SILENT.setLevel(logging.CRITICAL)
 
 ENTER_S = 10.0
-"""From the connection to the proof."""
+"""Limit from the connection to the proof."""
 STRANGERS = 256
-"""Connections without a proof. The next ones wait in the kernel's queue: thousands of handshakes at
-once would all end together, and late. Half a second of the processor is enough for so many."""
+"""Most connections without a proof; further ones wait in the kernel's queue. With thousands of
+handshakes at once, all of them would be late. This many take half a second of CPU time."""
 GRACE_S = 5.0
-"""For which a connection may keep others waiting; then it makes room for them."""
+"""When connections wait in the queue, an unproved one is closed after so long."""
 STRANGER_BYTES = 128 << 10
-"""What a connection may send before its proof is read: headers, and the body that follows."""
+"""Limit of bytes before the proof: headers, and the body after them."""
 BACKLOG = 4_096
 TLS_BUFFER_BYTES = 32 << 10
-"""Of each connection, instead of asyncio's 256 KiB, which is half a GiB for 2,048 agents. A record
-of TLS has 16 KiB at most."""
+"""Buffer of each connection. asyncio's 256 KiB would take half a GiB for 2,048 agents; a TLS record
+has at most 16 KiB."""
 RETRY_S = 0.5
 TELL_S = 60.0
-"""Between two lines of the log on what was turned away."""
+"""Least time between two log lines about refused connections."""
 
 
 class Visitor(web.RequestHandler):
-    """One connection, which aiohttp serves."""
+    """One connection that aiohttp serves."""
 
     __slots__ = ("door", "entered", "nonce", "sent")
 
@@ -49,9 +49,9 @@ class Visitor(web.RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=SILENT)
         self.door = door
         self.nonce: str | None = None
-        """Good for one proof on this connection."""
+        """Valid for one proof on this connection."""
         self.entered = asyncio.Event()
-        """It has proved that it is of the job, or it is gone."""
+        """It has proved that it is of the job, or it is closed."""
         self.sent = 0
 
     def challenge(self) -> str:
@@ -82,10 +82,10 @@ class Visitor(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if status >= 500:  # a defect of ours, which is to be seen
+        if status >= 500:  # a defect of the leader: log it with its traceback
             return super().handle_error(request, status, exc, message)
-        self.door.turned_away("sent what is no HTTP request")
-        refusal = web.Response(status=status, text="this is no request")
+        self.door.turned_away("sent an invalid HTTP request")
+        refusal = web.Response(status=status, text="invalid request")
         refusal.force_close()
         return refusal
 
@@ -95,20 +95,22 @@ class Visitor(web.RequestHandler):
 
 
 class Door:
-    """Lets connections in, one task each until it has proved what it is."""
+    """Accepts connections, with one task each until the connection has proved that it is of the
+    job."""
 
     def __init__(self, server: web.Server, context: ssl.SSLContext) -> None:
         self.server = server
         self.context = context
         self.strangers: dict[asyncio.Task[None], float] = {}
-        """And when each came, by the loop's time; the oldest first."""
+        """The task of each unproved connection -> when it came (loop time); the oldest first."""
         self.one_less = asyncio.Event()
         self.listening: socket.socket | None = None
         self.accepting: asyncio.Task[None] | None = None
         self.refusals = Refusals()
 
     def open(self, bind: str, port: int) -> int:
-        """Listen at `port`; the port, where that was 0. Raises OSError."""
+        """Listen at `port`. Returns the port, which the kernel chooses if `port` is 0. Raises
+        OSError."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self.listening = socket.create_server((bind, port), family=family, backlog=BACKLOG)
@@ -123,7 +125,7 @@ class Door:
             task.cancel()
         try:
             await asyncio.gather(*tasks, return_exceptions=True)
-        finally:  # a leader that is closing may be cancelled once more
+        finally:  # the task that closes the leader may itself be cancelled
             if self.listening is not None:
                 self.listening.close()
             self.refusals.close()
@@ -137,7 +139,7 @@ class Door:
             await self._have_room()
             try:
                 sock, _ = await loop.sock_accept(listening)
-            except OSError as exc:  # no file descriptor is left: those that are open go on
+            except OSError as exc:  # no file descriptor is left; open connections keep working
                 self.turned_away(f"could not be accepted: {exc.strerror}")
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -145,7 +147,8 @@ class Door:
             task = asyncio.create_task(self._meet(visitor, sock))
             self.strangers[task] = loop.time()
             task.add_done_callback(partial(self._met, visitor, sock))
-            # One that is there already is accepted without a pause, and the others have to go on.
+            # If a connection is waiting, sock_accept returns without yielding to the loop. Other
+            # tasks must run between two connections.
             await asyncio.sleep(0)
 
     async def _have_room(self) -> None:
@@ -162,16 +165,16 @@ class Door:
                 await asyncio.wait_for(self.one_less.wait(), left)
 
     async def _meet(self, visitor: Visitor, sock: socket.socket) -> None:
-        """Until it has proved what it is, or its time is over."""
+        """Return when the connection has proved that it is of the job, or at the time limit."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(ENTER_S):
                 await loop.connect_accepted_socket(lambda: visitor, sock, ssl=self.context)
                 await visitor.entered.wait()
         except TimeoutError:
-            self.turned_away("proved nothing in time")
-        except OSError:  # an SSL error is one
-            self.turned_away("spoke no TLS of ours")
+            self.turned_away("gave no proof in time")
+        except OSError:  # SSL errors are OSErrors
+            self.turned_away("failed the TLS handshake")
 
     def _met(self, visitor: Visitor, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self.strangers.pop(task, None)
@@ -182,7 +185,7 @@ class Door:
 
 
 class Refusals:
-    """What was turned away, told once a minute at most."""
+    """Counts refused connections, and logs the counts at most once a minute."""
 
     def __init__(self, tell: Callable[[str], None] = log.warning) -> None:
         self.counts: Counter[str] = Counter()
@@ -211,5 +214,5 @@ class Refusals:
     def _tell(self) -> None:
         if self.counts:
             found = ", ".join(f"{count} {why}" for why, count in sorted(self.counts.items()))
-            self.tell(f"turned away at the leader's port: {found}")
+            self.tell(f"refused connections at the leader's port: {found}")
             self.counts.clear()

@@ -43,7 +43,7 @@ WAIT_S = 240.0
 
 
 def judged(folder: Path, mesh: Mesh, drill: Mapping[str, Any], **changes: Any) -> HangJudged:
-    """The verdict on ranks, two to a host, of which one suffers `drill`."""
+    """The verdict on ranks, two on each host. One of them has the fault `drill`."""
     traces = folder / "traces"
     traces.mkdir()
     path, log = folder / "trainer.json", folder / "ranks.log"

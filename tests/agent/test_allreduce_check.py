@@ -123,7 +123,7 @@ def test_the_one_that_is_stopped_is_named(tmp_path: Path, stopped: int) -> None:
     reports = check(tmp_path, timeout_s=25.0, stopped=stopped)
     bad = HOSTS[stopped]
     named = judge(HOSTS, reports)
-    assert named == {bad: "its check gave no answer within 25 s"}
+    assert named == {bad: "the check timed out after 25 s"}
     for host in set(HOSTS) - {bad}:
         assert reports[host].state == "waited"
         # Who had reached the first host before it was stopped does not know that it is that.
@@ -159,9 +159,13 @@ def playing(folder: Path, program: str) -> str:
 @pytest.mark.parametrize(
     ("program", "state", "why"),
     [
-        ("echo torch is broken >&2; exit 3", "broke", "its check ended with 3: torch is broken"),
-        ("kill -9 $$", "broke", "its check ended with -9: "),
-        ("echo nonsense", "broke", "its check ended with 0: "),
+        (
+            "echo torch is broken >&2; exit 3",
+            "broke",
+            "the check ended with exit code 3: torch is broken",
+        ),
+        ("kill -9 $$", "broke", "the check ended with exit code -9: "),
+        ("echo nonsense", "broke", "the check ended with exit code 0: "),
         ('echo \'{"check":7,"host":"node1","state":"waited","seconds":null}\'', "waited", ""),
     ],
 )
@@ -189,14 +193,14 @@ def test_a_child_that_gives_no_answer_is_killed(tmp_path: Path) -> None:
         return report, int(pid)
 
     report, pid = run_with_clock(script)
-    assert (report.state, report.why) == ("broke", "its check gave no answer within 240 s")
+    assert (report.state, report.why) == ("broke", "the check timed out after 240 s")
     wait_for(lambda: process_state(pid) in ("gone", "Z"), "the end of the child")
 
 
 def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
     report = ask(a_place(tmp_path, "node1", str(tmp_path / "none")), timeout_s=WAIT_S)
     assert report.state == "broke"
-    assert report.why.startswith("the check could not be started")
+    assert report.why.startswith("failed to start the check")
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from orchestrator.contract.messages.events import HostStopped
     [
         (True, "", "all ranks returned 0 after the last step"),
         (False, "torchrun ended with code 1\nits last lines", "torchrun ended with code 1"),
-        (False, "", "stopped before it was done"),
+        (False, "", "stopped before the last step"),
     ],
 )
 def test_each_end_of_an_attempt_is_said_in_words(finished: bool, why: str, said: str) -> None:

@@ -1,7 +1,7 @@
-"""Each way to hang, injected on each axis: who is blamed, and that nobody is blamed wrongly.
+"""Each kind of hang, injected on each axis: the verdict names the right rank, or no culprit.
 
-`tests/e2e/test_hangs.py` has whole jobs that hang; here the ranks, their drills, dumps and stacks
-are as real, and nothing else is there.
+`tests/e2e/test_hangs.py` has whole jobs that hang. Here only the ranks are real, with their drills,
+dumps and stacks.
 """
 
 import signal

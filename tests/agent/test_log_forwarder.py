@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.log_forwarder import Echo, label
+from orchestrator.agent.log_forwarder import LogForwarder, label
 from orchestrator.contract.files.run_dir import RunDir
 
 
@@ -27,7 +27,7 @@ def test_lines_are_said_once_and_whole_and_none_of_a_former_agent(tmp_path: Path
         one.mkdir(parents=True)
         (one / "rank-0.log").write_text("before\n")
     out = io.StringIO()
-    echo = Echo(run_dir, "node-1", out)
+    echo = LogForwarder(run_dir, "node-1", out)
     with (folder / "rank-0.log").open("ab", buffering=0) as log:
         log.write(b"one\ntw")
         (other / "rank-0.log").write_text("not ours\n")
@@ -48,7 +48,7 @@ def test_lines_are_said_once_and_whole_and_none_of_a_former_agent(tmp_path: Path
 def test_what_comes_just_before_the_end_is_said(tmp_path: Path) -> None:
     run_dir, out = RunDir(tmp_path), io.StringIO()
     folder = run_dir.attempt_logs(3, "node-1")
-    with Echo(run_dir, "node-1", out):
+    with LogForwarder(run_dir, "node-1", out):
         folder.mkdir(parents=True)
         (folder / "rank-7.log").write_text("last words\n")
     assert out.getvalue() == "[node-1 attempt 3 rank 7] last words\n"

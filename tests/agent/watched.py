@@ -51,8 +51,8 @@ def watched(
     own: Mapping[int, Mapping[str, float]] | None = None,
     **changes: Any,
 ) -> "Leader":
-    """The leader of a job of two hosts, of which one rank suffers `drill`, or what `own` has for
-    it, once all have ended."""
+    """The leader of a job of two hosts when all ranks have ended. One rank has the fault `drill`,
+    or the fault that `own` has for it."""
     run_dir, path = RunDir(folder / "run"), folder / "trainer.json"
     axes = dict(zip(AXES, mesh.degrees, strict=True)) | changes.pop("parallel", {})
     path.write_text(json.dumps(led(tiny(run_dir.path, parallel=axes, **changes))))

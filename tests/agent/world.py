@@ -112,7 +112,7 @@ def signal_ourselves(number: int) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Ended; whoever adopted it may not have buried it yet."""
+    """It has ended. Its new parent may not have reaped it yet."""
     return process_state(pid) in ("gone", "Z")
 
 
@@ -224,13 +224,13 @@ class FakeBackend:
         return self.words
 
     def cluster(self) -> str:
-        raise AssertionError("whoever starts the leader asks for it")
+        raise AssertionError("only the process that starts the leader asks for it")
 
     def rival(self, launch: LaunchPlan) -> str | None:
         return None
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
-        raise AssertionError("whoever starts the leader asks for it")
+        raise AssertionError("only the process that starts the leader asks for it")
 
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
         return {}

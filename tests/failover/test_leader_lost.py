@@ -160,7 +160,7 @@ def test_one_that_goes_on_refusing_is_left_with_what_to_type(
 
 def test_a_job_that_the_scheduler_has_ended_is_let_go(run_dir: RunDir) -> None:
     queue = Queue(says=lambda before: Ended("Slurm job 1 has ended"))
-    assert asked(run_dir, queue) == 0.0, "whoever held the journal has ended: nobody waits for it"
+    assert asked(run_dir, queue) == 0.0, "the process that held the journal has ended, so no wait"
     assert len(queue.requeued) == 1
 
 
@@ -328,7 +328,7 @@ def test_after_some_runs_in_which_none_began_the_job_is_not_queued_again(
     assert len(queue.requeued) == UNLED - 1
     asked(run_dir, queue, Term(LAUNCH, UNLED))
     assert len(queue.requeued) == UNLED - 1
-    assert f"no leader has begun in {UNLED} allocations in a row" in caplog.messages[-1]
+    assert f"no leader has started in {UNLED} allocations in a row" in caplog.messages[-1]
     write_fence(run_dir.fence, Fence(leader="a late one", attempt=1))
     append(run_dir, began("host-0", UNLED))
     asked(run_dir, Queue(), Term(LAUNCH, UNLED))
@@ -367,7 +367,7 @@ def test_a_host_that_the_leader_has_given_up_leaves_at_once(
     with led(run_dir):
         assert asked(run_dir, queue) == 0
     assert queue.requeued == []
-    assert "has given host-1 up" in caplog.messages[-1]
+    assert "has given up host-1" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize("lives", [True, False])
@@ -443,7 +443,7 @@ def test_a_leader_that_writes_lives_unless_it_has_died_since(
         assert settled(run_dir, queue, Writing(writes, lines_after_s)) == "leave"
     if lives:
         assert bool(queue.requeued) == (lines_after_s > LOOK_S)
-        assert "host-1 was cut off from a leader that lives" in caplog.messages[-1]
+        assert "host-1 was cut off from the leader, which is alive" in caplog.messages[-1]
     else:
         assert len(queue.requeued) == 41
         assert "queued again, without host-0" in caplog.messages[-1]
@@ -508,7 +508,7 @@ def test_a_host_that_a_leader_which_lives_never_heard_ends_nobodys_run(
         waited_s = stranger_asks(run_dir, queue, Writing(goes_on, writes_after_s), leading)
     assert queue.requeued == []
     assert STRANGER_S <= waited_s <= STRANGER_S + 10
-    assert "host-1 was never heard by the leader on host-0, which lives" in caplog.messages[-1]
+    assert "host-1 was never heard by the leader on host-0, which is alive" in caplog.messages[-1]
 
 
 def test_it_asks_once_the_lock_of_a_leader_that_died_is_free(run_dir: RunDir) -> None:
@@ -668,7 +668,7 @@ def test_a_full_disk_is_waited_for_before_anything_is_claimed(
         claim = claimed(run_dir, FakeBackend(), clock)
     finally:
         clock.make_room()
-    assert "the fence cannot be taken, trying again" in caplog.text
+    assert "failed to take the fence, trying again" in caplog.text
     assert read_fence(run_dir.fence) == Fence(leader=claim.name, attempt=1)
 
 

@@ -49,7 +49,7 @@ def test_the_job_is_queued_again_and_no_host_is_left_out(
     with caplog.at_level(logging.INFO):
         assert seen(run_dir, queue) == KILLED
     assert queue.requeued == [()]
-    assert f"what started them ended with code {KILLED}" in caplog.text
+    assert f"the command that started them ended with exit code {KILLED}" in caplog.text
 
 
 def test_a_scheduler_that_does_not_answer_is_asked_until_it_does(run_dir: RunDir) -> None:
@@ -103,7 +103,7 @@ def test_runs_of_which_nothing_comes_have_an_end(
     assert len(queue.requeued) == UNLED - 1
     assert seen(run_dir, queue, UNLED - 1) == KILLED
     assert len(queue.requeued) == UNLED - 1
-    assert f"nothing came of {UNLED} allocations in a row" in caplog.messages[-1]
+    assert f"no new checkpoint in {UNLED} allocations in a row" in caplog.messages[-1]
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_who_is_of_the_journals_launch_begins(run_dir: RunDir) -> None:
 def test_a_job_that_was_submitted_again_has_other_hosts(run_dir: RunDir, launch: int) -> None:
     """With --new launches are counted from 1 again."""
     scheduler = Scheduler()
-    assert f"launch {LAUNCH} counts" in str(why(run_dir, launch, scheduler))
+    assert f"launch {LAUNCH} is the current one" in str(why(run_dir, launch, scheduler))
     assert scheduler.launches == []
 
 
@@ -71,14 +71,14 @@ def test_which_launch_counts_is_known_without_the_journal(run_dir: RunDir) -> No
     note(run_dir, a_job(run_dir.path))
     run_dir.journal.write_text("nobody can read this\n")
     assert why(run_dir, LAUNCH, Scheduler()) is None
-    assert f"launch {LAUNCH} counts" in str(why(run_dir, LAUNCH - 1, Scheduler()))
+    assert f"launch {LAUNCH} is the current one" in str(why(run_dir, LAUNCH - 1, Scheduler()))
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"backend": 3, "launch": []}'])
 def test_where_that_is_damaged_the_journal_says_it(run_dir: RunDir, text: str) -> None:
     run_dir.launch.write_text(text)
     assert why(run_dir, LAUNCH, Scheduler()) is None
-    assert f"launch {LAUNCH} counts" in str(why(run_dir, LAUNCH - 1, Scheduler()))
+    assert f"launch {LAUNCH} is the current one" in str(why(run_dir, LAUNCH - 1, Scheduler()))
 
 
 @pytest.mark.parametrize("lead", [["--lead"], []])

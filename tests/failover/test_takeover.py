@@ -320,7 +320,7 @@ def test_an_agent_that_does_not_come_to_the_new_leader_is_lost(
 
         await until(lost, "its loss")
         assert [one.host for one in lost()] == ["host-2"]
-        assert "did not come to the new leader" in lost()[0].why
+        assert "did not connect to the new leader" in lost()[0].why
         await until(lambda: "host-2" in backend.replaced, "another agent there")
         signal_ourselves(signal.SIGTERM)
 
@@ -330,7 +330,7 @@ def test_an_agent_that_does_not_come_to_the_new_leader_is_lost(
 def test_of_two_that_claim_the_job_the_one_that_the_fence_does_not_name_follows_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where turns are no good, as without file locks: it touches nothing, and lives."""
+    """Turns fail without file locks. The second agent changes nothing, and stays alive."""
     backend = Granting()
 
     async def script(run_dir: RunDir, agent: Agent) -> None:

@@ -73,7 +73,7 @@ def test_an_agent_is_silent_after_the_timeout_and_told_of_once(
     assert connections.forget_silent() == []
     clock.sleep(0.5)
     (silence,) = connections.forget_silent()
-    assert (silence.host, silence.why) == ("host-0", "it said nothing for 10.5 s")
+    assert (silence.host, silence.why) == ("host-0", "it was silent for 10.5 s")
     assert connections.forget_silent() == []
     assert connections.open == 0
 
@@ -88,7 +88,7 @@ def test_a_broken_connection_has_less_time(connections: AgentSessions, clock: Tu
     clock.sleep(0.1)
     (silence,) = connections.forget_silent()
     assert silence.host == "host-0"
-    assert "did not come back within 2.1 s" in silence.why
+    assert "did not reconnect within 2.1 s" in silence.why
 
 
 def test_how_long_a_host_is_silent_is_known_of_those_given_up_and_of_strangers(

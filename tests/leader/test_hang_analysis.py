@@ -110,7 +110,7 @@ def test_a_rank_whose_gil_is_held_is_named_for_sure_by_what_it_gives_and_what_no
         (
             FakeBackend(mute=True),
             {},
-            "missing: the scheduler's word: the scheduler does not answer",
+            "missing: the scheduler's report: the scheduler does not answer",
         ),
     ],
 )

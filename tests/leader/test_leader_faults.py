@@ -22,7 +22,7 @@ def test_an_agent_that_falls_silent_is_lost_and_replaced(tmp_path: Path) -> None
             await job.pass_time(zero)
         (lost,) = found
         assert lost.host == "host-1"
-        assert lost.why.startswith("it said nothing for")
+        assert lost.why.startswith("it was silent for")
         await zero.hear(Stop)
         await until(lambda: job.backend.replaced == ["host-1"], "the backend")
         # It was only frozen: what it says is no longer heard, and it has to come again.

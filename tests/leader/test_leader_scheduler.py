@@ -293,10 +293,10 @@ def test_a_leader_that_cannot_read_the_fence_waits_with_what_it_writes(
         fence.unlink()
         fence.mkdir()
         await zero.say(exited(0, "host-0"))
-        await until(lambda: "the journal cannot be written" in caplog.text, "what it would write")
+        await until(lambda: "failed to write the journal" in caplog.text, "what it would write")
         before = job.run_dir.journal.read_bytes()
         caplog.clear()
-        for said in ("the journal cannot be written", "is not known"):
+        for said in ("failed to write the journal", "failed to read the fence"):
             await until(partial(is_in, said, caplog), "another try, and another look")
         assert not job.task.done()
         assert job.events(RankExited) == []
@@ -320,7 +320,7 @@ def test_a_leader_that_was_replaced_does_not_take_the_fence_back(tmp_path: Path)
 
 
 def test_the_leaders_own_agent_is_not_replaced(tmp_path: Path) -> None:
-    """It lives in the leader's process: whoever ends it ends the leader."""
+    """It runs in the leader's process, so ending it would end the leader."""
 
     async def script(job: Led) -> None:
         for host in ("host-0", "host-1"):
@@ -406,7 +406,7 @@ TAKEN = OwnRun(
     ("own", "why"),
     [
         (OVER, "Slurm job 7 is PENDING"),
-        (TAKEN, "host-0, the leader's own host, is none of the run"),
+        (TAKEN, "host-0, the leader's own host, is not part of the run"),
     ],
 )
 @pytest.mark.usefixtures("impatient")
@@ -424,7 +424,7 @@ def test_a_leader_whose_own_host_was_taken_leaves_without_a_word(
         job.clock.put_forward(FENCE_S)
         with pytest.raises(GivenUp, match=why):
             await asyncio.wait_for(job.task, WAIT_S)
-        assert job.events(object)[lines:] == [], "nobody is blamed, and nothing is decided"
+        assert job.events(object)[lines:] == [], "no culprit is named, and nothing is decided"
         assert (job.backend.requeued, job.backend.replaced) == ([], [])
 
     play(tmp_path, script, allocation=GRANTED)

@@ -85,7 +85,7 @@ def test_a_disk_that_does_not_take_it_hinders_no_leader(
     remembering = SnapshotWriter(supervisor, run_dir, refuses(errno.ENOSPC), every=told)
     with caplog.at_level(logging.WARNING):
         remember(remembering)
-    assert "could not be written down: [Errno 28]" in caplog.text
+    assert "failed to write snapshot: [Errno 28]" in caplog.text
     assert not remembering.is_due(), "not tried again with every line"
     assert snapshot.load(run_dir) is NOTHING
 

@@ -1,4 +1,4 @@
-"""spec.yaml is of a launch that came to train; a refused one leaves the former in its place."""
+"""spec.yaml is the spec of a launch that trained. A spec that ranks refuse does not replace it."""
 
 import asyncio
 from pathlib import Path

@@ -256,4 +256,4 @@ def test_a_file_that_may_not_be_replaced_has_the_strike_all_the_same(
     before = recall(path)
     strike_writer.record(path, strike(NOW + 1))
     assert recall(path) == (*before, strike(NOW + 1))
-    assert "could not be written" not in caplog.text
+    assert "failed to write" not in caplog.text

@@ -291,11 +291,11 @@ def test_what_is_no_request_is_counted_and_told_once_a_minute(
         job.clock.put_forward(doors.TELL_S + 1)
         await until(lambda: len(told(caplog)) == 2, "the second line")
         second = told(caplog)[1]
-        assert "30 spoke no TLS of ours" in second or "29 spoke no TLS of ours" in second
+        assert "30 failed the TLS handshake" in second or "29 failed the TLS handshake" in second
         assert not [record for record in caplog.records if record.exc_info]
 
     play(tmp_path, script)
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [text for text in caplog.messages if "turned away at the leader's port" in text]
+    return [text for text in caplog.messages if "refused connections at the leader's port" in text]

@@ -1,5 +1,6 @@
-"""All evidence that one host has of a hang, or of a rank that ended: within one limit, kept in the
-traces, and what did not come recorded with why.
+"""Collects the evidence that one host has of a hang or of an ended rank, within one time limit.
+
+It also writes the evidence into the traces. Missing evidence is recorded with the reason.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.evidence.flight_recorder import Asking, Dumps, gather_dumps, last_dumps
-from orchestrator.agent.evidence.rank_evidence import last_lines, last_words_of
+from orchestrator.agent.evidence.rank_evidence import how_ended, last_lines, last_words_of
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.atomic_write import write_whole
@@ -31,15 +32,16 @@ from orchestrator.posix.run_with_timeout import within
 log = logging.getLogger(__name__)
 
 KEEP_S = 2.0
-"""To write what was found into the traces: the end of an attempt waits for it."""
+"""Limit to write the evidence into the traces. The end of an attempt waits for it."""
 NEAR_S = 300.0
-"""Before ranks got on for the last time: what a kernel said earlier they outlived. As much as its
-clock may be off, which no time server corrects, and as what it tells of may take to be felt."""
+"""Kernel messages older than this before the last progress of the ranks are ignored, because the
+ranks survived them. It covers the drift of the kernel's clock, which no time server corrects, and
+the delay between a fault and its effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What the leader is told, and what the traces have besides."""
+    """The evidence for the leader, and what only the traces get."""
 
     evidence: Evidence
     ended: Mapping[int, str]
@@ -47,8 +49,8 @@ class Found:
 
 
 async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
-    """Stacks, dumps and probes side by side; nothing is waited for beyond `timeout_s`, and what it
-    takes to read what has come."""
+    """Gather stacks, dumps and probes at the same time. Answers that come after `timeout_s` are
+    ignored; reading the others takes a little longer."""
     start, place, asking = attempt.start, attempt.place, _asking(attempt)
     pids, ended = attempt.running(), attempt.ended()
     stackless: dict[int, str] = {}
@@ -66,7 +68,7 @@ async def gather(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         withheld=dumps.withheld,
         unread=tuple(one.rank for one in ranks if not one.stack and one.rank in stackless),
         missing=_missing(ranks, stackless, dumps, found),
-        findings=_troubles(found),
+        findings=_problems(found),
         kernel=kernel,
         readings=readings,
     )
@@ -80,9 +82,9 @@ def _with_dumps(event: EvidenceGathered, dumps: Dumps) -> Evidence:
 async def _kernel(
     attempt: Attempt, found: HostProbe
 ) -> tuple[tuple[str, ...], tuple[Reading, ...]]:
-    """What the kernel has told that may be why, by its log, and by what it counts where nobody may
-    read that; and what it means."""
-    since = max(attempt.begun, attempt.got_on() - NEAR_S)
+    """Lines of the kernel's log that may be the cause, and their failure classes. OOM kills are
+    added from the cgroup's counter, because the log may be unreadable."""
+    since = max(attempt.begun, attempt.last_common_progress() - NEAR_S)
     logged = await within(None, telling, found.kernel, since, attempt.start.classes)
     lines = (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
     return lines, await within(None, read_kernel, lines, attempt.start.classes)
@@ -99,8 +101,9 @@ def _asking(attempt: Attempt) -> Asking:
 
 
 async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
-    """What the ranks of an attempt that is over had called last, of those that could still say."""
-    ended = dict.fromkeys(attempt.running(), "nobody saw how") | attempt.ended()
+    """The last collectives that the ranks of an ended attempt called, from the dumps that they
+    wrote before they exited."""
+    ended = dict.fromkeys(attempt.running(), how_ended(None, None)) | attempt.ended()
     dumps = await last_dumps(ended, _asking(attempt), timeout_s)
     event = EvidenceGathered(
         attempt=attempt.start.attempt,
@@ -113,7 +116,7 @@ async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
 
 
 async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
-    """What a host says of itself on which a rank has ended; the rank can say nothing any more."""
+    """Check a host on which a rank has ended. The rank itself has no stack any more."""
     found = await probed(probe, attempt.running(), timeout_s)
     kernel, readings = await _kernel(attempt, found)
     event = EvidenceGathered(
@@ -121,7 +124,7 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
         host=attempt.place.host,
         ranks=(),
         missing=dict(words.split(": ", 1) for words in found.missing),
-        findings=_troubles(found),
+        findings=_problems(found),
         kernel=kernel,
         readings=readings,
         unasked=True,
@@ -130,42 +133,52 @@ async def look_back(attempt: Attempt, timeout_s: float, probe: Probe) -> Found:
 
 
 async def keep(attempt: Attempt, found: Found, limit_s: float = KEEP_S) -> None:
-    """In the traces, once the leader was told: they lie on storage, which may be what broke."""
+    """Write the evidence into the traces. Call it after the leader has the evidence: the traces are
+    on storage, which may be what broke."""
     host = found.evidence.event.host
     try:
         await within(limit_s, _write, attempt, found)
     except TimeoutError:
-        log.warning("the evidence of %s is not kept: its storage does not answer", host)
+        log.warning("failed to write the evidence of %s: storage timed out", host)
     except OSError as exc:
-        log.warning("the evidence of %s could not be kept: %s", host, exc)
+        log.warning("failed to write the evidence of %s: %s", host, exc)
 
 
 async def read_stopped(attempt: Attempt, exited: RankExited) -> RankExited:
-    """What a rank means that was stopped, by what it raised: its log would be much to read, and of
-    all of a large job much to journal."""
+    """Classify the exit of a stopped rank by its exception alone. Its log is not read, because the
+    logs of all ranks of a large job would be too much for the journal."""
     return await within(None, as_read, exited, (), attempt.start.classes)
 
 
 async def with_last_lines(
     attempt: Attempt, exited: RankExited, limit_s: float = TAIL_S
 ) -> RankExited:
-    """What the rank wrote last, and what it means. Storage that does not answer may be why it
-    ended, and the agent is to be heard meanwhile."""
+    """`exited` with the last lines of the rank's log and their failure class.
+
+    The log is read in a thread with a limit: failed storage may be the reason why the rank ended,
+    and the agent must keep sending meanwhile.
+    """
     begun = attempt.clock.monotonic()
     path = attempt.log_dir / f"rank-{exited.rank}.log"
     try:
         tail = await within(limit_s, last_lines, path, MOST_LINES)
     except TimeoutError:
-        log.warning("the log of rank %s does not answer: told without it", exited.rank)
-        tail = (f"{path} did not answer within {limit_s:.1f} s",)
+        log.warning("reading the log of rank %s timed out: reporting without it", exited.rank)
+        tail = (f"reading {path} timed out after {limit_s:.1f} s",)
     age_s = exited.detected_after_s + attempt.clock.monotonic() - begun
-    # In a thread and here, before the leader hears of it: no text, however long, keeps either loop.
+    # The text is classified here and not by the leader, and in a thread, so that long text blocks
+    # neither event loop.
     exited = replace(exited, detected_after_s=age_s)
     return await within(None, as_read, exited, tail, attempt.start.classes)
 
 
 def as_read(exited: RankExited, lines: tuple[str, ...], own: tuple[FailureRule, ...]) -> RankExited:
-    """With what its end means, whose log ends with `lines`, and the few of them that are kept."""
+    """`exited` with its failure class, and with the few of `lines` that are kept.
+
+    Args:
+        lines: the end of the rank's log.
+        own: the failure classes of the job spec.
+    """
     end = End(
         exit_code=exited.exit_code,
         signal=exited.signal,
@@ -178,7 +191,7 @@ def as_read(exited: RankExited, lines: tuple[str, ...], own: tuple[FailureRule, 
     return replace(exited, error=without_excess(exited.error), log_tail=kept, reading=reading)
 
 
-def _troubles(found: HostProbe) -> tuple[Finding, ...]:
+def _problems(found: HostProbe) -> tuple[Finding, ...]:
     return tuple(finding for finding in found.findings if finding.verdict in ("stops", "warns"))
 
 
@@ -196,7 +209,7 @@ def _missing(
 
 
 def _write(attempt: Attempt, found: Found) -> None:
-    """`host-<host>.jsonl`: all but stacks and dumps, which have files of their own."""
+    """Write `host-<host>.jsonl`. Stacks and dumps have their own files."""
     evidence = found.evidence.event
     tails = {
         str(rank): last_words_of(attempt.log_dir / f"rank-{rank}.log")

@@ -1,5 +1,6 @@
-"""Flight-recorder dumps of a host's ranks: asked for, awaited for so long, read and reduced here,
-so that what goes to the leader is small however many ranks there are.
+"""Requests the flight recorder dumps of a host's ranks, waits for them, and summarizes them.
+
+The summary is made here, so that little goes to the leader even if there are many ranks.
 """
 
 import asyncio
@@ -27,17 +28,17 @@ from orchestrator.posix.run_with_timeout import Limit
 
 POLL_S = 0.1
 MOST_BYTES = 32 << 20
-"""Of one dump that is kept; 2,000 operations without their stacks are a fiftieth of it."""
+"""Largest dump that is kept; 2,000 operations without stacks take a fiftieth of it."""
 FEW = 512
-"""Ranks of a job up to which a reduced dump keeps much of what was called before."""
+"""Ranks of a job up to which a summary keeps a long history of finished operations."""
 LITTLE_HISTORY = 4
 Stamps = dict[int, tuple[int, int] | None]
-"""Rank -> when its dump was written to, and its bytes."""
+"""Rank -> time of the last write to its dump in ns, and its size in bytes; None: no dump."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """Where dumps come to, and how ranks are asked for them."""
+    """Where ranks write their dumps, and how to ask for them."""
 
     traces: Path
     socket: Path
@@ -45,31 +46,35 @@ class Asking:
     world: int
     """Ranks of the whole job."""
     files: str = FLIGHT_FILES
-    """How their names begin."""
+    """Prefix of the dumps' file names."""
 
 
 @dataclass(slots=True)
 class Dumps:
     reduced: dict[int, str] = field(default_factory=dict)
-    """Rank -> its dump, as `digest` writes it."""
+    """Rank -> summary of its dump (`diagnosis/dumps/dump_summary.py`)."""
     missing: dict[int, str] = field(default_factory=dict)
-    """Rank -> why there is none."""
+    """Rank -> why there is no dump."""
     withheld: tuple[int, ...] = ()
-    """Ranks that ran, and gave none in time."""
+    """Ranks that were running but wrote no dump in time."""
 
 
 async def gather_dumps(
     pids: Mapping[int, int], ended: Mapping[int, str], asking: Asking, timeout_s: float
 ) -> Dumps:
-    """Of the ranks that run (rank -> process) and of those that have `ended` (rank -> how).
+    """Dumps of the running ranks and of those that have ended.
 
-    Who has ended may have written one: NCCL's watchdog does on its timeout. A rank that does not
-    answer is not waited for beyond `timeout_s`; nor is one that is stopped or gone.
+    A rank that has ended may have written a dump: NCCL's watchdog does that on a timeout. Ranks
+    that are stopped or gone cannot answer, so this function does not wait for them.
+
+    Args:
+        pids: rank -> process id of the ranks that run.
+        ended: rank -> how it ended.
     """
     limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
     states = {rank: process_state(pid) for rank, pid in pids.items()}
     why = {rank: SILENT.get(state, _mute(timeout_s)) for rank, state in states.items()}
-    why |= {rank: f"it had ended ({how}) and wrote none" for rank, how in ended.items()}
+    why |= {rank: f"it had ended ({how}) without a dump" for rank, how in ended.items()}
     try:
         before = await limit.within(_stamps, asking, list(pids))
     except TimeoutError:
@@ -82,7 +87,7 @@ async def gather_dumps(
     awaited = {rank for rank, state in states.items() if state not in SILENT}
     try:
         await _answers(asking, awaited, before, limit, reading)
-    except TimeoutError:  # it is not the ranks that do not answer
+    except TimeoutError:  # storage failed, so nothing is known about the ranks
         why |= dict.fromkeys(awaited, mute(asking.traces))
         awaited = set()
     found = await _read_all(asking, why, reading)
@@ -91,20 +96,25 @@ async def gather_dumps(
 
 
 async def last_dumps(ended: Mapping[int, str], asking: Asking, timeout_s: float) -> Dumps:
-    """What ranks that have ended (rank -> how) wrote themselves on their way out."""
-    why = {rank: f"it ended ({how}) and wrote none" for rank, how in ended.items()}
+    """Dumps that ranks wrote before they exited.
+
+    Args:
+        ended: rank -> how it ended.
+    """
+    why = {rank: f"it ended ({how}) without a dump" for rank, how in ended.items()}
     return await _read_all(replace(asking, files=LAST_FILES), why, Limit(timeout_s))
 
 
 async def _answers(
     asking: Asking, awaited: set[int], before: Stamps, limit: Limit, reading: Limit
 ) -> None:
-    """Take those out of `awaited` that answer. Raises TimeoutError where storage does not."""
+    """Wait for new dumps, and remove their ranks from `awaited`. Raises TimeoutError if storage
+    times out."""
     sizes = dict(before)
     while awaited and limit.left_s:
         await asyncio.sleep(min(POLL_S, limit.left_s))
         now = await reading.within(_stamps, asking, sorted(awaited))
-        # NCCL's monitor writes in place: what still grows is not read yet.
+        # NCCL's monitor writes in place, so a dump is complete only when it has stopped growing.
         awaited -= {
             rank
             for rank in awaited
@@ -114,7 +124,7 @@ async def _answers(
 
 
 def _mute(timeout_s: float) -> str:
-    return f"no answer within {timeout_s:.0f} s: its GIL is held, or its disk does not take it"
+    return f"no answer within {timeout_s:.0f} s: its GIL is held, or its disk is blocked"
 
 
 def _path(asking: Asking, rank: int) -> Path:
@@ -139,7 +149,8 @@ def _ask_monitors(asking: Asking, ranks: Iterable[int]) -> None:
 
 
 def _ask_monitor(asking: Asking, rank: int) -> None:
-    """NCCL's monitor reads a pipe once a second; with no reader (gloo alone) there is none."""
+    """Ask NCCL's monitor thread for a dump. It reads the pipe once a second. A job with gloo alone
+    has no pipe."""
     pipe = nccl_pipe(str(asking.socket), asking.attempt, rank)
     with contextlib.suppress(OSError):
         if stat.S_ISFIFO(pipe.stat().st_mode):
@@ -149,7 +160,7 @@ def _ask_monitor(asking: Asking, rank: int) -> None:
 
 
 async def _read_all(asking: Asking, why: Mapping[int, str], limit: Limit) -> Dumps:
-    """Side by side: one that cannot be read keeps nobody from reading the others."""
+    """Read all dumps at the same time, so that an unreadable one does not delay the others."""
     found = Dumps()
 
     async def read(rank: int, reason: str) -> None:
@@ -169,13 +180,17 @@ async def _read_all(asking: Asking, why: Mapping[int, str], limit: Limit) -> Dum
 
 
 def _read(asking: Asking, rank: int, reason: str) -> tuple[str, str]:
-    """The dump, or why there is none: `reason`, where it wrote none. Raises OSError."""
+    """The summary of a dump, or the reason why there is none. Raises OSError.
+
+    Args:
+        reason: the reason if the rank wrote no dump.
+    """
     path, stamp = _path(asking, rank), _stamp(asking, rank)
     if stamp is None:
         return "", reason
     if stamp[1] > MOST_BYTES:
         path.unlink(missing_ok=True)
-        return "", f"larger than {MOST_BYTES >> 20} MiB, so it was not kept"
+        return "", f"deleted, because it was larger than {MOST_BYTES >> 20} MiB"
     history = HISTORY if asking.world <= FEW else LITTLE_HISTORY
     (found,) = read_dumps([(rank, path)], history)
     if isinstance(found, Refused):

@@ -1,4 +1,4 @@
-"""What an agent can learn of its ranks from outside: process state, stacks, last log lines."""
+"""What an agent observes of its ranks from outside: process state, stacks, last log lines."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ LOG_LINES = 20
 STACK_LINES = 60
 STACK_POLL_S = 0.1
 READ_S = 3.0
-"""Beyond the time for answers, to read what came."""
+"""Extra time to read the answers that came in time."""
 SILENT = {
     "T": "the process is stopped (state T)",
     "t": "the process is stopped by a debugger (state t)",
@@ -26,11 +26,11 @@ SILENT = {
     "Z": "the process is dead",
     "gone": "the process is gone",
 }
-"""By the state that a process had when it was asked: why it does not answer."""
+"""State of a process that cannot answer -> the reason to report."""
 
 
 def process_state(pid: int) -> str:
-    """Linux's letter for the state of `pid` (R, S, D, T, Z, …), or `gone`."""
+    """Linux's letter for the state of `pid` (R, S, D, T, Z, ...), or `gone`."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -39,8 +39,10 @@ def process_state(pid: int) -> str:
 
 
 def place_in_kernel(pid: int) -> str:
-    """Where a process in state D waits; empty where this user may read neither of the two files.
-    Root alone may read the stack. Neither waits for the process, as `cmdline` would."""
+    """Where a process in state D waits; empty if this user may read neither of the two files.
+
+    Only root may read `stack`. Reading them does not block, unlike reading `cmdline`.
+    """
     stack, wchan = (_read(Path(f"/proc/{pid}/{name}")) for name in ("stack", "wchan"))
     return place_of_process(stack, wchan)
 
@@ -53,7 +55,7 @@ def _read(path: Path) -> str:
 
 
 def waited_for_cpu(pid: int) -> float:
-    """Seconds that the main thread of `pid` was ready to run and had no processor; 0 where the
+    """Seconds for which the main thread of `pid` was ready to run but had no processor; 0 if the
     kernel does not count them."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
@@ -62,7 +64,7 @@ def waited_for_cpu(pid: int) -> float:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """To a process that may have ended by itself."""
+    """Send a signal to a process that may have ended already."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
@@ -70,29 +72,29 @@ def send_signal(pid: int, number: int) -> None:
 def how_ended(exit_code: int | None, number: int | None) -> str:
     if number is not None:
         return f"signal {signal_name(number)}"
-    return "nobody saw how" if exit_code is None else f"exit code {exit_code}"
+    return "exit code unknown" if exit_code is None else f"exit code {exit_code}"
 
 
 def holders(path: Path) -> list[int]:
-    """Every process of this user that has the file `path` open, this one left out."""
+    """Every other process of this user that has the file `path` open."""
     wanted = str(path.resolve())
     found = set()
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ends while it is looked at, or is another user's
-            if wanted in map(_leads_to, (process / "fd").iterdir()):
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+            if wanted in map(_target, (process / "fd").iterdir()):
                 found.add(int(process.name))
     return sorted(found - {os.getpid()})
 
 
-def _leads_to(fd: Path) -> str:
+def _target(fd: Path) -> str:
     try:
         return str(fd.readlink())
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return ""
 
 
 def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
-    """The end of a text file; empty when it cannot be read."""
+    """The end of a text file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -104,7 +106,7 @@ def last_lines(path: Path, lines: int = LOG_LINES) -> tuple[str, ...]:
 
 
 def last_words_of(path: Path) -> tuple[str, ...]:
-    """The last lines of a log that are no frames of a stack."""
+    """The last lines of a log without the frames of stacks."""
     return without_frames(Text.of(last_lines(path, MOST_LINES))).lines[-LOG_LINES:]
 
 
@@ -114,12 +116,14 @@ async def gather_stacks(
     timeout_s: float,
     missing: dict[int, str] | None = None,
 ) -> dict[int, tuple[str, ...]]:
-    """Ask each (rank, pid) for its Python stacks; a rank that does not answer in time is left out,
-    and where storage is to blame for that, `missing` gets why. Ranks that cannot answer in the
-    state that they are in are not waited for.
+    """Ask each (rank, pid) for its Python stacks. Ranks that do not answer in time are left out.
 
-    A rank appends to `rank-<r>.stacks` on SIGUSR2 from a C signal handler, so it answers also from
-    inside a collective; a stopped process does not.
+    On SIGUSR2 a C signal handler in the rank appends to `rank-<r>.stacks`, so a rank answers even
+    from inside a collective. A process that is stopped or in state D cannot answer, and this
+    function does not wait for it.
+
+    Args:
+        missing: gets the reason for each rank whose answer could not be read from storage.
     """
     asked, why = dict(pids), {} if missing is None else missing
     limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
@@ -138,27 +142,28 @@ async def gather_stacks(
         while limit.left_s:
             await asyncio.sleep(min(STACK_POLL_S, limit.left_s))
             now = await reading.within(_sizes, traces, asked)
+            # A file that still grows is not complete. When no file grows, all answers are complete.
             if now == sizes and all(now[rank] > before[rank] for rank in awaited):
                 break
             sizes = now
     except TimeoutError:
         why.update(dict.fromkeys(asked, mute(traces)))
-    told: dict[int, tuple[str, ...]] = {}
+    stacks: dict[int, tuple[str, ...]] = {}
 
     async def read(rank: int) -> None:
         try:
-            told[rank] = await reading.within(_read_from, _stacks_of(traces, rank), before[rank])
+            stacks[rank] = await reading.within(_read_from, _stacks_of(traces, rank), before[rank])
         except TimeoutError:
             why[rank] = mute(traces)
         except OSError as exc:
             why[rank] = f"cannot be read: {exc}"
 
     await asyncio.gather(*(read(rank) for rank, start in before.items() if sizes[rank] > start))
-    return told
+    return stacks
 
 
 def mute(folder: Path) -> str:
-    return f"{folder} did not answer in time"
+    return f"reading {folder} timed out"
 
 
 def _stacks_of(traces: Path, rank: int) -> Path:

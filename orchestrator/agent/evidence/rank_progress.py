@@ -1,5 +1,7 @@
-"""How one rank gets on, as the agent beside it sees it: since when it stands still, how long its
-steps take. Pure: the times are passed in."""
+"""The progress of one rank as its agent sees it: since when it is stuck, and how long steps take.
+
+Pure: the times are passed in.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +11,16 @@ from orchestrator.contract.messages.rank_messages import Beat
 from orchestrator.contract.messages.rank_phase import Phase
 
 LONGEST = 5
-"""Steps of which a digest tells each: of as many as the leader keeps, four do not count."""
+"""Number of longest steps that a digest lists one by one. The leader ignores the four longest
+steps of those that it keeps."""
 STEPPING: tuple[Phase, ...] = ("train", "write")
-"""A step begins when a rank says the first, and is done when it says either at the next step."""
+"""A step begins when a rank reports the first of these phases, and ends when it reports either of
+them at the next step."""
 
 
 def still_in(paces: Sequence["Pace"], limit_s: float, now: float) -> float:
-    """Seconds until all of them have stood still for `limit_s`; infinite where that was told."""
+    """Seconds until all ranks have made no progress for `limit_s`; infinite if a digest has already
+    reported that."""
     if not paces:
         return math.inf
     latest = max(paces, key=lambda pace: pace.since)
@@ -25,37 +30,41 @@ def still_in(paces: Sequence["Pace"], limit_s: float, now: float) -> float:
 class Pace:
     def __init__(self, now: float, waited_for_cpu: float) -> None:
         self.since = now
-        """When step or phase last changed, later by what is excused."""
+        """When step or phase last changed, moved later by excused time."""
         self.changed = now
-        """When it truly did."""
+        """When step or phase really changed."""
         self.told = 0.0
-        """How long the last digest said that it stands still."""
+        """Seconds without progress that the last digest reported."""
         self.starved = 0.0
-        """Seconds since then in which it was ready to run and had no processor."""
+        """Seconds since `changed` in which the rank was ready to run but had no processor."""
         self._waited = waited_for_cpu
         self._begun: float | None = None
-        """When its present step began; None outside a step, and in an attempt's first."""
+        """When the present step began; None outside a step, and in the first step of an attempt."""
         self._trained = False
         self._count = 0
         self._total = 0.0
         self._longest: list[float] = []
-        """The longest ones, from the longest down."""
+        """The longest steps in seconds, the longest first."""
         self._own: float | None = None
 
     def beat(self, step: int, phase: Phase, beat: Beat, now: float) -> None:
-        """`beat` came; until now the rank was in `phase`, with `step` steps done."""
+        """Take in `beat`. Until now the rank was in `phase` and had done `step` steps."""
         if (beat.step, beat.phase) == (step, phase):
             return
         self.since, self.changed, self.told, self.starved = now, now, 0.0, 0.0
         stepped = beat.step > step and phase != "init"
         if stepped and self._begun is not None and beat.phase in STEPPING:
             self._stepped(now - self._begun, beat.step - step, beat.own_s)
-        # The first step of an attempt is slower than all others.
+        # The first step of an attempt compiles and allocates. It is slower than all others and
+        # would spoil the statistics.
         self._trained = self._trained or stepped
         self._begun = now if beat.phase == "train" and self._trained else None
 
     def _stepped(self, seconds: float, steps: int, own_s: float | None) -> None:
-        """`steps` is more than one where beats were lost."""
+        """
+        Args:
+            steps: more than one if beats were lost.
+        """
         self._count += steps
         self._total += seconds
         each = [seconds / steps] * min(steps, LONGEST)
@@ -67,8 +76,8 @@ class Pace:
         self.since += seconds
 
     def still(self, now: float, waited_for_cpu: float) -> float:
-        """Seconds since step or phase changed. A rank that is ready to run and has no processor
-        does not stand still."""
+        """Seconds since step or phase changed. Time in which the rank was ready to run but had no
+        processor does not count."""
         waited = max(0.0, waited_for_cpu - self._waited)
         self._waited = waited_for_cpu
         self.starved = min(self.starved + waited, now - self.changed)
@@ -77,6 +86,7 @@ class Pace:
         return self.told
 
     def take(self) -> StepTimes | None:
+        """The steps since the last call; None if there were none."""
         if not self._count:
             return None
         times = StepTimes(

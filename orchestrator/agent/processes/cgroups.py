@@ -1,8 +1,8 @@
-"""What the control group of this agent, and so of its ranks, says of memory and processors.
+"""The cgroup's counters of OOM kills and CPU throttling. The agent and its ranks share a cgroup.
 
-The kernel's log says the same, but in a container, or below Slurm, few may read it; these counters
-anybody may. Both versions: https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events,
-cpu.stat), cgroup-v1/memory.html (memory.oom_control, since Linux 4.13) and
+The kernel's log has OOM kills too, but users often cannot read it in a container or under Slurm.
+Every user can read these counters. Sources: https://docs.kernel.org/admin-guide/cgroup-v2.html
+(memory.events, cpu.stat), cgroup-v1/memory.html (memory.oom_control, since Linux 4.13) and
 https://docs.kernel.org/scheduler/sched-bwc.html (cpu.stat).
 """
 
@@ -12,29 +12,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 Count = Callable[[], int | None]
-"""How often something happened to the group since it was made; None where that is not known."""
+"""How often something happened since the group was created; None if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
     controller: str
     of_v2: str
-    """The file that has it."""
+    """The file with the counter."""
     of_v1: str
 
 
 MEMORY = Counter("memory", "memory.events", "memory.oom_control")
 PROCESSORS = Counter("cpu", "cpu.stat", "cpu.stat")
 MOST_GROUPS = 16
-"""In which a group can be, one in another."""
+"""Most nested groups that are read."""
 LOOK_S = 10.0
-"""Between two looks."""
+"""Least time between two readings of a counter."""
 MOST_CHANGES = 64
 
 
 class Counted:
-    """When something had happened how often, as far as that was looked at: what was days ago
-    explains nothing of now."""
+    """The history of a counter, so that events of days ago do not explain a failure of now."""
 
     def __init__(self, count: Count, now: float) -> None:
         self.count = count
@@ -42,12 +41,12 @@ class Counted:
         self.changes = [(now, count())]
 
     def look(self, now: float) -> None:
-        """As often as one likes."""
+        """Read the counter if the last reading is old enough. Call it as often as you like."""
         if now - self.looked >= LOOK_S:
             self._look(now)
 
     def between(self, then: float, now: float) -> tuple[int | None, int | None]:
-        """How often until then, and until now."""
+        """The counter's value at `then` and its value now."""
         self._look(now)
         place = bisect_right(self.changes, then, key=lambda change: change[0])
         return self.changes[max(0, place - 1)][1], self.changes[-1][1]
@@ -57,16 +56,16 @@ class Counted:
         return before is not None and since is not None and since > before
 
     def _look(self, now: float) -> None:
-        self.looked, many = now, self.count()
-        if many != self.changes[-1][1]:
-            self.changes = [*self.changes, (now, many)][-MOST_CHANGES:]
+        self.looked, value = now, self.count()
+        if value != self.changes[-1][1]:
+            self.changes = [*self.changes, (now, value)][-MOST_CHANGES:]
 
 
 class Kills(Counted):
-    """Of processes, which the kernel ended for want of memory."""
+    """The history of OOM kills."""
 
     def after(self, then: float, now: float) -> tuple[str, ...]:
-        """A line as the kernel's, of what has happened since."""
+        """A line like one of the kernel's log, if there were OOM kills since `then`."""
         return told(*self.between(then, now))
 
 
@@ -77,8 +76,8 @@ def oom_kills(root: Path = Path("/")) -> int | None:
 
 
 def throttlings(root: Path = Path("/")) -> int | None:
-    """In how many periods the group, or one that it is in, had used up its share of the
-    processors; None where nothing can be read."""
+    """Number of periods in which the group or one of its parents had used up its CPU quota; None
+    if no counter is readable."""
     for folder, name in _counters(root, PROCESSORS):
         within = [folder, *folder.parents][:MOST_GROUPS]
         counts = [_count(one / name, "nr_throttled") for one in within]
@@ -96,15 +95,15 @@ def _count(file: Path, word: str) -> int | None:
 
 
 def told(before: int | None, now: int | None) -> tuple[str, ...]:
-    """A line as the kernel's, of what has happened in between."""
+    """A line like one of the kernel's log, if the count of OOM kills has grown."""
     if before is None or now is None or now <= before:
         return ()
-    many = "1 process" if now - before == 1 else f"{now - before} processes"
-    return (f"memory cgroup: oom_kill {before} -> {now}: the kernel ended {many} of this group",)
+    killed = "1 process" if now - before == 1 else f"{now - before} processes"
+    return (f"memory cgroup: oom_kill {before} -> {now}: the kernel killed {killed} of this group",)
 
 
 def _counters(root: Path, wanted: Counter) -> Iterator[tuple[Path, str]]:
-    """The folder of the group and the file that may have it, of version 2 first."""
+    """Folders of this process's group, each with the counter's file name; version 2 first."""
     groups = dict(_groups(root))
     for kind, controllers, mount, top in _mounts(root):
         is_v1 = kind == "cgroup" and wanted.controller in controllers
@@ -112,14 +111,15 @@ def _counters(root: Path, wanted: Counter) -> Iterator[tuple[Path, str]]:
             continue
         group = groups.get(wanted.controller if is_v1 else "")
         if group is not None:
-            # What is mounted in a container may be its own group alone, under the host's name.
+            # In a container only the container's own group may be mounted, while /proc/self/cgroup
+            # names the group from the host's root.
             inside = group.removeprefix(top) if top != "/" else group
             folder = root / mount.lstrip("/") / inside.lstrip("/")
             yield folder, wanted.of_v1 if is_v1 else wanted.of_v2
 
 
 def _groups(root: Path) -> Iterator[tuple[str, str]]:
-    """Controller, or nothing for version 2, and the group of this process."""
+    """Each controller (an empty name for version 2) and its group of this process."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, group = line.split(":", 2)
         for one in controllers.split(","):
@@ -127,7 +127,7 @@ def _groups(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, list[str], str, str]]:
-    """Kind, options, where it is, and which group is at its top; version 2 first."""
+    """Kind, options, mount point and topmost group of each cgroup mount; version 2 first."""
     found = []
     for line in _lines(root / "proc/self/mountinfo"):
         fields, _, rest = line.partition(" - ")

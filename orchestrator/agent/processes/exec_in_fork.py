@@ -1,6 +1,6 @@
-"""A forked process becomes another program, which need not import what is there already.
+"""Turns a forked process into another program without exec, to keep the modules it has imported.
 
-What a program is born with it gets: its own arguments, environment, files, signals and name.
+The program gets its own arguments, environment, files, signal handlers and process title.
 """
 
 import contextlib
@@ -23,22 +23,24 @@ from orchestrator.run_module import FLAGS
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FAILED, NOT_FOUND = 1, 127
-"""Exit codes: of an exception that nobody catches, and of a command that is not there."""
+"""Exit codes: for an uncaught exception, and for a command that does not exist."""
 
 DRIVERS = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
-"""What a process has open once a GPU's driver has begun in it, which is of no use to a fork."""
+"""A process has one of these open once it has initialised a GPU driver. A fork of such a process
+cannot use the driver."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel send SIGKILL when the parent ends; leave at once if it already has."""
+    """Have the kernel send SIGKILL to this process when its parent ends. Exit at once if the parent
+    has ended already, because then the kernel would send nothing."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Be the parent of what a process below this one leaves: the first process of a container may
-    bury none, and their numbers are not given away as long as they are not buried."""
+    """Become the parent of orphaned descendants, so that this process can reap them. The first
+    process of a container may not reap them, and then they keep their process ids."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -57,14 +59,16 @@ def become(
     lock: Path,
     afresh: bool = False,
 ) -> NoReturn:
-    """Be `command`, which dies with `parent` and shares the lock on `lock`: within this process if
-    it is a module for this very interpreter, as `entry.command` says it; else, or `afresh`, or
-    where some import has begun a GPU's driver, by exec. Keeps no files open but standard input,
-    output and error. Never comes back, whatever the program does.
+    """Run `command` in this process, as a module of this interpreter. Never returns.
+
+    It uses exec if `command` is another program, if `afresh` is set, or if an import has
+    initialised a GPU driver. The program keeps only standard input, output and error open.
 
     Args:
-        title: what `ps` shows; cut to the length of this process's own command line, behind which
-            its first environment stays legible in /proc.
+        parent: process id of the parent; the program dies with it.
+        lock: file on which the program holds a shared lock.
+        title: what `ps` shows. It is cut to the length of this process's own command line, so that
+            the environment behind that stays readable in /proc.
     """
     try:
         die_with_parent(parent)
@@ -85,19 +89,19 @@ def become(
         if isinstance(exc.code, str):
             sys.stderr.write(f"{exc.code}\n")
         code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0
-    except BaseException:  # noqa: BLE001 - as the interpreter ends a program that raised
+    except BaseException:  # noqa: BLE001 - the interpreter also catches all at the top
         traceback.print_exc()
         code = FAILED
-    # Not the interpreter's way out: what is above in the stack belongs to another process.
+    # Not sys.exit: the frames and exit handlers above belong to the process that forked this one.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def find_name() -> None:
-    """Where the kernel keeps this process's command line; not found any more when the environment
-    has changed. Forked processes need not look again."""
-    os.environ["SPT_NOENV"] = "1"  # not over the environment
+    """Have setproctitle find where the kernel keeps this process's command line. It cannot find it
+    once the environment has changed. Forked processes inherit the result."""
+    os.environ["SPT_NOENV"] = "1"  # the title must not overwrite the environment
     setproctitle.getproctitle()
     del os.environ["SPT_NOENV"]
 
@@ -106,32 +110,33 @@ def _exec(command: Sequence[str]) -> NoReturn:
     try:
         os.execvp(command[0], list(command))
     except OSError as exc:
-        sys.stderr.write(f"{command[0]} could not be started: {exc}\n")
+        sys.stderr.write(f"failed to start {command[0]}: {exc}\n")
         sys.exit(NOT_FOUND)
 
 
 def _handle_no_signal(environ: Mapping[str, str]) -> None:
-    """What is ignored is left so, as by exec."""
-    faulthandler.disable()  # torchrun's would bury what a rank said before it was aborted
+    """Reset handlers to the default, and leave ignored signals ignored, as exec does."""
+    faulthandler.disable()  # torchrun's would write over the last output of an aborted rank
     if environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            own = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, own)
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 def _has_a_driver() -> bool:
-    """Whether one that has begun here, or in the process that this was forked from."""
+    """Whether a GPU driver was initialised in this process or in the one it was forked from."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda._is_in_bad_fork():  # torch's own word, and all it says
+    if torch is not None and torch.cuda._is_in_bad_fork():  # torch has no public function for it
         return True
     return any(name in DRIVERS for _, name in _open_files())
 
 
 def _let_go() -> None:
-    """Of pipes and sockets of the process before: whose other ends wait for this one's would wait
-    for ever. Their numbers stay taken, as objects that are still there may yet close them."""
+    """Close inherited pipes and sockets. A process at the other end would otherwise never see their
+    end. Each descriptor is replaced by /dev/null, because old objects may still close its number.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for fd, name in list(_open_files()):
         if fd > 2 and not name.startswith("/"):
@@ -139,8 +144,8 @@ def _let_go() -> None:
 
 
 def leave_network() -> None:
-    """Let go of what a fork was born with: a store's port, of which it is no part, and connections,
-    which would seem to live on when the process before has ended."""
+    """Close inherited network sockets: a store's port, and connections that would otherwise stay
+    open when the parent has ended."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd, name in list(_open_files()):
         if name.startswith("socket:") and _family(fd) in (socket.AF_INET, socket.AF_INET6):
@@ -157,7 +162,7 @@ def _family(fd: int) -> int:
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
-    """Number and name, as /proc has it: `socket:[7]` where there is no path."""
+    """Number and name in /proc of each descriptor. The name is a path or, e.g., `socket:[7]`."""
     for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the descriptor of this listing is closed by then
             yield int(file.name), str(file.readlink())

@@ -1,12 +1,12 @@
-"""Has imported what takes seconds to import, and forks torchrun and checks of the fabric as told.
+"""Imports once what takes seconds to import, then forks torchrun and all-reduce checks on order.
 
-    python -m orchestrator.agent.processes.fork_server --parent PID --lock FILE [MODULE …]
+    python -m orchestrator.agent.processes.fork_server --parent PID --lock FILE [MODULE ...]
 
-It reads orders, a line of JSON each, and does one after the other in a child: says that it has
-`Begun`, and how it `Ended`. So nothing below it waits for imports, and no attempt sees other code
-than the first. The kernel kills it when its parent dies, and the child when this does. The child
-holds a shared lock on FILE, and so does all that it starts: when that is free, no process of the
-host is left.
+It reads orders from standard input, one line of JSON each, and runs one after the other in a child
+process. For each it writes `Begun` and `Ended`. So restarts do not wait for imports, and all
+attempts run the same code. The kernel kills it when its parent dies, and kills the child when it
+dies itself. The child and all that it starts hold a shared lock on FILE: when the lock is free, no
+process of this host's ranks is left.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from orchestrator.contract.read_json import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Be torchrun: run `command` with its output in `log`, after all imports."""
+    """Run `command` (torchrun) with its output in `log`, after all imports."""
 
     command: tuple[str, ...]
     environ: dict[str, str]
@@ -46,13 +46,13 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """Run `command`, which needs no more than the first module; its output is in the answer."""
+    """Run `command`, which needs only the first of the modules. The answer has its output."""
 
     command: tuple[str, ...]
     environ: dict[str, str]
     title: str
     given: str
-    """What it reads on its standard input."""
+    """Its standard input."""
 
 
 LaunchOrder = Run | Try
@@ -61,13 +61,13 @@ LaunchOrder = Run | Try
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
     pid: int
-    """Not given to another process before the next order."""
+    """No other process gets it before the next order, so it is safe to signal until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     code: int
-    """Negative: the signal that ended it."""
+    """The exit code; negative if a signal ended it."""
     out: str
     err: str
 
@@ -84,19 +84,20 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent(args.parent)
     find_name()
     _ignore_signals_of_a_scheduler()
-    # What is imported may print what it likes: to the agent's log, not among the answers.
+    # Imported libraries may print anything. Send that to the agent's log, not among the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     adopt_orphans()
     imports = Imports(args.modules)
     imports.next()
-    orders = os.fdopen(os.dup(sys.stdin.fileno()))  # its buffer is not the program's
+    orders = os.fdopen(os.dup(sys.stdin.fileno()))  # children must not inherit buffered orders
     child = None
     while line := _order(orders, imports):
         if child is not None:
-            # Only now: the agent, which has heard of its end, sends it no signal any more.
+            # Reap the child only now. Until its next order the agent may still signal this pid, so
+            # the kernel must not give it to another process.
             os.waitpid(child, 0)
-        _bury()
+        _reap_orphans()
         order: LaunchOrder = decode(LaunchOrder, read_json(line))
         if isinstance(order, Run):
             imports.rest()
@@ -105,19 +106,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 class Imports:
-    """What failed is not said here: the program that needs it will."""
+    """The modules to import. A failure is not reported here: the program that needs the module
+    raises it again."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.waiting = list(modules)
         self.failed = False
-        """Then a program is begun afresh: half of a library that is loaded already hides why the
-        rest does not."""
+        """If so, programs are started by exec instead. In a fork, the half-imported library would
+        hide the real error."""
 
     def next(self) -> None:
         if self.waiting:
             try:
                 importlib.import_module(self.waiting.pop(0))
-            except Exception:  # noqa: BLE001 - a library that does not load raises what it likes
+            except Exception:  # noqa: BLE001 - a library can raise any exception on import
                 self.failed, self.waiting = True, []
 
     def rest(self) -> None:
@@ -126,44 +128,46 @@ class Imports:
 
 
 def _order(orders: TextIO, imports: Imports) -> str:
-    """The next one; what is still to be imported is, as long as there is none."""
+    """Wait for the next order, and import the remaining modules meanwhile."""
     while imports.waiting and not select.select([orders], [], [], 0)[0]:
         imports.next()
     return orders.readline()
 
 
-def _bury() -> None:
-    """What was left by a torchrun that was killed."""
+def _reap_orphans() -> None:
+    """Reap processes that a killed torchrun left behind."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def _ignore_signals_of_a_scheduler() -> None:
-    """For torchrun as well, and until they decide otherwise for all that it starts.
+    """Ignore them here and, by inheritance, in torchrun and in all that it starts.
 
-    Slurm sends its warnings and SIGTERM to every process of a step. They are for the agent, and for
-    ranks that know what to do; torchrun would end the ranks before they have saved anything.
+    Slurm sends its warnings and SIGTERM to every process of a step. Only the agent and the ranks,
+    which install their own handlers, should react: torchrun would end the ranks before they have
+    saved a checkpoint.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
 
 
 def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool) -> int | None:
-    """The child, which has ended and is not reaped; none where there is not even one."""
+    """Run one order to its end. Returns the child, which is not reaped yet, or None if the fork
+    failed."""
     try:
         with _files(order) as files:
             launcher = os.getpid()
             sys.stdout.flush()
             child = os.fork()
             if child == 0:
-                _be(order, launcher, lock, files, afresh)
-            _tell(answers, Begun(pid=child))
+                _run_in_child(order, launcher, lock, files, afresh)
+            _answer(answers, Begun(pid=child))
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-            assert ended is not None  # it is by WNOHANG alone
-            _tell(answers, _ended(ended, files if isinstance(order, Try) else None))
+            assert ended is not None  # None is possible only with WNOHANG
+            _answer(answers, _ended(ended, files if isinstance(order, Try) else None))
     except OSError as exc:
-        _tell(answers, Ended(code=FAILED, out="", err=str(exc)))
+        _answer(answers, Ended(code=FAILED, out="", err=str(exc)))
         return None
     return child
 
@@ -176,7 +180,7 @@ def _ended(ended: os.waitid_result, files: tuple[int, int, int] | None) -> Ended
 
 @contextmanager
 def _files(order: LaunchOrder) -> Iterator[tuple[int, int, int]]:
-    """Standard input, output and error of what is ordered."""
+    """File descriptors for the child's standard input, output and error."""
     if isinstance(order, Run):
         out = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         files = (os.open(os.devnull, os.O_RDONLY), out, os.dup(out))
@@ -191,7 +195,7 @@ def _files(order: LaunchOrder) -> Iterator[tuple[int, int, int]]:
             os.close(fd)
 
 
-def _tell(answers: TextIO, answer: LaunchAnswer) -> None:
+def _answer(answers: TextIO, answer: LaunchAnswer) -> None:
     answers.write(json.dumps(encode_tagged(answer)) + "\n")
     answers.flush()
 
@@ -202,10 +206,10 @@ def _written(fd: int) -> str:
         return file.read().decode(errors="replace")
 
 
-def _be(
+def _run_in_child(
     order: LaunchOrder, launcher: int, lock: Path, files: tuple[int, int, int], afresh: bool
 ) -> NoReturn:
-    """In the child; it never comes back to the launcher's loop."""
+    """Runs in the child, and never returns to the loop of `main`."""
     os.setsid()
     for number, fd in enumerate(files):
         os.dup2(fd, number)

@@ -1,4 +1,4 @@
-"""The agent's end of a launcher: there before it is needed, and a new one where it was killed."""
+"""The agent's side of the fork server: starts it ahead of time, and a new one if it was killed."""
 
 import asyncio
 import contextlib
@@ -23,23 +23,23 @@ from orchestrator.contract.read_json import read_json
 from orchestrator.run_module import command
 
 LINE_BYTES = 16 << 20
-"""Of an answer, at most."""
+"""Longest answer."""
 END_S = 1.0
-"""For a launcher that has closed its answers to have ended."""
-KILLED = Ended(code=-signal.SIGKILL, out="", err="the launcher was killed")
+"""Limit for a fork server to end after it closed its output."""
+KILLED = Ended(code=-signal.SIGKILL, out="", err="the fork server was killed")
 
 Process = asyncio.subprocess.Process
 
 
 class Running:
-    """What a launcher runs, from its beginning to its end."""
+    """A process that a fork server (the launcher) runs."""
 
     def __init__(self, launcher: Process, pid: int, standby: "Standby") -> None:
         self.launcher = launcher
         self.pid = pid
         self.ended: Ended | None = None
         self.launcher_signal: int | None = None
-        """By which the launcher was killed, and with it what it ran."""
+        """The signal that killed the fork server, and so this process."""
         self._standby = standby
         self._waiting = asyncio.create_task(self._wait())
 
@@ -48,7 +48,7 @@ class Running:
 
     def kill(self) -> None:
         if self.ended is None:
-            # Its number is its own until the launcher has another order.
+            # Safe: the fork server does not reap the process before its next order.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -63,6 +63,8 @@ class Running:
 
 
 class Standby:
+    """Keeps one idle fork server ready for the next order."""
+
     def __init__(self, place: HostPlace, environ: Mapping[str, str]) -> None:
         self.place = place
         self.environ = environ
@@ -70,23 +72,22 @@ class Standby:
         self.busy: set[Process] = set()
 
     async def prepare(self) -> None:
-        """Have a launcher import what takes long, without need as yet. One that cannot be started
-        is found out by whoever needs it."""
-        with contextlib.suppress(OSError):
+        """Start a fork server ahead of time, so that its imports are done when it is needed."""
+        with contextlib.suppress(OSError):  # the first order tries again, and raises it
             self.waiting = await self._take()
 
     async def run(
         self, command: Sequence[str], environ: Mapping[str, str], *, title: str, log: Path
     ) -> Running:
-        """`command` as a process; raises OSError when it cannot be started."""
+        """Start `command`. Raises OSError if it cannot be started."""
         order = Run(command=tuple(command), environ=dict(environ), title=title, log=str(log))
         return await self._order(order)
 
     async def try_out(
         self, command: Sequence[str], environ: Mapping[str, str], *, title: str, given: str
     ) -> Ended:
-        """`command` to its end; one that is given up is killed with its launcher. Raises OSError
-        when it cannot be started."""
+        """Run `command` to its end. If this is cancelled, the fork server and the command are
+        killed. Raises OSError if it cannot be started."""
         order = Try(command=tuple(command), environ=dict(environ), title=title, given=given)
         running = await self._order(order)
         try:
@@ -96,7 +97,7 @@ class Standby:
             raise
 
     async def take_back(self, launcher: Process, *, is_well: bool) -> None:
-        """It has done what it was told to; one is enough to wait for the next order."""
+        """Called when the launcher's process has ended. One idle fork server is kept."""
         self.busy.discard(launcher)
         if is_well and self.waiting is None:
             self.waiting = launcher
@@ -104,7 +105,7 @@ class Standby:
             await _end(launcher)
 
     async def close(self) -> None:
-        """End every launcher, and with it what it runs."""
+        """Kill every fork server, and with it the process that it runs."""
         waiting, self.waiting = self.waiting, None
         for launcher in [waiting, *self.busy]:
             if launcher is not None:
@@ -116,7 +117,7 @@ class Standby:
         try:
             assert launcher.stdin is not None
             launcher.stdin.write(json.dumps(encode_tagged(order)).encode() + b"\n")
-            with contextlib.suppress(ConnectionError):  # it was killed, and answers nothing
+            with contextlib.suppress(ConnectionError):  # it was killed; `_answer` returns KILLED
                 await launcher.stdin.drain()
             answer = await _answer(launcher)
         except BaseException:
@@ -132,7 +133,7 @@ class Standby:
         await _end(launcher)
 
     async def _take(self) -> Process:
-        """The one that waits, or a new one: whoever has it, nobody else does."""
+        """The idle fork server, or a new one. It runs one process, so it is not idle any more."""
         waiting, self.waiting = self.waiting, None
         if waiting is not None and _is_there(waiting):
             return waiting
@@ -163,7 +164,7 @@ async def _answer(launcher: Process) -> LaunchAnswer:
 
 
 async def _killed_by(process: Process) -> int | None:
-    """Of a process that has closed its answers, which it does as it ends."""
+    """The signal that ended a process whose output is closed; None if it was not a signal."""
     try:
         code = await asyncio.wait_for(process.wait(), END_S)
     except TimeoutError:

@@ -1,11 +1,11 @@
-"""Ties a rank to torchrun's life, and waits for it on behalf of the agent.
+"""Runs one rank, and reports to the agent how it ended.
 
-    rank_watcher.py --lock FILE --log-dir DIR -- COMMAND …
+    rank_watcher.py --lock FILE --log-dir DIR -- COMMAND ...
 
-It is what torchrun forks: it writes the rank's output to its own log, forks once more for COMMAND,
-which dies with it, and tells the agent how that ended, which torchrun keeps to itself. It dies with
-torchrun, that with its launcher, and that with the agent: whichever of them is killed, nothing
-below it survives. It holds a shared lock on FILE, and so does all that it starts.
+torchrun forks it in place of the rank. It redirects the output to the rank's own log, forks again
+for COMMAND, and reports how COMMAND ended, because torchrun does not. Each process dies with the
+one above it: agent, fork server, torchrun, rank watcher, rank. So no rank survives when any of them
+is killed. The watcher and all that it starts hold a shared lock on FILE.
 """
 
 import argparse
@@ -34,55 +34,57 @@ from orchestrator.posix.locks import share
 
 
 def keep_rank(env: RankEnv, log: Path, command: Sequence[str], lock: Path) -> tuple[int, int]:
-    """Run `command` with its output in `log`; the wait status of its end, and how many steps it had
-    done by then."""
+    """Run `command` with its output in `log`. Returns its wait status, and the number of steps that
+    it had done."""
     log.parent.mkdir(parents=True, exist_ok=True)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(out, 1)
     os.dup2(out, 2)
     os.close(out)
-    keeper, steps = os.getpid(), progress.shared()
-    # torchrun signals this process, a scheduler all of them: the child takes SIGTERM as it likes,
-    # the keeper must outlive it to tell how it ended. Blocked meanwhile, none is lost.
+    watcher, steps = os.getpid(), progress.shared()
+    # This process must outlive the rank to report how it ended, so it forwards SIGTERM instead of
+    # dying from it. SIGTERM is blocked until the handler is installed, so that none is lost.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:
-        _train(keeper, env, command, lock, steps)
+        _run_rank(watcher, env, command, lock, steps)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     tell(
         env.heartbeat_socket,
         RankStarted(attempt=env.attempt, rank=env.rank, local_rank=env.local_rank, pid=child),
     )
-    # Not reaped before nobody sends it anything any more.
+    # Wait without reaping: until the handler is removed, it may still signal this pid.
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _, status = os.waitpid(child, 0)
     return status, progress.read(steps)
 
 
-def _train(keeper: int, env: RankEnv, command: Sequence[str], lock: Path, steps: int) -> NoReturn:
+def _run_rank(
+    watcher: int, env: RankEnv, command: Sequence[str], lock: Path, steps: int
+) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # To be asked to leave or for stacks must not kill a program that has yet to learn how.
+    # By default these signals kill. They may come before the trainer has installed its handlers.
     for number in (signal.SIGUSR1, signal.SIGUSR2, DUMP_SIGNAL):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     title = f"{shlex.join(command)} (rank {env.rank})"
     environ = {**os.environ, PROGRESS_FD: str(steps)}
-    become(command, environ, title=title, parent=keeper, lock=lock)
+    become(command, environ, title=title, parent=watcher, lock=lock)
 
 
 def tell(path: str, datagram: Datagram) -> None:
-    """Send one datagram; nobody listening is no error."""
+    """Send one datagram to the agent. A failure is only logged."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         try:
             sock.sendto(to_bytes(datagram), path)
         except OSError as exc:
-            sys.stderr.write(f"the agent could not be told: {exc}\n")
+            sys.stderr.write(f"failed to send a message to the agent: {exc}\n")
 
 
 def report_end(env: RankEnv, status: int, step: int) -> int:
-    """Tell the agent; the exit code to leave with."""
+    """Report the end to the agent. Returns this process's own exit code."""
     killed = os.WIFSIGNALED(status)
     code = None if killed else os.WEXITSTATUS(status)
     number = os.WTERMSIG(status) if killed else None
@@ -100,7 +102,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
     die_with_parent(int(environ.get(TORCHRUN_PID, os.getppid())))
-    leave_network()  # torchrun's store, which its forks have as well
+    leave_network()  # the fork inherited the sockets of torchrun's store
     share(args.lock)
     env = RankEnv.from_mapping(environ)
     log = args.log_dir / f"rank-{env.rank}.log"

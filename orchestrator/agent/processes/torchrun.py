@@ -17,7 +17,7 @@ KEEPER = Path(__file__).with_name("rank_watcher.py")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostPlace:
-    """Where an agent works."""
+    """The host of an agent, and the paths that it uses there."""
 
     python: str
     run_dir: RunDir
@@ -28,7 +28,8 @@ class HostPlace:
     parent: int
     """The agent's process id."""
     imports: tuple[str, ...] = ("torch.distributed.launcher.api", "trainer.imports")
-    """What takes seconds to import: for torchrun and checks of the fabric, and then for ranks."""
+    """Modules that take seconds to import: first for torchrun and all-reduce checks, then for
+    ranks."""
 
     @property
     def lock(self) -> Path:
@@ -36,23 +37,23 @@ class HostPlace:
 
 
 def render(start: Start, place: HostPlace) -> list[str]:
-    """torchrun with static rendezvous; attempts are ours, so it restarts nothing itself."""
+    """torchrun with static rendezvous and no restarts: the leader starts all attempts."""
     log_dir = place.run_dir.attempt_logs(start.attempt, place.host)
     torchrun = [
         *command(place.python, "trainer.rank.torchrun"),
         f"--nnodes={start.nodes}",
         f"--nproc-per-node={start.ranks_per_host}",
-        # Of ours, as the store of torchrun's own static one listens at every address of the host.
+        # Our own backend: the store of torchrun's static backend listens on all addresses.
         "--rdzv-backend=ndctl",
         f"--rdzv-endpoint={start.master_address}:{start.master_port}",
         f"--rdzv-conf=rank={start.node_rank}",
         f"--local-addr={place.address}",
-        # What it writes itself goes with the agent; its own choice would stay in /tmp for good.
+        # By default torchrun's own files stay in /tmp for ever. Here they go with the agent.
         f"--log-dir={place.socket.parent}",
         "--max-restarts=0",
-        # Not SIGTERM, at which it would end its ranks while they write their checkpoint.
+        # Without SIGTERM: torchrun would end its ranks while they write their checkpoint.
         "--signals-to-handle=SIGINT,SIGHUP,SIGQUIT",
-        # In this very process, which has imported already what every rank needs.
+        # Fork from this process, because it has already imported what every rank needs.
         "--start-method=fork",
         "--run-path",
     ]
@@ -61,23 +62,23 @@ def render(start: Start, place: HostPlace) -> list[str]:
 
 
 def with_defaults(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What a host's launcher and all below it begin with, where nobody has set it otherwise."""
+    """`environ` with defaults for the fork server and all that it starts."""
     return {
-        # As torchrun would set it for ranks, but before the libraries that read it are loaded.
+        # torchrun sets this for ranks too, but after the libraries that read it are loaded.
         "OMP_NUM_THREADS": "1",
-        # Whether there are GPUs is asked without CUDA's driver, which would not survive a fork.
+        # Count GPUs by NVML: once the CUDA driver is initialised, a fork cannot use it.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        # No program that a library starts by `python -m` looks into the working directory either.
+        # `python -m` must not import from the working directory, also when a library starts it.
         "PYTHONSAFEPATH": "1",
-        # A rank whose collective failed ends at once. Aborting communicators first (1, torchrun's
-        # own) can hang on ranks that are gone, and then only the hang limit would end it.
+        # A rank whose collective failed ends at once. torchrun's default (1) aborts communicators
+        # first, which can hang when peers are gone; then only the hang limit would end the rank.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
         **environ,
     }
 
 
 def environment(start: Start, place: HostPlace, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The agent's own environment, and what the ranks are told besides what torchrun tells them."""
+    """The agent's own environment, with the variables that the ranks need besides torchrun's."""
     return {
         **environ,
         env.ATTEMPT: str(start.attempt),

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from orchestrator.agent.log_forwarder import Echo
+from orchestrator.agent.log_forwarder import LogForwarder
 from orchestrator.backends.kubernetes.mirror.pod_logs import JOURNAL_MARK, METRICS_MARK
 from orchestrator.backends.kubernetes.render.names import KIND_VARIABLE
 from orchestrator.contract.codec import Invalid
@@ -251,7 +251,7 @@ def _be_agent(pod: Pod, handover: Handover, run_dir: RunDir, environ: Mapping[st
         *(["--lead"] if pod.leads else []),
     ]
     rest = {name: value for name, value in environ.items() if not name.startswith(OPERATORS)}
-    with Echo(run_dir, pod.host, sys.stdout):
+    with LogForwarder(run_dir, pod.host, sys.stdout):
         try:
             code = agent(argv, rest)
         except BackendError as exc:  # the next pod would also lack this permission

@@ -56,7 +56,7 @@ def test_a_log_that_does_not_answer_holds_nobody_up_and_is_named(
         return told
 
     told = run_with_clock(look)
-    assert "did not answer" in told.log_tail[0]
+    assert "timed out after" in told.log_tail[0]
     assert str(log) in told.log_tail[0]
     assert told.detected_after_s >= exited.detected_after_s + WAIT_S, (
         "that it ended is not told as later than it was"
@@ -103,7 +103,7 @@ def test_a_rank_that_was_ended_for_its_memory_is_told_where_nobody_may_read_the_
     attempt = Attempt(a_start(place, "pass"), place, SystemClock(), lambda: next(counts))
     found = asyncio.run(look_back(attempt, WAIT_S, no_probe))
     assert found.evidence.event.kernel == (
-        "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
+        "memory cgroup: oom_kill 4 -> 5: the kernel killed 1 process of this group",
     )
 
 
@@ -159,14 +159,14 @@ def test_a_process_that_was_ended_for_memory_days_before_is_not_why_a_rank_is_no
     clock.sleep(60.0)
     attempt.digest()
     assert kernel_of(attempt) == (
-        "memory cgroup: oom_kill 4 -> 5: the kernel ended 1 process of this group",
+        "memory cgroup: oom_kill 4 -> 5: the kernel killed 1 process of this group",
     )
     clock.sleep(DAY_S)
     attempt.hear(Beat(attempt=1, rank=0, step=10, phase="train"))
     assert kernel_of(attempt) == ()
     many[0] = 7
     assert kernel_of(attempt) == (
-        "memory cgroup: oom_kill 5 -> 7: the kernel ended 2 processes of this group",
+        "memory cgroup: oom_kill 5 -> 7: the kernel killed 2 processes of this group",
     )
 
 
@@ -192,11 +192,11 @@ def test_a_host_whose_storage_hangs_tells_what_it_knows_all_the_same(
         told = found.evidence.event
         assert [(one.rank, one.process_state) for one in told.ranks] == [(0, "gone")]
         assert (told.withheld, told.unread) == ((), (0,)), "the journal and the verdict have it"
-        assert all("did not answer in time" in why for why in told.missing.values())
+        assert all("timed out" in why for why in told.missing.values())
         assert set(told.missing) == {"dump of rank 0", "stack of rank 0"}
         return told.kernel
 
     assert "79, GPU has fallen off the bus" in asyncio.run(look())[0]
-    assert "its storage does not answer" in caplog.messages[-1]
+    assert "storage timed out" in caplog.messages[-1]
     assert not goes_on.is_set(), "nobody waited for it"
     goes_on.set()

@@ -108,7 +108,7 @@ def test_ranks_answer_from_wherever_they_are_but_not_without_the_gil(
     assert from_text(found.reduced[0]).waits
     assert not from_text(found.reduced[4]).seats, "it has called nothing, and says so"
     assert found.missing == {
-        2: "no answer within 240 s: its GIL is held, or its disk does not take it",
+        2: "no answer within 240 s: its GIL is held, or its disk is blocked",
         3: "the process is stopped (state T)",
     }
     assert (asking.traces / "flight-0").read_bytes() == (FLIGHT / "trace_0").read_bytes()
@@ -123,17 +123,17 @@ def test_what_a_watchdog_wrote_of_a_rank_that_has_ended_is_read(asking: Asking) 
     found = asyncio.run(gather_dumps({}, ended, asking, 60.0))
     assert set(found.reduced) == {0}
     assert found.missing[1].startswith("cannot be read: neither JSON nor a pickle")
-    assert found.missing[2] == "larger than 32 MiB, so it was not kept"
-    assert found.missing[3] == "it had ended (signal SIGABRT) and wrote none"
+    assert found.missing[2] == "deleted, because it was larger than 32 MiB"
+    assert found.missing[3] == "it had ended (signal SIGABRT) without a dump"
     assert not (asking.traces / "flight-2").exists()
 
 
 @pytest.fixture
 def hung() -> Iterator[threading.Event]:
-    """Until the test is over, for whoever waits for storage."""
+    """Blocked storage: set it when the test is over."""
     goes_on = threading.Event()
     yield goes_on
-    assert not goes_on.is_set(), "nobody waited for it"
+    assert not goes_on.is_set(), "no reader waited for it"
     goes_on.set()
 
 
@@ -142,7 +142,7 @@ def test_storage_that_does_not_answer_is_not_waited_for_and_no_rank_is_blamed(
 ) -> None:
     monkeypatch.setattr(flight_recorder, "_stamp", lambda asking, rank: hung.wait(WAIT_S))
     found = asyncio.run(gather_dumps({0: os.getpid()}, {1: "exit code 1"}, asking, 0.1))
-    mute = f"{asking.traces} did not answer in time"
+    mute = f"reading {asking.traces} timed out"
     assert (found.reduced, found.missing) == ({}, {0: mute, 1: mute})
     assert found.withheld == (), "for all that is known it may have answered"
 
@@ -160,7 +160,7 @@ def test_storage_that_stops_answering_is_not_taken_for_a_rank_that_does_not(
 
     monkeypatch.setattr(flight_recorder, "_stamp", stamp)
     found = asyncio.run(gather_dumps({0: ranks.start(0, "waits")}, {}, asking, 0.2))
-    assert found.missing == {0: f"{asking.traces} did not answer in time"}
+    assert found.missing == {0: f"reading {asking.traces} timed out"}
     assert found.withheld == ()
 
 

@@ -182,7 +182,7 @@ def test_stacks_that_cannot_be_read_are_missing_with_why(
     told = asyncio.run(gather_stacks(gone, tmp_path, 0.5, missing))
     assert told == {2: (" here it is",)}
     assert missing[0].startswith("cannot be read: [Errno 2]")
-    assert missing[1] == f"{tmp_path} did not answer in time"
+    assert missing[1] == f"reading {tmp_path} timed out"
 
 
 def test_storage_that_does_not_answer_holds_up_no_stacks(
@@ -192,7 +192,7 @@ def test_storage_that_does_not_answer_holds_up_no_stacks(
     monkeypatch.setattr(rank_evidence, "_sizes", lambda traces, ranks: goes_on.wait(WAIT_S))
     missing: dict[int, str] = {}
     assert asyncio.run(gather_stacks([(0, 2_000_000_000)], tmp_path, 0.1, missing)) == {}
-    assert missing == {0: f"{tmp_path} did not answer in time"}
+    assert missing == {0: f"reading {tmp_path} timed out"}
     assert not goes_on.is_set()
     goes_on.set()
 

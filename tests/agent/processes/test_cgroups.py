@@ -102,7 +102,7 @@ def test_only_what_grew_since_then_counts() -> None:
 
 def test_what_happened_since_is_told_as_the_kernel_would() -> None:
     (line,) = told(1, 3)
-    assert line == "memory cgroup: oom_kill 1 -> 3: the kernel ended 2 processes of this group"
+    assert line == "memory cgroup: oom_kill 1 -> 3: the kernel killed 2 processes of this group"
     found = classify(Signs(lines=(line,)))
     assert found is not None
     assert found.rule.name == "host-out-of-memory"

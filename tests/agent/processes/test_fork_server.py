@@ -267,7 +267,7 @@ def test_after_an_import_that_failed_the_program_begins_afresh(
 
 def test_a_program_that_does_not_exist_is_told_as_127(host: Host) -> None:
     assert order(host, run(host, "no-such-program-here")) == [ended(127)]
-    assert "no-such-program-here could not be started" in said(host)
+    assert "failed to start no-such-program-here" in said(host)
 
 
 def test_one_order_after_the_other_is_answered_and_the_launcher_lives_on(host: Host) -> None:

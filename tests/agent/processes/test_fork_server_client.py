@@ -86,7 +86,7 @@ def test_one_that_is_killed_takes_what_it_runs_with_it(tmp_path: Path) -> None:
     async def script(standby: Standby) -> None:
         ran = await run(standby, "sleep", "600", log=tmp_path / "log")
         kill(ran.launcher.pid)
-        assert (await ran.wait()).err == "the launcher was killed"
+        assert (await ran.wait()).err == "the fork server was killed"
         await until(lambda: process_state(ran.pid) == "gone", "its end")
         again = await run(standby, "true", log=tmp_path / "log")
         assert (await again.wait()).code == 0
@@ -149,7 +149,7 @@ def test_a_launcher_that_is_killed_meanwhile_is_an_answer(tmp_path: Path) -> Non
     async def script(standby: Standby) -> Ended:
         return await try_out(standby, "sh", "-c", "kill -9 $PPID; exec sleep 600")
 
-    assert play(tmp_path, script) == Ended(code=-9, out="", err="the launcher was killed")
+    assert play(tmp_path, script) == Ended(code=-9, out="", err="the fork server was killed")
 
 
 def test_no_python_is_no_matter_until_it_is_needed(tmp_path: Path) -> None:

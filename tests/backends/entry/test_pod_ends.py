@@ -94,7 +94,7 @@ def test_a_leader_whose_predecessor_still_has_the_journal_is_made_anew(
 def test_a_damaged_journal_ends_the_leader_for_good_and_no_other_pod(
     leads: dict[str, str], run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody but a person can mend it; a follower may have read what its node had not got yet."""
+    """Only a person can fix a damaged journal, and a follower may have read an incomplete copy."""
     whole = run_dir.journal.read_bytes()
     run_dir.journal.write_text("nobody can read this\n")
     assert run(leads) == exit_codes.FAILED

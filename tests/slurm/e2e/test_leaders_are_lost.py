@@ -102,7 +102,7 @@ def test_its_agent_is_killed_on_a_node_that_is_well(either: Job) -> None:
     os.kill(agent_of(job, leader), signal.SIGKILL)
     assert_taken_over(job, [leader, other])
     (incident,) = job.status()["incidents"]
-    assert_lost_leader(job, incident, leader, f"its process on {leader} had ended")
+    assert_lost_leader(job, incident, leader, f"its process on {leader} had exited")
     assert sorted(job.decided("StartAttempt")[1]["hosts"]) == sorted([leader, other])
     assert job.shown()["JobState"] == "COMPLETED"
 
@@ -131,7 +131,7 @@ def test_one_that_wakes_after_it_was_given_up_leaves_and_writes_nothing(job: Job
     lines = len(job.journal())
     os.kill(stopped, signal.SIGCONT)
     log = job.run_dir / "logs" / f"agent-{leader}.log"
-    wait_for(lambda: "leaving: another leader has taken over" in log.read_text(), "its leave", 120)
+    wait_for(lambda: "exiting: another leader has taken over" in log.read_text(), "its leave", 120)
     assert not [one for one in job.journal()[lines:] if one.get("host") == leader]
     job.slurm.net_up(leader)
     job.until_ended(limit=900)

@@ -57,7 +57,7 @@ def test_the_job_queues_again_by_itself_and_goes_on_from_its_checkpoint(job: Job
     assert_broke(incident)
     assert incident["cause"].startswith("SIGKILL ended srun on node")
     job.assert_resumed_where_it_left(attempt=2)
-    assert "what started them ended with code 137" in agent_logs(job)
+    assert "the command that started them ended with exit code 137" in agent_logs(job)
     assert agent_logs(job).count("the job is queued again") == 1
 
 
