@@ -103,8 +103,10 @@ def _of_this_ndctl(line: bytes) -> Entry | None:
         body = _lines.decode(line)
     except (ValueError, RecursionError):
         return None
-    event = wire.unproved(Event, body.event)
-    actions: tuple[Any, ...] = tuple(wire.unproved(Action, action) for action in body.actions)
+    event = wire.decode_unverified(Event, body.event)
+    actions: tuple[Any, ...] = tuple(
+        wire.decode_unverified(Action, action) for action in body.actions
+    )
     if event is None or None in actions:
         return None
     entry = Entry(seq=body.seq, event=event, actions=actions)

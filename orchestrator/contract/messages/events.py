@@ -21,6 +21,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.types import Step
 
 Health = Literal["ok", "slow", "silent", "dead"]
 Span = tuple[int, int]
@@ -124,7 +125,7 @@ class TrainingResumed:
 
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
     passed_over: tuple[PassedOver, ...] = ()
 
 
@@ -143,7 +144,7 @@ class StepReached:
 class CheckpointSaved:
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +153,7 @@ class CheckpointFailed:
 
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
     why: str
     reading: Reading | None = None
     """The failure class of `why`, filled in by the agent; None: no class fits."""
@@ -177,7 +178,7 @@ class CheckpointIntervalChanged:
 
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
     old: int
     new: int
     why: str
@@ -233,7 +234,7 @@ class DrillHappened:
     attempt: int
     drill: int
     rank: int
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +243,7 @@ class RankError:
 
     error: str
     message: str
-    step: int
+    step: Step
     traceback: str
     since: int | None = None
     """The first step that was bad, where training went astray over several."""
@@ -265,7 +266,7 @@ class RankExited:
     """None when a signal killed it."""
     signal: int | None
     """Both are None when its watcher died with it, so that nothing saw how it ended."""
-    step: int = 0
+    step: Step = 0
     """Optimizer steps that it had done."""
     stopped: bool = False
     """It ended after its agent had begun to stop the attempt: a consequence, never a cause."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import RankError, RankEvent
 from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.types import ProcessId, Step
 
 MAX_BYTES = 60_000
 """A larger text is cut before it is sent."""
@@ -22,7 +23,7 @@ class RankStarted:
     attempt: int
     rank: int
     local_rank: int
-    pid: int
+    pid: ProcessId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Beat:
 
     attempt: int
     rank: int
-    step: int
+    step: Step
     """Optimizer steps of the job that are done; the checkpoint's step right after a resume."""
     phase: Phase
     loss: float | None = None
