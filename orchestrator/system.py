@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.contract.files.env import without_habits
+from orchestrator.contract.files.env import without_slurm_options
 from orchestrator.contract.visible import VisibleStream
 from orchestrator.seams import Completed
 
@@ -43,7 +43,7 @@ def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
             errors="replace",
             timeout=timeout,
             check=False,
-            env=without_habits(os.environ),
+            env=without_slurm_options(os.environ),
         )
     except OSError as exc:  # there is no such program, or it may not be run
         return Completed(127, "", str(exc))

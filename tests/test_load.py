@@ -85,7 +85,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ),
     ("data.validation.fraction=0.6", "data.validation.fraction", "at most 0.5", "0.5 or less"),
     ("data.validation.fraction=0", "data.validation.fraction", "above 0", "a number above 0"),
-    ("train.eval_every=5", "train.eval_every", "given with data.validation alone", "add data.val"),
+    ("train.eval_every=5", "train.eval_every", "given only together with data", "add data.val"),
     ("train.profile={}", "train.profile.at_step", "given", "add train.profile.at_step"),
     ("train.profile.at_step=0", "train.profile.at_step", "at least 1", "1 or more"),
     (

@@ -82,6 +82,6 @@ def test_an_unknown_device_is_answered_with_all_there_are() -> None:
 
 
 def test_gpus_of_a_kind_and_ranks_on_cpus_exclude_each_other() -> None:
-    with pytest.raises(Invalid, match=r"gpu: must be left out where kubernetes\.gpu_resource is"):
+    with pytest.raises(Invalid, match=r"gpu: must be left out if kubernetes\.gpu_resource is"):
         cluster(backend="kubernetes", gpu=GPU_NAMES[0], kubernetes={"gpu_resource": None})
     cluster(backend="slurm", gpu=GPU_NAMES[0], kubernetes={"gpu_resource": None})

@@ -17,7 +17,7 @@ from orchestrator.contract.files.checkpoint_names import (
     newest_complete,
     read_marker,
 )
-from orchestrator.contract.skipped_batches import Window, batch_of, read_already, together
+from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
@@ -103,7 +103,7 @@ def _of_another_run(checkpoints: Path) -> tuple[PassedOver, ...]:
 def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:
     """Which of the data to be skipped is in the weights of this checkpoint already, if any."""
     progress = CheckpointReader(folder).progress()
-    read = read_already(progress.step, progress.skipped, skip)
+    read = already_read(progress.step, progress.skipped, skip)
     if not read:
         return None
     last = batch_of(progress.step, progress.skipped)
@@ -134,7 +134,7 @@ def resume(
         else:
             LOG.info("starting at step 0")
         reporter.resumed(step, found.passed_over)
-    return step, together(there, found.skip)
+    return step, merge_windows(there, found.skip)
 
 
 def load(folder: Path, state: TrainingState) -> tuple[int, tuple[Window, ...]]:

@@ -23,7 +23,7 @@ from orchestrator.app.submission.submit_job import Submission
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.contract.files.access import access_of, as_said, umask_of
+from orchestrator.contract.files.access import access_of, access_umask, umask_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, JobError
@@ -185,9 +185,9 @@ def _begin(
         )
         launch, _ = submit_job.begin_inside(submission, environ, clock)
         backend.take_allocation(launch)
-        with as_said(access_of(launch)):
+        with access_umask(access_of(launch)):
             backend.make_folder(launch)
-    with as_said(access_of(launch)):
+    with access_umask(access_of(launch)):
         backend.record(launch, task.mark)
     return launch
 

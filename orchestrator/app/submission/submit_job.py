@@ -17,7 +17,7 @@ from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, words_of_finding
 from orchestrator.contract.codec import Problem, encode
-from orchestrator.contract.files.access import access_of, as_said
+from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
@@ -247,7 +247,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
         try:
-            with as_said(access_of(first.launch)):
+            with access_umask(access_of(first.launch)):
                 handover = _begin(submission, without, clock)
                 backend.submit(handover)
         except (OSError, Refused):
@@ -267,7 +267,7 @@ def begin_inside(
     with _writable(), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines
-        with as_said(access_of(launch_of(submission, 0))):
+        with access_umask(access_of(launch_of(submission, 0))):
             return _begin(submission, (), clock).launch, lines
 
 

@@ -1,4 +1,4 @@
-"""`leader.json`: where the leader of a launch listens, and in the end that the job is over."""
+"""`leader.json`: where the leader of a launch listens; at the end, that the job is over."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from orchestrator.contract.read_json import read_json
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Agents and leader that belong together."""
+    """Identifies the run of a job to which a leader and its agents belong."""
 
     launch: int
     """Number of the submission."""
     restarts: int = 0
-    """How often the scheduler has started it again: what an earlier start left says nothing."""
+    """How often the scheduler has restarted it. Files of an earlier restart are ignored."""
 
 
 def announce(run_dir: RunDir, term: Term, address: str, port: int, name: str = "") -> None:
-    """Say where the leader of `term` listens; `name` of its host, where names lead to hosts."""
+    """Write where the leader of `term` listens. `name` is its host's name, if names resolve."""
     _write(run_dir, {**asdict(term), "address": address, "port": port, "name": name})
 
 
 def announce_end(run_dir: RunDir, term: Term) -> None:
-    """Agents that have not come yet need not look for a leader any more."""
+    """Write that the job is over, so that agents that start late do not look for a leader."""
     _write(run_dir, {**asdict(term), "over": True})
 
 

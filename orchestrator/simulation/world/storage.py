@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.contract.files.fence import Fence
-from orchestrator.contract.skipped_batches import Window, read_already
+from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
 from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
@@ -113,7 +113,7 @@ class Storage:
         until = self._seen_until()
         folders = {found.step: found for found in self.checkpoints if found.at <= until}
         fit = [
-            found for found in folders.values() if not read_already(found.step, found.skipped, skip)
+            found for found in folders.values() if not already_read(found.step, found.skipped, skip)
         ]
         return max(fit, key=lambda found: found.step, default=None)
 

@@ -54,11 +54,11 @@ def test_a_spec_says_where_a_value_is_and_its_dump_says_the_same() -> None:
     ("was", "instead", "said"),
     [
         ("{secret: hub, key: token}", "{secret: hub}", "HF_TOKEN.key: must be given"),
-        ("{secret: hub, key: token}", "{key: token}", "must be of one source"),
-        ("{secret: hub, key: token}", "{secret: a, config_map: b, key: c}", "must be of one"),
+        ("{secret: hub, key: token}", "{key: token}", "must be given exactly one source"),
+        ("{secret: hub, key: token}", "{key: k, secret: a, config_map: b}", "exactly one source"),
         ("{secret: hub, key: token}", "{secretKeyRef: hub}", "HF_TOKEN.secretKeyRef: must be one"),
         ("{secret: hub, key: token}", "7", "HF_TOKEN: must be a string or key: value pairs"),
-        ("{secret: wandb}", "{}", "env_from[0]: must be of one source"),
+        ("{secret: wandb}", "{}", "env_from[0]: must be given exactly one source"),
     ],
 )
 def test_what_is_wrong_with_a_source_has_its_place(was: str, instead: str, said: str) -> None:

@@ -7,7 +7,7 @@ from orchestrator.contract.messages.rank_messages import Beat, RankStarted, from
     "data",
     [b"[" * 60_000, b'{"kind":' * 7_000, b"\0" * 100, b"", b"[]", b"null", b"1" * 5_000, b"\xff"],
 )
-def test_a_datagram_that_makes_no_sense_is_a_value_error(data: bytes) -> None:
+def test_a_malformed_datagram_is_a_value_error(data: bytes) -> None:
     """The agent drops it with a warning; another error would leave its loop."""
     with pytest.raises(ValueError, match=r"."):
         from_bytes(data)
@@ -20,7 +20,7 @@ BEAT = (
 
 
 @pytest.mark.parametrize("step", ["-1", "9" * 30, '3,"step":4'], ids=["negative", "huge", "twice"])
-def test_a_step_that_no_rank_can_have_done_is_refused(step: str) -> None:
+def test_an_impossible_step_is_refused(step: str) -> None:
     assert from_bytes((BEAT % "3").encode()) == Beat(attempt=1, rank=0, step=3, phase="train")
     for spaces in ("", " "):  # msgspec reads the text without spaces, the codec the other one
         with pytest.raises(ValueError, match="step"):
@@ -28,12 +28,12 @@ def test_a_step_that_no_rank_can_have_done_is_refused(step: str) -> None:
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 10**30])
-def test_a_number_that_is_no_process_is_refused(pid: int) -> None:
+def test_an_impossible_process_id_is_refused(pid: int) -> None:
     """The agent signals this process. For `kill`, -1 is every process of the user."""
     with pytest.raises(ValueError, match="pid"):
         from_bytes(to_bytes(RankStarted(attempt=1, rank=0, local_rank=0, pid=pid)))
 
 
-def test_a_datagram_comes_back_as_it_was_sent() -> None:
+def test_a_datagram_survives_a_round_trip() -> None:
     sent = RankStarted(attempt=1, rank=0, local_rank=0, pid=12)
     assert from_bytes(to_bytes(sent)) == sent

@@ -1,4 +1,4 @@
-"""Two readers of what programs write, msgspec and the codec: they agree on every kind."""
+"""msgspec and the codec both read messages. They agree on every kind."""
 
 import dataclasses
 import typing
@@ -26,7 +26,7 @@ from tests.job.supervise_stage import submitted
 UNIONS = (Event, Action, Report, Order, Datagram)
 KINDS = [(union, kind) for union in UNIONS for kind in typing.get_args(union)]
 OLD = Path(__file__).parents[2] / "captured" / "journals" / "quickstart-44a59389.jsonl"
-"""Written by an ndctl whose codec wrote journals as well."""
+"""Written by an older ndctl, whose codec also wrote journals."""
 SEEN = CheckpointFailed(at=1.5, attempt=2, step=30, why="disk full")
 
 
@@ -38,7 +38,7 @@ SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type of ours that JSON can hold."""
+    """Any value of `kind` that JSON can hold."""
     if kind in SCALARS:
         return SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -112,7 +112,7 @@ def test_both_readers_agree_on_every_kind(union: Any, kind: type, data: st.DataO
         b"",
     ],
 )
-def test_what_is_no_value_of_this_version_is_refused(text: bytes) -> None:
+def test_text_that_is_no_value_of_this_version_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         wire.decode(Event, text)
 
@@ -124,7 +124,7 @@ def test_what_is_no_value_of_this_version_is_refused(text: bytes) -> None:
         b'{"at":1.5,"attempt":2,"kind":"CheckpointFailed","step":30,"why":"disk full"}',
     ],
 )
-def test_the_same_value_written_otherwise_is_read_too(text: bytes) -> None:
+def test_the_same_value_in_another_notation_is_read_too(text: bytes) -> None:
     assert wire.decode(Event, text) == SEEN
 
 
@@ -171,13 +171,13 @@ def test_a_value_within_its_limits_is_read() -> None:
         assert wire.decode(union, wire.encode(value)) == value
 
 
-def test_half_of_a_surrogate_pair_comes_back_as_it_was() -> None:
+def test_half_of_a_surrogate_pair_survives_a_round_trip() -> None:
     """A log that is not UTF-8, read with `surrogateescape`."""
     value = dataclasses.replace(SEEN, why="\udc80")
     assert wire.decode(Event, wire.encode(value)) == value
 
 
-def test_a_loss_that_is_no_number_is_no_loss() -> None:
+def test_a_loss_that_is_nan_is_read_as_no_loss() -> None:
     value = StepReached(at=1.5, attempt=1, step=2, loss=float("nan"), tokens_per_second=None)
     assert wire.decode(Event, wire.encode(value)) == dataclasses.replace(value, loss=None)
 
