@@ -198,7 +198,7 @@ def record(path: Path, line: Line) -> None:
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data  # a torn line must not swallow this one
         if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, "only a part of a line fitted", str(path))
+            raise OSError(errno.ENOSPC, "only part of a line was written", str(path))
         os.fsync(fd)
     finally:
         os.close(fd)

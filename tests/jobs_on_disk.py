@@ -17,7 +17,7 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 
 SPEC = Path(__file__).parent / "e2e" / "job.yaml"
@@ -33,7 +33,7 @@ class NoCluster:
     broken: bool = False
     held: str | None = None
     """What a scheduler still has of the job."""
-    says: Sighting | None = None
+    says: LaunchStatus | None = None
     """What it says of each job, in place of that."""
     obstacle: str | None = None
     on_clear: Callable[[], None] = lambda: None
@@ -50,11 +50,11 @@ class NoCluster:
     def standing(self, launch: LaunchPlan) -> str | None:
         return self.held
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
         self.asked += 1
         if self.says is not None:
             return [self.says] * len(launches)
-        return [Sighting(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
+        return [LaunchStatus(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
             launches
         )
 

@@ -35,7 +35,7 @@ from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.errors import JobError
 from orchestrator.job.failures.collective_mismatch import is_unfit
 from orchestrator.job.failures.hang_event import facts_of
-from orchestrator.journal.journal import having
+from orchestrator.journal.journal import entries_of
 
 
 def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
@@ -189,7 +189,7 @@ KINDS = (JobSubmitted, Replanned, StartAttempt, HangDetected, HangJudged, HangOv
 
 def story_of(run_dir: RunDir) -> Story:
     story, plans = Story(), dict[int, Plan]()
-    for entry in having(run_dir.journal, *KINDS):
+    for entry in entries_of(run_dir.journal, *KINDS):
         match entry.event:
             case JobSubmitted(plan=plan, plan_number=number):
                 plans[number] = plan
@@ -215,7 +215,7 @@ def _reported(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[
     """Facts that hosts reported about ranks, and the ranks that ended because of their sizes."""
     facts: dict[int, RankFacts] = {}
     unfit: set[int] = set()
-    for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
+    for entry in entries_of(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
         match entry.event:
             case EvidenceGathered() as found:
                 facts |= facts_of(found)

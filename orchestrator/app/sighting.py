@@ -7,12 +7,12 @@ from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import name_of, sightings
 from orchestrator.errors import BackendError, Unreachable
 from orchestrator.job.state import Run
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 
 def sight(
     jobs: Sequence[tuple[Found, Run, bool, bool]], environ: Mapping[str, str], clock: Clock
-) -> list[Sighting]:
+) -> list[LaunchStatus]:
     """The state of each job at its scheduler.
 
     A cluster that was unreachable a moment ago is not asked again, because that would only wait for
@@ -32,7 +32,7 @@ def sight(
     )
     return [
         combined(
-            found, seen[at] if at in seen else Sighting(name_of(runs[at], environ, clock), True)
+            found, seen[at] if at in seen else LaunchStatus(name_of(runs[at], environ, clock), True)
         )
         for at, (found, *_) in enumerate(jobs)
     ]
@@ -42,7 +42,7 @@ def _is_unreachable(found: Found) -> bool:
     return isinstance(found.stale, Unreachable)
 
 
-def combined(found: Found, seen: Sighting) -> Sighting:
+def combined(found: Found, seen: LaunchStatus) -> LaunchStatus:
     """Marks the state as unknown if the copy is stale and the scheduler only knows that the hosts
     run."""
     if found.copy is None:

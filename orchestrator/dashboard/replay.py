@@ -11,7 +11,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.dashboard.view import Seen, fold_seen, seen_at
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, newest
+from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, position_after
 
 
 def read_snapshot_state(run_dir: RunDir) -> tuple[Seen, Tail]:
@@ -24,7 +24,7 @@ def read_snapshot_state(run_dir: RunDir) -> tuple[Seen, Tail]:
     run, tail = snapshot.recall(run_dir)
     if tail.place == BEGINNING:
         return Seen(), tail
-    began = newest(run_dir.journal, StartAttempt, tail.place)
+    began = position_after(run_dir.journal, StartAttempt, tail.place)
     return seen_at(run, _between(Tail(run_dir.journal, began), tail.place)), tail
 
 

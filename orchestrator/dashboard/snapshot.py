@@ -12,7 +12,7 @@ from orchestrator.dashboard.replay import read_state
 from orchestrator.dashboard.view import Seen, Standing, View, effective_state, heard_at, view
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.journal import journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Snapshot:
     progress: Progress
     leader_alive: bool
     now: float
-    sighting: Sighting | None = None
+    sighting: LaunchStatus | None = None
     """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """For a pending job: excluded hosts, each with the reason and the command that allows it."""

@@ -31,7 +31,7 @@ from orchestrator.job.stage import ENDED, IDLE, Ended, Holding, Queued, State, S
 from orchestrator.job.state import Run
 from orchestrator.job.step import step
 from orchestrator.journal.journal import Entry
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 
 Health = Literal[
     "culprit", "dead", "silent", "straggler", "slow", "starting", "stopped", "done", "ok"
@@ -234,7 +234,7 @@ def effective_state(
     leader_alive: bool,
     now: float,
     fix: str = "",
-    sighting: Sighting | None = None,
+    sighting: LaunchStatus | None = None,
     report: JobReport | None = None,
 ) -> Standing:
     """The state of a job, from its journal, its leader process and its scheduler.
@@ -273,7 +273,7 @@ def effective_state(
 
 
 def _scheduler_state(
-    run: Run, sighting: Sighting, report: JobReport | None, now: float
+    run: Run, sighting: LaunchStatus, report: JobReport | None, now: float
 ) -> Standing | None:
     """The state of a job without a known leader according to its scheduler, if that tells it."""
     words = sighting.words or ""
@@ -354,7 +354,7 @@ def view(
     *,
     leader_alive: bool,
     now: float,
-    sighting: Sighting | None = None,
+    sighting: LaunchStatus | None = None,
     commands: Commands | None = None,
 ) -> View:
     """The view of a job at the Unix time `now`; `sighting` as in `effective_state`."""

@@ -14,7 +14,7 @@ from orchestrator.job.hosts.host_pool import usable
 from orchestrator.job.hosts.preemption import ASK_S
 from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run
-from orchestrator.seams import OwnRun
+from orchestrator.seams import CurrentRun
 
 UNLED = 3
 """Runs in a row in which no leader began: another one would not help."""
@@ -59,7 +59,7 @@ class AskAgain:
 
 
 def remedy(
-    run: Run, term: Term, host: str, own: OwnRun, now: float
+    run: Run, term: Term, host: str, own: CurrentRun, now: float
 ) -> Leave | QueueAgain | ClearHost | TakeOver:
     """What the agent of `host` does, by the journal and by what the scheduler says of its run."""
     if own.phase == "broken":
@@ -88,7 +88,7 @@ def remedy(
 
 
 def after_failed_clearing(
-    run: Run, own: OwnRun, why: str, tried_s: float
+    run: Run, own: CurrentRun, why: str, tried_s: float
 ) -> TakeOver | QueueAgain | AskAgain:
     """`why`: nothing could be done on the leader's host, for `tried_s` by now. It may be cut off
     for a moment, and its leader be back soon; with a spare nobody need wait for that."""
@@ -101,7 +101,7 @@ def after_failed_clearing(
     return AskAgain(why)
 
 
-def no_more_of_it(own: OwnRun, host: str) -> str:
+def no_more_of_it(own: CurrentRun, host: str) -> str:
     """Why the leader on `host`, which hears no other agent, is not to go on; empty: it is. It
     touches nothing: others have the job by now, or will."""
     if own.phase in ("queued again", "over"):
@@ -126,25 +126,25 @@ def over_for(run: Run, term: Term) -> str:
     return "another run of the job has a leader" if runs_without_leader(run, term) < 0 else ""
 
 
-def has_spare(run: Run, own: OwnRun) -> bool:
+def has_spare(run: Run, own: CurrentRun) -> bool:
     """Whether enough hosts are left without the leader's, as the journal has them."""
     return len(_others(run, own)) >= len(run.plan.hosts)
 
 
-def _goes_on_without_leaders_host(run: Run, own: OwnRun) -> bool:
+def _goes_on_without_leaders_host(run: Run, own: CurrentRun) -> bool:
     job = run.job
     assert job is not None
     shrinks = job.shrink and len(_others(run, own)) >= job.min_hosts
     return has_spare(run, own) or shrinks
 
 
-def _others(run: Run, own: OwnRun) -> list[str]:
+def _others(run: Run, own: CurrentRun) -> list[str]:
     return [
         name for name in usable(run) if name != run.scheduler.leader and name not in own.given_up
     ]
 
 
-def _ends_soon(run: Run, own: OwnRun, now: float) -> bool:
+def _ends_soon(run: Run, own: CurrentRun, now: float) -> bool:
     """The allocation: then who takes over has heard nothing of it, and would train to its end."""
     leaving = run.interruption.leaving
     if leaving is not None and leaving.requeue and not leaving.by_choice:
@@ -158,7 +158,7 @@ def _first(hosts: Sequence[str], but: str) -> tuple[str, ...]:
     return tuple(name for name in hosts[:1] if name != but)
 
 
-def _why_over(own: OwnRun) -> str:
+def _why_over(own: CurrentRun) -> str:
     said = {
         "queued again": "the job is queued again already",
         "ending": "the scheduler is ending the job",

@@ -43,7 +43,7 @@ from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
 from orchestrator.job.hosts.host_pool import hosts_given
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import OpenJournal
-from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, once_it_serves_in
+from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Leaderless:
         return "leave"
 
     async def _served(self, work: Callable[[], T], what: str) -> T:
-        return await once_it_serves_in(self.worker, work, what, self.pause)
+        return await retry_io_in(self.worker, work, what, self.pause)
 
     async def _settle(self) -> Outcome:
         self.former = await self._served(self.storage.read_fence, "the fence cannot be read")

@@ -22,7 +22,7 @@ from orchestrator.detect.fabric import judge
 from orchestrator.errors import BackendError, PlanError, Unanswered
 from orchestrator.failover.after_leader import no_more_of_it
 from orchestrator.job.hosts.scheduler_notices import asked_about, heard, news, next_question_s
-from orchestrator.seams import OwnRun
+from orchestrator.seams import CurrentRun
 from orchestrator.simulation.world.jobs import plan_for
 from orchestrator.simulation.world.k8s_operator import Operators
 
@@ -84,11 +84,11 @@ class Errands:
         else:
             self._lose(lost, cut_off_s)
 
-    def _own_run(self) -> OwnRun:
+    def _own_run(self) -> CurrentRun:
         host, scheduler = self.leader.host.name, self.world.scheduler
         if isinstance(scheduler, Operators):
             scheduler.notices(host, ())
-            return OwnRun(phase="running", words="it answers")
+            return CurrentRun(phase="running", words="it answers")
         return scheduler.own_run(host, self.leader.agent)
 
     def taken_before(self, host: str, silent_s: float) -> str:

@@ -39,7 +39,7 @@ from orchestrator.failover.journal_watch import (
 from orchestrator.failover.leader_lost import SEE_S
 from orchestrator.failover.turns import TURN_S
 from orchestrator.job.state import Run
-from orchestrator.seams import OwnRun
+from orchestrator.seams import CurrentRun
 
 if TYPE_CHECKING:
     from orchestrator.simulation.agents import Agent
@@ -131,7 +131,7 @@ class Leaderless:
         else:
             self._do(run, found)
 
-    def _clear(self, run: Run, own: OwnRun, host: str) -> None:
+    def _clear(self, run: Run, own: CurrentRun, host: str) -> None:
         if not self.agent.alive:
             self._over()
             return

@@ -37,7 +37,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.hosts.host_pool import has_successors
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import MOST_LINES
-from orchestrator.journal.supervisor import Supervisor, is_told
+from orchestrator.journal.supervisor import Supervisor, is_journalled
 from orchestrator.leader.agent_sessions import AgentSessions, Silence
 from orchestrator.leader.monitor import Monitor
 from orchestrator.simulation.errands import Errands
@@ -308,7 +308,7 @@ class Leader:
             self._witnessed(before, events[:count], count)
         else:
             self.world.witness.heard(events[0], before)
-            if is_told(events[0], before, self.supervisor.run):
+            if is_journalled(events[0], before, self.supervisor.run):
                 self.world.decided(self, events[0], actions)
         self._remember()
         self.todo.extend(actions)
@@ -326,7 +326,7 @@ class Leader:
         for event in events:
             before = run
             run, actions = self.world.decide(before, event)
-            told = is_told(event, before, run)
+            told = is_journalled(event, before, run)
             if told and lines == 0:
                 return event
             self.world.witness.heard(event, before)

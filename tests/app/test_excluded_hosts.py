@@ -11,7 +11,7 @@ from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queue
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.job.state import Run
 from orchestrator.job.step import fold
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.slurm.slurm_launch import FakeSlurm
 from tests.job.supervise_stage import Job
@@ -101,7 +101,7 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)
     hosts_to_exclude(tmp_path)
     update = "scontrol update JobId=12 ExcNodeList="
-    seen = Sighting(
+    seen = LaunchStatus(
         "Slurm job 12 is PENDING",
         held=True,
         excluded={"node2": f"{update}node[3-4]", "node3": f"{update}x", "node4": f"{update}y"},
@@ -116,11 +116,11 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     )
     assert found["node4"].startswith("is excluded (until 2023-11-16")
     assert found["node4"].endswith(f"; to use it: ndctl hosts clear node4 && {update}y")
-    assert excluded_while_queued(run, Sighting(None, held=False), {}, clock) == {}
+    assert excluded_while_queued(run, LaunchStatus(None, held=False), {}, clock) == {}
 
 
 def said_of(run: Run, host: str) -> str:
-    seen = Sighting("Slurm job 12 is PENDING", held=True, excluded={host: "scontrol update"})
+    seen = LaunchStatus("Slurm job 12 is PENDING", held=True, excluded={host: "scontrol update"})
     return excluded_while_queued(run, seen, {}, TurnedClock())[host]
 
 

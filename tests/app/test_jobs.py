@@ -26,7 +26,7 @@ from orchestrator.job.state import Run
 from orchestrator.job.step import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.journal.current_launch import Launched, counting, counting_spec
+from orchestrator.journal.current_launch import Launched, current_launch, current_spec
 from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
@@ -84,7 +84,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
-    assert counting(run_dir) == Launched(backend=job.backend, launch=launch)
+    assert current_launch(run_dir) == Launched(backend=job.backend, launch=launch)
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
 
 
@@ -122,7 +122,7 @@ def test_a_job_whose_name_differs_in_case_alone_is_refused(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     submit(tmp_path)
-    with pytest.raises(JobError, match="job E2E would differ from e2e in"):
+    with pytest.raises(JobError, match="job E2E differs from e2e in"):
         submit(tmp_path, "name=E2E")
     assert len(cluster.submitted) == 1
 
@@ -165,7 +165,7 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
     assert (second["train"]["steps"], second["pause_s"]) == (99, 44.0)
     assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
     assert "steps: 99" in run_dir.spec_of(2).read_text()
-    assert counting_spec(run_dir) == run_dir.spec_of(2)
+    assert current_spec(run_dir) == run_dir.spec_of(2)
     assert "steps: 24" in run_dir.spec.read_text(), "until the ranks train by the new one"
     assert run_dir.token.read_text() == token
 
@@ -195,7 +195,7 @@ def test_checkpoints_that_no_journal_knows_are_not_trained_on(
     for resume in (False, True):
         with pytest.raises(JobError, match=r"has checkpoints but no journal\.jsonl") as refused:
             submit(tmp_path, resume=resume)
-        assert "--new puts the folder in .archive/" in refused.value.fix
+        assert "--new moves the folder to .archive/" in refused.value.fix
     submit(tmp_path, new=True)
     assert not run_dir.checkpoints.exists()
 

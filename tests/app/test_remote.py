@@ -21,7 +21,7 @@ from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.seams import Completed, Sighting
+from orchestrator.seams import Completed, LaunchStatus
 from tests.agent.world import TurnedClock, a_job
 from tests.dashboard.dashboard_story import started
 from tests.jobs_on_disk import NoCluster, cluster
@@ -180,16 +180,16 @@ def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_pat
 # How a job stands, of what is known here and what its scheduler says
 
 
-def asked(found: Found, cluster: NoCluster, says: Sighting) -> Sighting:
+def asked(found: Found, cluster: NoCluster, says: LaunchStatus) -> LaunchStatus:
     cluster.says = says
     run = Run(job=a_job(found.run_dir.path, backend="kubernetes"))
     (seen,) = sight([(found, run, False, True)], {}, TurnedClock())
     return seen
 
 
-RUNS = Sighting("2 of 2 pods run", held=True, running=True)
-WAITS = Sighting("it waits for GPUs", held=True)
-PENDING = Sighting("Pending", held=True)
+RUNS = LaunchStatus("2 of 2 pods run", held=True, running=True)
+WAITS = LaunchStatus("it waits for GPUs", held=True)
+PENDING = LaunchStatus("Pending", held=True)
 
 
 def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
@@ -214,7 +214,7 @@ def test_of_pods_that_run_and_may_not_be_asked_nothing_is_known(
 def test_an_end_that_the_journal_does_not_know_of_is_remembered(
     found: Found, cluster: NoCluster
 ) -> None:
-    leaving = Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)
+    leaving = LaunchStatus("it was deleted", held=False, over="CANCELLED", leaving=True)
     asked(found, cluster, leaving)
     assert copy_of(found).remembered == []
     asked(found, cluster, replace(leaving, leaving=False))

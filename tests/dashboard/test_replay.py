@@ -16,7 +16,7 @@ from orchestrator.dashboard.view import Seen, fold_seen
 from orchestrator.job.step import fold
 from orchestrator.journal import journal as log
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import BEGINNING, Entry, Place, newest, to_line
+from orchestrator.journal.journal import BEGINNING, Entry, Place, position_after, to_line
 from orchestrator.journal.supervisor import Folded
 from tests.dashboard.dashboard_story import (
     broken,
@@ -129,7 +129,7 @@ def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
     def place(count: int) -> Place:
         return Place(lines=count, offset=sum(map(len, lines[:count])))
 
-    found = [newest(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
+    found = [position_after(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
     assert found == [place(n) for n in (0, 0, 2, 2, 4, 4, 4)]
 
 

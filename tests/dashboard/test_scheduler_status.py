@@ -15,11 +15,11 @@ from orchestrator.job.reports.job_report import report_of
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
 
-WAITS = Sighting("Slurm job 12 is PENDING (Resources)", held=True)
+WAITS = LaunchStatus("Slurm job 12 is PENDING (Resources)", held=True)
 
 
 def on_slurm() -> Run:
@@ -31,7 +31,7 @@ def on_slurm() -> Run:
 def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     asked: list[Run] = []
 
-    def ask(run: Run) -> Sighting | None:
+    def ask(run: Run) -> LaunchStatus | None:
         asked.append(run)
         return WAITS if len(asked) < 2 else None
 
@@ -50,13 +50,13 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     assert len(asked) == 3, "asked anew when a leader has gone"
 
 
-STOPPED = Sighting("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
+STOPPED = LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
 
 
 def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
     asked: list[Run] = []
 
-    def ask(run: Run) -> Sighting | None:
+    def ask(run: Run) -> LaunchStatus | None:
         asked.append(run)
         return STOPPED if len(asked) == 1 else WAITS
 
@@ -91,7 +91,7 @@ def test_a_job_that_is_held_has_not_failed() -> None:
     assert view(seen, leader_alive=False, now=START + 9999, sighting=WAITS).state == "PENDING"
 
 
-AWAY = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+AWAY = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
 
 
 def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
@@ -117,7 +117,7 @@ def test_what_the_leader_told_its_cluster_later_counts() -> None:
 
 
 def test_what_was_deleted_is_cancelled_at_once() -> None:
-    gone = Sighting("it was deleted", held=False, over="CANCELLED", at=START + 7000)
+    gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
     found = effective_state(on_slurm(), False, START + 9999, sighting=gone)
     assert (found.state, found.reason, found.since) == (
         "CANCELLED",
@@ -128,7 +128,7 @@ def test_what_was_deleted_is_cancelled_at_once() -> None:
     assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
 
 
-FAILED = Sighting("it has Failed", held=False, over="FAILED")
+FAILED = LaunchStatus("it has Failed", held=False, over="FAILED")
 
 
 def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
             written.append(entry.event, entry.actions)
-    said = [Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)]
+    said = [LaunchStatus("it was deleted", held=False, over="CANCELLED", leaving=True)]
     clock = TurnedClock()
     ended = EndDetector(run_dir, clock, lambda run: said[-1])
     assert not ended()
@@ -158,7 +158,7 @@ def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
             written.append(entry.event, entry.actions)
-    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    gone = LaunchStatus("it was deleted", held=False, over="CANCELLED")
     told = iter([AWAY, AWAY, WAITS, gone])
     code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
     out = capsys.readouterr().out

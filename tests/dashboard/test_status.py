@@ -83,7 +83,7 @@ from orchestrator.dashboard.status import (
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     START,
     StoryClock,
@@ -452,7 +452,7 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
 
 
 def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
-    held = Sighting("it waits", held=True)
+    held = LaunchStatus("it waits", held=True)
     waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), sighting=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
         "next        wait for hosts, since 2023-11-14 22:13:30 UTC, all hosts released 2 times so"
@@ -808,7 +808,7 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     from dataclasses import replace
 
     words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
-    waiting = replace(snapshot(started(), alive=False), sighting=Sighting(words, held=True))
+    waiting = replace(snapshot(started(), alive=False), sighting=LaunchStatus(words, held=True))
     assert status_json(waiting)["state"] == "PENDING"
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
@@ -818,7 +818,7 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
 
 
-AWAY = Sighting(
+AWAY = LaunchStatus(
     "PyTorchJob ndctl/quickstart",
     held=True,
     unknown="the API server of context prod cannot be reached: Connection refused",
@@ -853,7 +853,9 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
 
 
 def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
-    gone = Sighting("PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED")
+    gone = LaunchStatus(
+        "PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED"
+    )
     text = status_text(
         replace(snapshot(recovered(), metrics(1, 24), alive=False), sighting=gone), UTC
     )
@@ -868,7 +870,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
     leads = [
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
-    there = replace(snapshot(leads), sighting=Sighting("Slurm job 12", held=False))
+    there = replace(snapshot(leads), sighting=LaunchStatus("Slurm job 12", held=False))
     ends = date_time(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
@@ -877,7 +879,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
 def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"
-    gone = status_json(replace(queued, sighting=Sighting("Slurm job 12 has ended", held=False)))
+    gone = status_json(replace(queued, sighting=LaunchStatus("Slurm job 12 has ended", held=False)))
     assert gone["state"] == "FAILED"
     assert gone["reason"] == "no leader started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")

@@ -22,12 +22,12 @@ from orchestrator.journal.journal import (
     Entry,
     Journal,
     Tail,
+    complete_length,
+    entries_of,
     from_line,
     has_writer,
-    having,
     read,
     to_line,
-    whole_lines,
 )
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
@@ -327,8 +327,8 @@ def test_the_end_of_a_large_journal_tells_as_much_as_the_whole(
                 assert (journal.seq, journal.size) == (600, len(data))
             continue
         with Journal(path, clock) as journal:
-            assert (journal.seq, journal.size) == (600 - hole, whole_lines(data))
-        assert path.read_bytes() == data[: whole_lines(data)]
+            assert (journal.seq, journal.size) == (600 - hole, complete_length(data))
+        assert path.read_bytes() == data[: complete_length(data)]
 
 
 @pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
@@ -353,7 +353,7 @@ def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     try:
-        with pytest.raises(OSError, match="only a part of a line fitted"):
+        with pytest.raises(OSError, match="only part of a line was written"):
             journal.append(tick(2))
         after = journal.path.read_bytes()
     finally:
@@ -431,22 +431,22 @@ def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Pat
     ]
     lines = [to_line(Entry(seq=seq, event=one, actions=())) for seq, one in enumerate(events, 1)]
     path.write_bytes(b"".join(lines) + lines[1][:-1])
-    assert [entry.event for entry in having(path, RankExited)] == events[1:4]
-    assert [entry.event for entry in having(path, RankExited, attempt=1)] == events[1:2]
-    assert [entry.seq for entry in having(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
-    assert not list(having(tmp_path / "none", RankExited))
+    assert [entry.event for entry in entries_of(path, RankExited)] == events[1:4]
+    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == events[1:2]
+    assert [entry.seq for entry in entries_of(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
+    assert not list(entries_of(tmp_path / "none", RankExited))
 
 
 def test_what_is_decided_on_a_line_does_not_make_it_of_the_next_attempt(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     gone, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
     path.write_bytes(to_line(Entry(seq=1, event=gone, actions=(order,))))
-    assert not list(having(path, RankExited, attempt=2))
-    assert [entry.event for entry in having(path, RankExited, attempt=1)] == [gone]
+    assert not list(entries_of(path, RankExited, attempt=2))
+    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == [gone]
 
 
 def test_lines_behind_what_a_dead_host_left_are_not_found(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = [to_line(Entry(seq=n, event=exited(n, 1), actions=())) for n in range(1, 4)]
     path.write_bytes(lines[0] + b"\0" * 9 + lines[1][9:] + lines[2])
-    assert [entry.seq for entry in having(path, RankExited)] == [1]
+    assert [entry.seq for entry in entries_of(path, RankExited)] == [1]

@@ -12,10 +12,10 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import JobError
-from orchestrator.journal.current_launch import Launched, counting
+from orchestrator.journal.current_launch import Launched, current_launch
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_of, read_folder
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_same_launch, read_folder
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -74,17 +74,17 @@ def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir)
 def test_a_launch_is_told_from_another_text_of_its_number(run_dir: RunDir) -> None:
     """By all that was asked for: hosts are in the launch, a learning rate in the spec alone."""
     asked = of(run_dir)
-    assert is_of(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
+    assert is_same_launch(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
     end(run_dir)
     resumed = of(run_dir, 2, resume=True)
     run = begin(run_dir, resumed, CLOCK, token=True)
-    assert is_of(run_dir, resumed, run)
-    assert is_of(run_dir, resumed, known(run_dir)), "as it is read from the journal, too"
+    assert is_same_launch(run_dir, resumed, run)
+    assert is_same_launch(run_dir, resumed, replay(run_dir)), "as it is read from the journal, too"
     fewer = replace(resumed.job, launch=replace(resumed.launch, hosts=()))
-    assert not is_of(run_dir, replace(resumed, job=fewer), run)
-    assert not is_of(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
+    assert not is_same_launch(run_dir, replace(resumed, job=fewer), run)
+    assert not is_same_launch(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
     run_dir.spec.unlink()
-    assert is_of(run_dir, resumed, run), "nothing is known against it"
+    assert is_same_launch(run_dir, resumed, run), "nothing is known against it"
 
 
 def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir) -> None:
@@ -94,7 +94,7 @@ def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir)
     run = begin(run_dir, of(run_dir, 2, resume=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.ending, run.job.launch.launch, run.job.resume) == (None, 2, True)
-    assert counting(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
+    assert current_launch(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
     assert run.job.plan_number == 2
     assert run_dir.plan(2).exists()
     assert run_dir.token.read_text() == token
@@ -107,7 +107,7 @@ def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
     assert run.job is not None
     assert (run.job.launch.launch, run.job.resume, run.job.plan_number) == (2, False, 1)
     (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
-    assert known(RunDir(old)).ending == "CANCELLED"
+    assert replay(RunDir(old)).ending == "CANCELLED"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: st
 def test_a_name_that_differs_from_anothers_in_case_alone_is_refused(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=True)
     other = RunDir(run_dir.path.with_name("Job"))
-    with pytest.raises(JobError, match="job Job would differ from job in ") as refused:
+    with pytest.raises(JobError, match="job Job differs from job in ") as refused:
         begin(other, of(other), CLOCK, token=True)
     assert "--set name=" in refused.value.fix
     assert not other.path.exists()

@@ -10,7 +10,7 @@ from orchestrator.backends.entry.agent import _hold_host
 from orchestrator.contract.files.fence import GivenUp, read_fence, take_over
 from orchestrator.contract.files.leader_file import Term, announce, leader_of
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.posix.retry_io import retry_io
 from tests.agent.world import TurnedClock
 
 
@@ -25,7 +25,7 @@ def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture
         return "done"
 
     begun = clock.time
-    assert once_it_serves(work, "the fence cannot be taken", clock) == "done"
+    assert retry_io(work, "the fence cannot be taken", clock) == "done"
     assert clock.time - begun == 3.0
     assert len(caplog.messages) == 3
     assert caplog.messages[0].startswith("the fence cannot be taken, trying again: ")
@@ -38,7 +38,7 @@ def test_what_does_not_pass_is_said_at_once(error: type[OSError]) -> None:
         raise error("for good")
 
     with pytest.raises(error, match="for good"):
-        once_it_serves(work, "it fails", TurnedClock())
+        retry_io(work, "it fails", TurnedClock())
 
 
 class Emptied(TurnedClock):
@@ -73,7 +73,7 @@ def test_a_leader_begins_when_there_is_room_again(
     try:
         with pytest.raises(OSError, match="File too large"):
             work(run_dir)
-        once_it_serves(lambda: work(run_dir), "there is no room", clock)
+        retry_io(lambda: work(run_dir), "there is no room", clock)
     finally:
         clock.make_room()
     if work is announced:

@@ -43,7 +43,7 @@ from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.load import read_spec
 from orchestrator.posix.locks import try_lock
@@ -312,7 +312,7 @@ class Starter:
 
     def _settled(self, code: int) -> bool:
         """After srun ended: True if the job has ended or cannot continue, else start a step."""
-        run = known(self.run_dir)
+        run = replay(self.run_dir)
         if run.ending is not None:
             return True
         if self.backend.steps(self.here.launch):  # only srun was killed; the agents still run

@@ -40,7 +40,7 @@ from orchestrator.journal.journal import LOCK_PATIENCE_S, Journal
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader
-from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves
+from orchestrator.posix.retry_io import TAKE_OVER_S, retry_io
 from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import run_command
 
@@ -63,7 +63,7 @@ async def lead(
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     name = secrets.token_hex(8)
     taking = partial(take_over, place.run_dir.fence, name)
-    once_it_serves(taking, "failed to take the fence", clock)
+    retry_io(taking, "failed to take the fence", clock)
     guard = partial(check_leader, place.run_dir.fence, name)
     with Journal(place.run_dir.journal, clock, patience_s, guard) as journal:
         supervisor = Supervisor(journal, known=snapshot.load(place.run_dir))

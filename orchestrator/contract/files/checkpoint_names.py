@@ -94,8 +94,8 @@ def checksum(path: Path) -> str:
 
 
 def damage(folder: Path, checksums: Mapping[str, str], names: Iterable[str]) -> str | None:
-    """The first problem with the files `names`, compared with `checksums`; None if there is none.
-    """
+    """The first problem with the files `names`, compared with `checksums`; None if there is
+    none."""
     for name in names:
         try:
             same = checksum(folder / name) == checksums[name]

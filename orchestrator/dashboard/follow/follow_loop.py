@@ -26,7 +26,7 @@ from orchestrator.job.state import Run
 from orchestrator.job.step import fold
 from orchestrator.journal.journal import Tail, has_writer
 from orchestrator.journal.snapshot import recall
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 FOLLOW_POLL_S = 0.2
 EXIT_CODES = {
@@ -90,7 +90,7 @@ class EndDetector:
         self.run_dir, self.clock = run_dir, clock
         self.run, self.entries = recall(run_dir)
         self.holding = SchedulerPoll(ask, clock)
-        self.seen: Sighting | None = None
+        self.seen: LaunchStatus | None = None
         """The scheduler's last answer about a job without a leader."""
 
     def __call__(self) -> bool:

@@ -26,7 +26,7 @@ from orchestrator.contract.plan import Plan
 from orchestrator.errors import PlanError
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job_secret import JobSecret
-from orchestrator.journal.supervisor import Supervisor, is_told
+from orchestrator.journal.supervisor import Supervisor, is_journalled
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader, LeaderSeams
 from orchestrator.seams import AllocationBackend
@@ -329,7 +329,7 @@ class WitnessedSupervisor(Supervisor):
             self._judged(before, events[:count], count)
         else:
             world.witness.heard(events[0], before)
-            if is_told(events[0], before, after):
+            if is_journalled(events[0], before, after):
                 world.decided(cast(Any, self.leader), events[0], actions)
         for incident in after.history.incidents[len(before.history.incidents) :]:
             world.strike(incident)
@@ -341,7 +341,7 @@ class WitnessedSupervisor(Supervisor):
         for event in events:
             before = run
             run, actions = self.decide(before, event)
-            told = is_told(event, before, run)
+            told = is_journalled(event, before, run)
             if told and lines == 0:
                 return
             world.witness.heard(event, before)

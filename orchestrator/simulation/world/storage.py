@@ -13,7 +13,7 @@ from typing import Literal
 from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
-from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
+from orchestrator.journal.journal import Decided, Entry, Place, complete_length, parse, to_line
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded
 from orchestrator.simulation.clock import Timeline
@@ -126,7 +126,7 @@ class Storage:
 
     def recall(self) -> tuple[Entry, ...]:
         """All entries, each line decoded once; an unfinished last line is no line."""
-        whole = whole_lines(self.journal)
+        whole = complete_length(self.journal)
         if whole > self.read_to:
             fresh = bytes(self.journal[self.read_to : whole])
             self.entries += parse(fresh, len(self.entries))
@@ -139,7 +139,7 @@ class StoredJournal:
 
     def __init__(self, storage: Storage, host: str, guard: Callable[[], None]) -> None:
         self.storage, self.host, self.guard = storage, host, guard
-        del storage.journal[whole_lines(storage.journal) :]
+        del storage.journal[complete_length(storage.journal) :]
         self.seq = entries[-1].seq if (entries := storage.recall()) else 0
         self.known = self._known()
         """What the newest snapshot says."""
@@ -202,6 +202,6 @@ class StoredJournal:
 def read_whole(journal: bytes) -> tuple[Entry, ...]:
     """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
     try:
-        return tuple(parse(journal[: whole_lines(journal)]))
+        return tuple(parse(journal[: complete_length(journal)]))
     except JobError as exc:
         raise AssertionError(f"the journal is damaged: {exc}") from exc

@@ -19,7 +19,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted
 from orchestrator.errors import JobError, PlanError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import is_held_alone
 from tests.agent.world import TurnedClock
@@ -105,7 +105,7 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
 ) -> None:
     job = shell.submit(*TWO)
     assert job.hosts == ("node1", "node2", "node3")
-    run = known(shell.run_dir)
+    run = replay(shell.run_dir)
     assert run.job is not None
     assert run.job.backend == "slurm-here"
     assert (len(run.plan.hosts), len(run.job.launch.hosts)) == (2, 3)
@@ -166,7 +166,7 @@ def test_a_job_that_never_begins_is_started_three_times(shell: Shell) -> None:
     job = shell.submit(*TWO)
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
-    assert "3 steps in a row made no progress" in known(shell.run_dir).stage.reason
+    assert "3 steps in a row made no progress" in replay(shell.run_dir).stage.reason
     assert not is_held_alone(shell.run_dir.starter_lock)
 
 
@@ -175,7 +175,7 @@ def test_a_step_that_scancel_ended_cancels_the_job(shell: Shell) -> None:
     text = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T19:09:01 ***"
     shell.says(f"echo '{text}' > {shell.run_dir.slurm}/launch-1/7.0_0_log.err; exit 137")
     assert shell.run(job) == exit_codes.CANCELLED
-    assert known(shell.run_dir).ending == "CANCELLED"
+    assert replay(shell.run_dir).ending == "CANCELLED"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_where_the_allocation_is_over_no_step_is_started(shell: Shell) -> None:
     shell.job.state = "TIMEOUT"
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 1
-    reason = known(shell.run_dir).stage.reason
+    reason = replay(shell.run_dir).stage.reason
     assert reason.startswith(
         "the job cannot continue in this allocation: its allocation, Slurm job 7, is over"
     )
@@ -227,8 +227,8 @@ def test_the_next_step_does_without_nodes_that_are_gone(shell: Shell) -> None:
     job = shell.submit(*TWO)
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     shell.slurm.nodes["node2"] = "DOWN"
-    assert starter._hosts(known(shell.run_dir)) == ("node1", "node3")
-    assert starter._why_not(known(shell.run_dir)) == ""
+    assert starter._hosts(replay(shell.run_dir)) == ("node1", "node3")
+    assert starter._why_not(replay(shell.run_dir)) == ""
 
 
 def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:

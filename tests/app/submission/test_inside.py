@@ -22,7 +22,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted
 from orchestrator.errors import BackendError, JobError, NdctlError, PlanError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
@@ -103,7 +103,7 @@ def test_the_first_task_begins_the_job_and_each_becomes_an_agent(step: Step) -> 
         "--first-leads",
     ]
     assert step.task(1) == command
-    run = known(step.run_dir)
+    run = replay(step.run_dir)
     assert run.job is not None
     assert run.plan.hosts == ("node1", "node2")
     assert run.job.backend == "slurm"
@@ -137,13 +137,13 @@ def test_what_the_spec_does_not_say_of_hosts_the_allocation_does(
     spec.write_text(text)
     wanted = Wanted(spec=spec, overrides=("parallel.tp=1",), run_root=str(tmp_path))
     agent_command(wanted, step.environ(), TurnedClock(), step.slurm)
-    plan = known(step.run_dir).plan
+    plan = replay(step.run_dir).plan
     assert (len(plan.hosts), plan.ranks_per_host) == (2, 2)
 
 
 def test_nodes_that_the_plan_does_not_need_are_spares(step: Step) -> None:
     step.task(0, "cluster.hosts=1")
-    run = known(step.run_dir)
+    run = replay(step.run_dir)
     assert run.job is not None
     assert (len(run.plan.hosts), len(run.job.launch.hosts)) == (1, 2)
 

@@ -100,14 +100,18 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
     ],
 )
 def test_a_plain_value_under_the_name_of_a_secret_is_told(
-    name: str, value: Any, is_told: bool
+    name: str, value: Any, is_found: bool
 ) -> None:
-    assert plain_secrets(KubernetesSpec(env={name: value})) == ((f"env.{name}",) if is_told else ())
+    assert plain_secrets(KubernetesSpec(env={name: value})) == (
+        (f"env.{name}",) if is_found else ()
+    )
     if isinstance(value, str):
         variables = [{"name": name, "value": value}]
         template = {"spec": {"containers": [{"name": "pytorch", "env": variables}]}}
         place = f"pod_template.spec.containers[0].env.{name}"
-        assert plain_secrets(KubernetesSpec(pod_template=template)) == ((place,) if is_told else ())
+        assert plain_secrets(KubernetesSpec(pod_template=template)) == (
+            (place,) if is_found else ()
+        )
 
 
 @given(

@@ -1,5 +1,5 @@
-"""Atomic writes: a reader sees the old or the new file, and a failed write leaves nothing behind.
-"""
+"""Atomic writes: a reader sees the old or the new file, and a failed write leaves nothing
+behind."""
 
 import errno
 import os

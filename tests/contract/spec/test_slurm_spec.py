@@ -91,9 +91,9 @@ def test_all_variables_that_must_not_be_set_are_reported_at_once() -> None:
     ],
 )
 def test_a_secret_in_plain_text_is_detected_by_its_name(
-    name: str, value: str, is_told: bool
+    name: str, value: str, is_found: bool
 ) -> None:
-    assert plain_secrets(SlurmSpec(env={name: value})) == ((f"env.{name}",) if is_told else ())
+    assert plain_secrets(SlurmSpec(env={name: value})) == ((f"env.{name}",) if is_found else ())
 
 
 @pytest.mark.parametrize("mode", [700, 750, 755, 770, 775])

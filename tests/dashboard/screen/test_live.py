@@ -12,7 +12,7 @@ from orchestrator.dashboard.screen.live import run_dashboard, terminal_keys
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import to_line
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import START, StoryClock, finished, journal, metrics, started
 from trainer.measure.metrics import StepMetrics
 from trainer.measure.metrics import to_line as metric_line
@@ -58,7 +58,7 @@ def write_metrics(run_dir: RunDir, last: int) -> None:
             file.write(metric_line(line))
 
 
-def nobody(run: Run) -> Sighting | None:
+def nobody(run: Run) -> LaunchStatus | None:
     raise AssertionError("there is no scheduler to ask")
 
 

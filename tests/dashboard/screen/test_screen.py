@@ -19,7 +19,7 @@ from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
 from orchestrator.job.incident import Culprit
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     DRILL,
     START,
@@ -279,7 +279,7 @@ def test_a_job_whose_steps_have_stopped_says_for_how_long() -> None:
 
 def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
     seen = seen_of(recovered())
-    away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+    away = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
     shown = view(
         seen,
         fold_metrics(NO_PROGRESS, metrics(1, 30)),
