@@ -312,7 +312,7 @@ def test_the_option_wins_over_the_environment(
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(run_root / "elsewhere"))
     done = ndctl("status", JOB)
     assert done.exit_code == exit_codes.BAD_JOB_STATE
-    assert "there are: none" in done.stderr
+    assert "existing jobs: none" in done.stderr
     assert ndctl("status", JOB, "--run-root", str(run_root)).exit_code == 0
 
 
@@ -321,7 +321,7 @@ def test_an_unknown_job_is_an_error_with_its_own_code(verb: str, job: Path) -> N
     done = ndctl(verb, "e3e")
     assert done.exit_code == exit_codes.BAD_JOB_STATE, done.output
     assert "no job 'e3e'" in done.stderr
-    assert "there are: e2e" in done.stderr
+    assert "existing jobs: e2e" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["status", "describe"])
@@ -580,7 +580,7 @@ def test_a_run_directory_is_its_owners_alone(
         for verb in verbs:
             done = ndctl(verb, JOB)
             assert done.exit_code == exit_codes.BAD_JOB_STATE, (verb, done.output)
-            assert f"{run_dir.path} may not be read: it is the run directory of user" in done.stderr
+            assert f"{run_dir.path} cannot be read: it is the run directory of user" in done.stderr
         assert ndctl("list").exit_code == 0
     for path in (run_dir.path, *run_dir.path.rglob("*")):  # as its owner may
         path.chmod(0o755)

@@ -247,7 +247,7 @@ def test_a_bad_line_is_skipped_and_named_once(
         assert always(path, NOW) == ()
         assert hosts_text(records(tmp_path, NOW))
     (said,) = [entry.getMessage() for entry in caplog.records]
-    assert said.startswith(f"skipped line 2 of {path}: ")
+    assert said.startswith(f"ignoring line 2 of {path}: ")
     assert len(said) < len(str(path)) + 250
     assert "\n" not in said
 
@@ -260,7 +260,7 @@ def test_of_many_bad_lines_the_first_are_named_and_the_rest_is_counted(
     path.write_bytes(path.read_bytes() + b"no\n" * 1_000)
     assert recall(path) == (strike(),)
     assert len(caplog.records) == 4
-    assert caplog.messages[-1] == f"skipped 997 more lines of {path}"
+    assert caplog.messages[-1] == f"ignoring 997 more lines of {path}"
 
 
 def _append(path: Path, job: str) -> None:
@@ -382,9 +382,9 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     assert code == 0
     first, _, _, local, *strikes = said.splitlines()
     assert first.startswith(
-        "local/host-0  2 strikes with a weight of 2.00 by now, may be used: the hosts of local jobs"
+        "local/host-0  2 strikes with a current weight of 2.00, may be used: the hosts of local"
     )
-    assert local.startswith("tb/node1  2 strikes with a weight of 2.00 by now, excluded until 20")
+    assert local.startswith("tb/node1  2 strikes with a current weight of 2.00, excluded until 20")
     assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
     body = json.loads(ndctl("hosts", *root, "--json")[1])
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [

@@ -364,9 +364,9 @@ def test_an_override_takes_a_model_away_and_gives_another() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.steps", "--set train.steps: must be written KEY=VALUE"),
-        ("=3", "must be written KEY=VALUE"),
-        ("train..steps=3", "must be written KEY=VALUE"),
+        ("train.steps", "--set train.steps: must be written as KEY=VALUE"),
+        ("=3", "must be written as KEY=VALUE"),
+        ("train..steps=3", "must be written as KEY=VALUE"),
         ("name.first=a", "--set name.first: must be a key of a mapping, and name is a value"),
         ("trian.steps=3", "--set trian.steps: trian: must be one of the keys"),
         ("train.optimizer={l: 1}", "--set train.optimizer: train.optimizer.l: must be one of"),
@@ -385,7 +385,7 @@ def test_a_file_that_cannot_be_read_is_told_with_the_specs_beside_it(tmp_path: P
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
         read_spec(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
-    with pytest.raises(SpecError, match="UTF-8 text, byte 9 is not"):
+    with pytest.raises(SpecError, match="UTF-8 text, but byte 9 is not"):
         read_spec(tmp_path / "latin.yaml")
     with pytest.raises(SpecError, match="examples/ has specs"):
         read_spec(tmp_path / "none" / "job.yaml")

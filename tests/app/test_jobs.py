@@ -260,11 +260,11 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
 
 
 def test_a_job_is_found_or_the_others_are_named(tmp_path: Path, cluster: NoCluster) -> None:
-    with pytest.raises(JobError, match=r"no job 'nope' in .*; there are: none"):
+    with pytest.raises(JobError, match=r"no job 'nope' in .*; existing jobs: none"):
         find_job(tmp_path / "nowhere", "nope")
     submit(tmp_path)
     assert find_job(tmp_path, JOB).path == tmp_path / JOB
-    with pytest.raises(JobError, match="there are: e2e"):
+    with pytest.raises(JobError, match="existing jobs: e2e"):
         find_job(tmp_path, "nope")
 
 
