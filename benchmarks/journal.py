@@ -34,7 +34,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.detect.heartbeat_monitor import RECORD_EVERY_S
 from orchestrator.job.stage import IDLE, OUTSIDE
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Journal, Place, to_line
 from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_journalled

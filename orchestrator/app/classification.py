@@ -13,13 +13,13 @@ from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.events import EvidenceGathered, RankExited
 from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
 from orchestrator.dashboard.format import one_line
+from orchestrator.diagnosis.cause.diagnose import diagnose
+from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.classes import with_class
 from orchestrator.diagnosis.logs.patterns import MOST_BYTES
 from orchestrator.diagnosis.logs.readings import End, read_exit, read_kernel
 from orchestrator.diagnosis.stacks.kernel_stacks import with_places
-from orchestrator.job.failures.diagnose import diagnose
-from orchestrator.job.findings import Findings
-from orchestrator.job.policy import usual_remedy
+from orchestrator.job.failures.policy import usual_remedy
 
 HOST = "host"
 KERNEL_BYTES = 4 << 20

@@ -21,6 +21,8 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import action_taken
 from orchestrator.dashboard.view import UNHEALTHY
+from orchestrator.diagnosis.cause.exits import is_mismatch
+from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.dumps.load_evidence import (
     ended_by_class,
@@ -33,8 +35,6 @@ from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.errors import JobError
-from orchestrator.job.failures.collective_mismatch import is_unfit
-from orchestrator.job.failures.hang_event import facts_of
 from orchestrator.journal.journal import entries_of
 
 
@@ -219,7 +219,7 @@ def _reported(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[
         match entry.event:
             case EvidenceGathered() as found:
                 facts |= facts_of(found)
-            case RankExited() as exited if is_unfit(exited):
+            case RankExited() as exited if is_mismatch(exited):
                 unfit.add(exited.rank)
     return facts, unfit
 

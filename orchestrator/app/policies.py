@@ -13,7 +13,7 @@ from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.classes import Signs, classify
 from orchestrator.diagnosis.classes import default_rules as default_classes
 from orchestrator.errors import SpecError
-from orchestrator.job import policy
+from orchestrator.job.failures import policy
 from orchestrator.load import read_spec
 
 XID = re.compile(r"(?:xid)?[-_ ]?(\d+)", re.IGNORECASE)
@@ -133,7 +133,7 @@ def _resolve(said: str, names: Sequence[str], found: Policy) -> str:
 
 def _fits(rule: PolicyRule, one: FailureRule) -> bool:
     said = not rule.says or one.action in rule.says
-    return said and rule.concerns(one.name, one.scope)
+    return said and policy.concerns(rule, one.name, one.scope)
 
 
 def _always(rule: PolicyRule) -> bool:

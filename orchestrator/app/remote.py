@@ -13,7 +13,7 @@ from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.dashboard.scheduler_status import Ask
 from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.job.state import Run
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, has_run, jobs
 from orchestrator.journal.journal import read
 from orchestrator.journal.run_dir_init import ARCHIVE

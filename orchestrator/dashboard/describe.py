@@ -16,11 +16,12 @@ from orchestrator.dashboard.status import (
     row,
     status_text,
 )
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
 from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.incident import Incident
 from orchestrator.job.state import Run
 
 MAX_STACK_LINES = 12
@@ -41,6 +42,7 @@ def describe_text(
         ("Stragglers", _stragglers(snapshot, zone)),
         ("Drills", _drills(snapshot)),
         ("Incidents", _incidents(snapshot, zone)),
+        ("Ignored events", _ignored_events(snapshot.seen.run)),
         ("Files", _files(snapshot)),
     )
     blocks = ((title, list(lines)) for title, lines in sections)
@@ -224,6 +226,11 @@ def _quoted(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield f"    {title}:"
     for line in lines:
         yield f"      | {visible(line).rstrip()}"
+
+
+def _ignored_events(run: Run) -> Iterator[str]:
+    for name, times in sorted(run.history.ignored.items()):
+        yield row(format.count(times, "time"), f"{name}: this cannot happen, please report it")
 
 
 def _files(snapshot: Snapshot) -> Iterator[str]:

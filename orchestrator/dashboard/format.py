@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 
 from orchestrator.contract.visible import visible
-from orchestrator.job.incident import NOBODY, Culprit
-from orchestrator.job.policy import BEFORE_FIX
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
+from orchestrator.job.failures.policy import BEFORE_FIX
 
 UNKNOWN = "-"
 HEALTH_TEXT = {"slow": "late heartbeat", "silent": "no heartbeat"}

@@ -6,10 +6,10 @@ from orchestrator.dashboard import format
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.view import FailedSave
-from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
+from orchestrator.job.failures.policy import BUDGET
+from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import PREFLIGHT, Incident
-from orchestrator.job.policy import BUDGET
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, usable
 
 
 def next_step(snapshot: Snapshot, zone: tzinfo | None) -> str:

@@ -48,6 +48,7 @@ def status_json(snapshot: Snapshot) -> dict[str, Any]:
         "mesh": dict(zip(AXES, run.plan.mesh.degrees, strict=True)),
         "stragglers": [encode(found) for found in shown.stragglers],
         "incidents": [incident_json(incident) for incident in run.history.incidents],
+        "ignored_events": dict(run.history.ignored),
         "checkpoint": _checkpoint_json(snapshot),
         "drills": [{"drill": text, "fired": fired} for text, fired in shown.drills],
         "leader_alive": None if standing.as_of is not None else snapshot.leader_alive,

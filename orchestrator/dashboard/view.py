@@ -29,7 +29,7 @@ from orchestrator.job.incident import Incident
 from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.stage import ENDED, IDLE, Ended, Holding, Queued, State, Submitted, Waiting
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
 from orchestrator.seams import LaunchStatus
 

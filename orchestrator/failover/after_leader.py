@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.failover.journal_watch import runs_without_leader
-from orchestrator.job.hosts.host_pool import usable
 from orchestrator.job.hosts.preemption import ASK_S
 from orchestrator.job.stage import Queued
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, usable
 from orchestrator.seams import CurrentRun
 
 UNLED = 3

@@ -53,7 +53,7 @@ class Asking:
             return False
         log.error(
             "the job could not be queued again, and its hosts stand idle: `ndctl cancel %s` gives"
-            " them back, and `ndctl submit SPEC --resume` goes on: %s",
+            " them back, and resume with `ndctl submit SPEC --resume`: %s",
             job,
             why,
         )

@@ -13,7 +13,7 @@ from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import AgentLost, Event
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Tail, has_writer, last_before
 from orchestrator.journal.snapshot import recall
 

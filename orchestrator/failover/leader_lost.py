@@ -40,8 +40,7 @@ from orchestrator.failover.journal_watch import (
     runs_without_leader,
 )
 from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
-from orchestrator.job.hosts.host_pool import hosts_given
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, hosts_given
 from orchestrator.journal.supervisor import OpenJournal
 from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
@@ -200,7 +199,7 @@ class Leaderless:
         if (unled := runs_without_leader(run, self.term)) >= UNLED:
             log.error(
                 "no leader has begun in %s allocations in a row: the job is not queued again; the"
-                " logs of its agents say why, and then `ndctl submit SPEC --resume` goes on",
+                " logs of its agents say why; then resume with `ndctl submit SPEC --resume`",
                 unled,
             )
             await self.worker(turn.settle)

@@ -48,7 +48,7 @@ def see_to_the_job(
     if (vain := restarts_in_vain(run, term.restarts)) >= most:
         log.error(
             "nothing came of %s allocations in a row: the job is not queued again; %s say why, and"
-            " then `ndctl submit SPEC --resume` goes on",
+            " then resume with `ndctl submit SPEC --resume`",
             vain,
             run_dir.agent_log("*"),
         )

@@ -1,48 +1,20 @@
-"""An incident: what went wrong once, who caused it, and what was done about it."""
+"""Incidents: what went wrong, who caused it, and what was done about it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import Remedy, Scope
+from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import MOST_EVIDENCE
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
-    """Who caused an incident; None where it is not known, or nobody did."""
-
-    host: str | None = None
-    rank: int | None = None
-
-    def __str__(self) -> str:
-        if self.rank is None:
-            return self.host or "nobody"
-        return f"rank {self.rank}" + (f" on {self.host}" if self.host else ", but no host")
-
-
-NOBODY = Culprit()
-
-
 PREFLIGHT = "preflight"
-"""Kind of the incident of a host that was found wanting before ranks started on it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    exit_code: int | None = None
-    signal: str | None = None
-    log_tail: tuple[str, ...] = ()
-    traceback: str = ""
-    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Rank to its stack at a hang."""
-    notes: tuple[str, ...] = ()
-    """How the cause is known, and what evidence is missing."""
+"""Kind of the incident of a host that failed a check before ranks started on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """What went wrong once, and what came of it."""
+    """One failure and what followed from it."""
 
     id: int
     attempt: int
@@ -57,35 +29,59 @@ class Incident:
     step: int
     """The last step known to be done."""
     saved: int | None = None
-    """Newest complete checkpoint's step then, and the one that the next attempt went on from once
-    that is known: the steps since are made again. None where no rank ran, so that none are."""
+    """Step of the newest complete checkpoint at that time, and of the one that the next attempt
+    resumed from once that is known: the steps since are lost. None if no rank ran, so that no step
+    was lost."""
     signature: str = ""
-    """Exception, message and step: two incidents that share it are the program's own error."""
+    """Exception, message and step: two incidents with the same one are a bug of the program."""
     detected_after_s: float
     recovered_after_s: float | None = None
-    """From `at` to the first new step of a later attempt; None while that has not come."""
+    """Seconds from `at` to the first new step of a later attempt; None before that step."""
     drill: str | None = None
-    """The drill that made it happen."""
+    """The drill that caused it."""
     failure: str = ""
-    """Its class."""
+    """The failure class."""
     scope: Scope = "rank"
     phase: Phase | None = None
     remedy: Remedy | None = None
-    """What was decided; None where a person decided."""
+    """The decision; None if a person decided."""
     rule: str = ""
-    """Of the policy, which decided."""
+    """The rule of the policy that decided."""
     advice: str = ""
     """What a person should do about it."""
     edits: tuple[str, ...] = ()
-    """Each a way to go on that does not meet it again, the best first: what is typed behind
-    `ndctl submit SPEC --resume`."""
+    """Options for `ndctl submit SPEC --resume` that avoid the failure, the best first."""
     confidence: float | None = None
-    """0 to 1, of a verdict that was weighed; None: what is said was seen."""
+    """0 to 1 if evidence was weighed; None if the cause was seen."""
 
 
 def evidence_lines(incident: Incident) -> tuple[str, ...]:
-    """What shows it, in a few lines: how it is known, and the end of the log."""
+    """The evidence in a few lines: how the cause is known, and the end of the log."""
     found = incident.evidence
     left = MOST_EVIDENCE - len(found.notes[:MOST_EVIDENCE])
     tail = found.log_tail[-left:] if left else ()
     return (*found.notes[:MOST_EVIDENCE], *tail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Everything that went wrong so far, and how much of each budget is spent."""
+
+    last_at: float = 0.0
+    """Time of the last event that changed anything."""
+    incidents: tuple[Incident, ...] = ()
+    advanced: int = 0
+    """Number of incidents before the newest checkpoint: training got past them."""
+    forgiven: int = 0
+    """Number of incidents before a person last submitted the job: they may be fixed."""
+    restarts: int = 0
+    fruitless: int = 0
+    """Restarts since the newest checkpoint: the budget limits these."""
+    allocations: int = 0
+    """Allocations in a row without a new checkpoint, including the present one, since a person last
+    submitted. With successors: leaders in a row without an attempt."""
+    allocations_since: float = 0.0
+    """When the first of these allocations began."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Events that cannot happen in the stage in which they came -> how often: `CancelRequested in
+    Ended`. ndctl ignored them. Each one is a defect worth a report."""

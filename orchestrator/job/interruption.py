@@ -5,7 +5,7 @@ from typing import Literal
 
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.messages.events import StragglerFound
-from orchestrator.job.findings import Findings
+from orchestrator.diagnosis.cause.findings import Findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A launch is submitted, or a leader begins: what of the state before it still holds."""
+"""A person submits the job, or a new leader starts: what stays of the state before."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,28 +7,33 @@ from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.actions import Action, EndJob, ReplaceAgent
 from orchestrator.contract.messages.events import JobSubmitted, LeaderStarted
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.job.attempt_end import recover
 from orchestrator.job.failures import no_progress, oom_replan
-from orchestrator.job.failures.cancellation import told
-from orchestrator.job.failures.incident_records import first_cause, incident_of
-from orchestrator.job.findings import Findings
+from orchestrator.job.failures.incident_records import (
+    first_cause,
+    incident_of,
+    with_incident_before_cancel,
+)
 from orchestrator.job.host_state import Hosts, HostState, SchedulerState
+from orchestrator.job.leave import Result, end
 from orchestrator.job.plans import Plans
 from orchestrator.job.stage import ATTEMPT, OUTSIDE, Ended, Holding, Queued, Submitted
-from orchestrator.job.stage_transitions import Result, end, recover, wait
+from orchestrator.job.start import wait
 from orchestrator.job.state import Run, with_incident
 
 SETTLE_S = 5.0
-"""For spares to register once enough hosts are there."""
+"""Seconds for spares to register after enough hosts are there."""
 
 
-def submitted(run: Run, event: JobSubmitted) -> Result:
-    """A resumed job keeps its history; whatever was under way ended with its leader."""
+def job_submitted(run: Run, event: JobSubmitted) -> Result:
+    """A resumed job keeps its history. An attempt that was under way ended with its leader."""
     kept = _interrupted(run, event.at) if event.resume else Run()
     reason = "submitted again" if event.resume else "submitted"
     after = Run(
         job=event,
         stage=Submitted(since=event.at, reason=reason),
-        # `--drill` of this submission: ids count from 1 again.
+        # The ids of this submission's `--drill` options count from 1 again.
         attempt=replace(kept.attempt, placement=(), done={}, drills=()),
         progress=replace(kept.progress, rollbacks=(), save_every=None, drills=()),
         hosts=Hosts(
@@ -49,7 +54,7 @@ def submitted(run: Run, event: JobSubmitted) -> Result:
 
 
 def _interrupted(run: Run, at: float) -> Run:
-    """With the incident of an attempt that has no end; a person decided what comes of it."""
+    """Adds the incident of an attempt without an end. What follows was a person's decision."""
     findings = _left_behind(run, at)
     if findings is None:
         return run
@@ -58,7 +63,7 @@ def _interrupted(run: Run, at: float) -> Run:
 
 
 def _with_incident(run: Run, findings: Findings | None, action: str, rule: str = "") -> Run:
-    """Of what was found, if anything was. `rule`: by which the job ends; else a person decided."""
+    """Adds the incident of `findings`, if any. `rule`: ends the job; empty if a person decided."""
     if findings is None:
         return run
     incident = incident_of(run, findings, first_cause(run, findings), action)
@@ -68,7 +73,7 @@ def _with_incident(run: Run, findings: Findings | None, action: str, rule: str =
 
 
 def _as_far_as(run: Run, reached: Reached | None) -> Run:
-    """Of an attempt without an end the journal has few steps."""
+    """The journal has few steps of an attempt without an end, so use the step of its metrics."""
     if reached is None or reached.attempt != run.attempt.number:
         return run
     return replace(run, attempt=replace(run.attempt, step=max(run.attempt.step, reached.step)))
@@ -81,12 +86,16 @@ def _left_behind(
     ended: str = "",
     granted: Allocation | None = None,
 ) -> Findings | None:
-    """An attempt without an end means that the leader died under it, whatever had gone wrong.
-    `ended`: how."""
+    """Findings of an attempt without an end: its leader was lost, whatever else had gone wrong.
+
+    Args:
+        ended: how the leader ended.
+        granted: the allocation of the new leader.
+    """
     if not isinstance(run.stage, ATTEMPT):
         return None
     if run.interruption.leaving is not None and not run.interruption.leaving.by_choice:
-        return run.interruption.findings  # of before it was asked to leave
+        return run.interruption.findings  # from before the scheduler asked the job to leave
     ours = reached is not None and reached.attempt == run.attempt.number and reached.at <= at
     lived_until = (
         max(run.history.last_at, reached.at)
@@ -104,8 +113,7 @@ def _left_behind(
 
 
 def takes_over(run: Run, allocation: Allocation | None) -> bool:
-    """Whether whoever begins to lead now has the very hosts that the leader before it had: it is
-    one of their agents."""
+    """The new leader was an agent of the former one, in the same allocation."""
     former = run.scheduler.allocation
     if isinstance(run.stage, OUTSIDE) or former is None or allocation is None:
         return False
@@ -114,7 +122,7 @@ def takes_over(run: Run, allocation: Allocation | None) -> bool:
 
 
 def expected_back(run: Run, host: str) -> tuple[str, ...]:
-    """The hosts of a leader that is gone whose agents are to follow the next one, on `host`."""
+    """Hosts of a lost leader whose agents follow the next leader, which runs on `host`."""
     return tuple(
         known.name
         for known in run.hosts.by_name.values()
@@ -123,8 +131,8 @@ def expected_back(run: Run, host: str) -> tuple[str, ...]:
 
 
 def _kept(run: Run, event: LeaderStarted) -> Mapping[str, HostState]:
-    """The hosts of an allocation that has a new leader. None counts before its agent has come to
-    that, and said that no rank is left there; the agent of the former leader's is gone."""
+    """The hosts of an allocation after a takeover. A host counts as alive when its agent has
+    registered with the new leader and has no rank left. The agent of the former leader is gone."""
     kept = {}
     for name in (*expected_back(run, ""), run.scheduler.leader):
         if (known := run.hosts.by_name.get(name)) is not None:
@@ -142,7 +150,8 @@ def _kept(run: Run, event: LeaderStarted) -> Mapping[str, HostState]:
 
 
 def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
-    """Hosts that are left out, with that of a leader that could not ask for it itself."""
+    """Hosts that the scheduler was asked to exclude. Followers asked to exclude the host of a lost
+    leader."""
     dead = (
         not isinstance(run.stage, OUTSIDE)
         and run.scheduler.allocation is not None
@@ -158,9 +167,11 @@ def _asked_by_followers(run: Run, event: LeaderStarted) -> tuple[str, ...]:
 
 
 def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """Where pods move about they may come to such a host the moment that it is opened, and in an
-    allocation that has a new leader it may be used then. A run that was queued again has the hosts
-    it was given, and does without these as without others."""
+    """Drained or cordoned hosts -> why, if they can be used once the scheduler opens them again.
+
+    That is so where pods move between hosts, and after a takeover. A requeued job has a new
+    allocation without them.
+    """
     moves = event.allocation is not None and event.allocation.successor_s is not None
     stays = moves or takes_over(run, event.allocation)
     return {
@@ -169,10 +180,10 @@ def _still_shut(run: Run, event: LeaderStarted) -> Mapping[str, str]:
 
 
 def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """Hosts that were no good in the run before, but for those that the scheduler gives again.
+    """Hosts that were excluded before, without those that the scheduler granted again.
 
-    It was asked not to, so there may be no others: it has them back, and what is still wrong with
-    one is found anew. Where it cannot be asked, as for a pod's next node, it says nothing.
+    It was asked to exclude them, so there may be no others. The checks find what is still wrong.
+    Kubernetes cannot be asked to exclude nodes in this way, so a grant there means nothing.
     """
     allocation = event.allocation
     again = allocation.hosts if allocation and allocation.successor_s is None else ()
@@ -180,7 +191,7 @@ def _away_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
 
 
 def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
-    """But for those that a person has pinned, or has cleared since."""
+    """Replaced hosts -> why, without those that a person has pinned, or has cleared since."""
     return {
         host: found.why
         for host, found in run.hosts.replaced.items()
@@ -188,14 +199,18 @@ def _replaced_still(run: Run, event: LeaderStarted) -> Mapping[str, str]:
     }
 
 
+def leader_after_end(run: Run, event: LeaderStarted) -> Result:
+    """A leader that starts after the end of the job has nothing to do."""
+    assert isinstance(run.stage, Ended)
+    why = f"the job has ended: {run.stage.reason}"
+    return run, (EndJob(state=run.stage.ending, reason=why),)
+
+
 def leader_started(run: Run, event: LeaderStarted) -> Result:
     assert run.job is not None
-    if isinstance(run.stage, Ended) and run.ending is not None:
-        return run, (EndJob(state=run.ending, reason=f"the job has ended: {run.stage.reason}"),)
     if run.interruption.cancelled_by is not None:
-        return end(
-            told(run), event.at, "CANCELLED", f"cancelled by {run.interruption.cancelled_by}"
-        )
+        by = f"cancelled by {run.interruption.cancelled_by}"
+        return end(with_incident_before_cancel(run), event.at, "CANCELLED", by)
     if event.unable:
         return end(run, event.at, "FAILED", event.unable)
     same = takes_over(run, event.allocation)
@@ -206,11 +221,11 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         if why := no_progress.one_too_many(run):
             run = _with_incident(run, findings, "the job was stopped", no_progress.RULE)
             return end(run, event.at, "FAILED", why)
-    # The scheduler was asked to leave these out, and may have killed the leader before it heard.
+    # The former leader may have died before it asked the scheduler to exclude these.
     kept = _replaced_still(run, event)
     before = _away_still(run, event) if isinstance(run.stage, Queued) else _still_shut(run, event)
     known = {**before, **kept}
-    # One that was given all the same has not been away for a run.
+    # A host that was granted all the same was not excluded for one allocation.
     given = () if event.allocation is None else event.allocation.hosts
     stands = {*event.exclude, *kept}
     hosts = replace(
@@ -246,19 +261,19 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
 def _after_former(
     run: Run, waiting: Run, findings: Findings | None, event: LeaderStarted
 ) -> Result:
-    """What follows from what the former leader left behind."""
+    """What follows from the attempt or the question that the former leader left open."""
     if findings is None and waiting.plans.shortage is not None:
-        return oom_replan.look(waiting, event.at, waiting.plans.shortage)  # nobody heard the answer
+        return oom_replan.look(waiting, event.at, waiting.plans.shortage)  # the answer was lost
     if findings is None:
         return waiting, ()
-    verdict = first_cause(run, findings)  # by the hosts of the leader that was lost
+    verdict = first_cause(run, findings)  # `run` still has the hosts of the former leader
     if event.taken and verdict.kind == "leader-lost":
         return waiting, ()
     return recover(waiting, findings, event.at, verdict)
 
 
 def _followed(run: Run, after: Run, actions: tuple[Action, ...], event: LeaderStarted) -> Result:
-    """With the hosts that the former leader had: on its own, an agent is started again."""
+    """After a takeover: keep the hosts, and start an agent on the host of the former leader."""
     kept = _kept(run, event)
     after = replace(after, hosts=replace(after.hosts, by_name={**kept, **after.hosts.by_name}))
     lost = kept.get(run.scheduler.leader)
@@ -269,5 +284,5 @@ def _followed(run: Run, after: Run, actions: tuple[Action, ...], event: LeaderSt
         or run.scheduler.leader in after.hosts.exclude
     ):
         return after, actions
-    why = f"the agent of {run.scheduler.leader} is gone with the leader that it was"
+    why = f"the agent of {run.scheduler.leader} was the leader, which is gone"
     return after, (*actions, ReplaceAgent(host=run.scheduler.leader, reason=why))

@@ -1,15 +1,15 @@
 """The state of a job: a frozen value, the fold of its journal."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.messages.actions import Ending
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.plan import Plan
-from orchestrator.job.findings import Findings
-from orchestrator.job.history import History
+from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.job.host_state import Hosts, HostState, SchedulerState
-from orchestrator.job.incident import Incident
+from orchestrator.job.incident import History, Incident
 from orchestrator.job.interruption import Interruption, Leaving
 from orchestrator.job.plans import JobPlan, Plans
 from orchestrator.job.progress import Attempt, Progress
@@ -27,13 +27,16 @@ from orchestrator.job.stage import (
     Waiting,
 )
 
+REPLACE_S = 30.0
+"""The wait for the next agent of a host after one was lost."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One job. Small whatever its size: what grows with ranks or steps is left to the views."""
+    """One job. Its size grows with hosts, but not with ranks or steps."""
 
     job: JobSubmitted | None = None
-    """The launch that counts; None before the first submission."""
+    """The latest submission; None before the first."""
     stage: Stage = field(default_factory=Submitted)
     attempt: Attempt = field(default_factory=Attempt)
     progress: Progress = field(default_factory=Progress)
@@ -45,12 +48,12 @@ class Run:
 
     @property
     def current(self) -> JobPlan:
-        """The plan that ranks run by. Only for a job that was submitted."""
+        """The plan of the ranks. The job must have been submitted."""
         return self.plans.replanned or self.full
 
     @property
     def full(self) -> JobPlan:
-        """The plan for as many hosts as were asked for."""
+        """The plan for all the hosts that the spec asks for."""
         assert self.job is not None
         return self.plans.refitted or JobPlan(plan=self.job.plan, number=self.job.plan_number)
 
@@ -82,7 +85,7 @@ class Run:
 
     @property
     def recovering(self) -> bool:
-        """Something broke, and training has not made a new step since."""
+        """Something failed, and training has not reached a new step since."""
         if self.interruption.findings is not None:
             return True
         incidents = self.history.incidents
@@ -90,8 +93,8 @@ class Run:
 
 
 def pace_of(run: Run) -> SavePace:
-    """What the next attempt is to know of how often the job broke: neither what was rehearsed, nor
-    what befell hosts while no rank ran on them."""
+    """How often the job failed, for the checkpoint interval of the next attempt. Drills do not
+    count, and neither do hosts that failed while no rank ran."""
     incidents = run.history.incidents
     broke = [one for one in incidents if one.drill is None and one.saved is not None]
     exposure = Exposure(failures=len(broke), observed_s=run.progress.trained_s)
@@ -116,7 +119,7 @@ def with_incident(run: Run, incident: Incident) -> Run:
 
 
 def with_deadline(run: Run, deadline: float) -> Run:
-    """Extends or shortens the present stage; other stages have no deadline."""
+    """Sets the deadline of the present stage, if it has one."""
     match run.stage:
         case Waiting() | Holding() | Checking() | Diagnosing() | Stopping():
             return replace(run, stage=replace(run.stage, deadline=deadline))
@@ -125,9 +128,62 @@ def with_deadline(run: Run, deadline: float) -> Run:
 
 
 def is_overdue(run: Run, at: float) -> bool:
-    """Whether the present stage has lasted too long; a stage without a deadline never has."""
+    """The present stage has a deadline, and it has passed."""
     match run.stage:
         case Waiting() | Holding() | Checking() | Diagnosing() | Stopping():
             return at >= run.stage.deadline
         case _:
             return False
+
+
+# Hosts
+
+
+def switches_of(run: Run) -> Mapping[str, tuple[str, ...]]:
+    """Host -> the switches above it, as the allocation says, or else as planned."""
+    return run.scheduler.allocation.switches if run.scheduler.allocation else run.plan.switches
+
+
+def has_successors(run: Run) -> bool:
+    """The scheduler replaces lost hosts while the others wait, as Kubernetes does with pods."""
+    return run.scheduler.allocation is not None and run.scheduler.allocation.successor_s is not None
+
+
+def hosts_given(run: Run) -> tuple[str, ...]:
+    """All hosts of the job, including spares and hosts whose agent has not come yet."""
+    assert run.job is not None
+    if run.scheduler.allocation is None:
+        return run.job.launch.hosts
+    if run.scheduler.allocation.successor_s is None:
+        return run.scheduler.allocation.hosts
+    return tuple(dict.fromkeys((*run.scheduler.allocation.hosts, *run.hosts.by_name)))
+
+
+def usable(run: Run) -> list[str]:
+    """Hosts that can run their part of the plan."""
+    # Each of thousands of hosts asks this about all hosts as it registers: no function call inside.
+    need, exclude = run.plan.ranks_per_host, run.hosts.exclude
+    return [
+        name
+        for name, host in run.hosts.by_name.items()
+        if host.alive
+        and not host.going
+        and host.devices >= need
+        and not host.unfit
+        and name not in exclude
+    ]
+
+
+def coming(run: Run, at: float) -> list[str]:
+    """Hosts without an agent that may get one soon."""
+    known, exclude = run.hosts.by_name, run.hosts.exclude
+    return [  # nearly all hosts are alive or never came: no function call for these, see `usable`
+        name
+        for name in hosts_given(run)
+        if ((host := known.get(name)) is None or (not host.alive and _may_come(host, at)))
+        and name not in exclude
+    ]
+
+
+def _may_come(lost: HostState, at: float) -> bool:
+    return not lost.unfit and (lost.back or at < lost.lost_at + REPLACE_S)

@@ -26,7 +26,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
 from orchestrator.job.stage import Stage
 from orchestrator.job.state import Run
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Place, Tail
 from orchestrator.journal.supervisor import NOTHING, Folded
 

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event, RankExited, Tick
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import BEGINNING, Decided, Entry, Place
 
 Decide = Callable[[Run, Event], tuple[Run, tuple[Action, ...]]]

@@ -32,7 +32,6 @@ from orchestrator.errors import BackendError, Ended, MustLeave, NdctlError, Unan
 from orchestrator.failover.after_leader import no_more_of_it
 from orchestrator.failover.ask_scheduler import REFUSED_S
 from orchestrator.health.clocks_and_names import NAME_S, clock_skew, looked_up
-from orchestrator.job.hosts.host_pool import has_successors, switches_of, usable
 from orchestrator.job.hosts.scheduler_notices import (
     HURRY_S,
     asked_about,
@@ -42,7 +41,7 @@ from orchestrator.job.hosts.scheduler_notices import (
     unheard,
 )
 from orchestrator.job.plans import JobPlan, Refit, Shortage
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, has_successors, switches_of, usable
 from orchestrator.leader.agent_sessions import AgentSessions
 from orchestrator.posix.fd_limit import files_needed, judge_files
 from orchestrator.seams import AllocationBackend, Clock, GrantingScheduler, Worker

@@ -12,6 +12,8 @@ from typing import Any
 from orchestrator.contract.messages.actions import GatherEvidence
 from orchestrator.contract.messages.agent_protocol import Evidence, Gather
 from orchestrator.contract.messages.events import Event, HangJudged, JobSubmitted
+from orchestrator.diagnosis.cause.hang_event import facts_of, judged_as, judgement
+from orchestrator.diagnosis.cause.mismatch import mismatched
 from orchestrator.diagnosis.dumps.dump import RankDump, Unreadable
 from orchestrator.diagnosis.dumps.dump_summary import from_text
 from orchestrator.diagnosis.dumps.group_names import axes_of
@@ -19,8 +21,6 @@ from orchestrator.diagnosis.dumps.reader import share
 from orchestrator.diagnosis.hang.post_mortem import differing
 from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
 from orchestrator.errors import BackendError
-from orchestrator.job.failures.collective_mismatch import ended_over_it
-from orchestrator.job.failures.hang_event import facts_of, judged_as, judgement
 from orchestrator.job.state import Run
 from orchestrator.leader.storage import LeaderStorage
 from orchestrator.seams import AllocationBackend, Clock, Worker
@@ -117,7 +117,7 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     silent = [host for host in hosts if host not in {part.event.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
     if run.interruption.findings is not None and run.interruption.findings.asked_after:
-        found = differing(scene, ended_over_it(run.interruption.findings))
+        found = differing(scene, mismatched(run.interruption.findings))
         return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
     return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 

@@ -59,9 +59,8 @@ from orchestrator.contract.messages.events import (
     stamped,
 )
 from orchestrator.failover.run_dir_watch import RunDirGone
-from orchestrator.job.hosts.host_pool import has_successors, hosts_given
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.state import pace_of
+from orchestrator.job.state import has_successors, hosts_given, pace_of
 from orchestrator.job_secret import JobSecret
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.agent_sessions import AgentSessions, Silence, report_in

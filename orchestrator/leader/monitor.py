@@ -11,7 +11,7 @@ from orchestrator.contract.messages.agent_protocol import Digest
 from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
 from orchestrator.detect.heartbeat_monitor import Limits, Watch
 from orchestrator.detect.stragglers import Stragglers, roles_of
-from orchestrator.job.failures.hangs import EVIDENCE_S
+from orchestrator.job.attempt_end import EVIDENCE_S
 from orchestrator.job.state import Run
 
 

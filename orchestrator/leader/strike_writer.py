@@ -5,9 +5,9 @@ from pathlib import Path
 
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.hosts.straggler_replacement import strike_of
 from orchestrator.job.incident import Incident, evidence_lines
-from orchestrator.job.policy import strike_weight
 from orchestrator.job.state import Run
 from orchestrator.leader.strike_compaction import shed
 

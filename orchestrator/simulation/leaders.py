@@ -34,8 +34,7 @@ from orchestrator.contract.messages.events import (
     Tick,
     stamped,
 )
-from orchestrator.job.hosts.host_pool import has_successors
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, has_successors
 from orchestrator.journal.journal import MOST_LINES
 from orchestrator.journal.supervisor import Supervisor, is_journalled
 from orchestrator.leader.agent_sessions import AgentSessions, Silence

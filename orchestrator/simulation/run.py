@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.agents import Agent
 from orchestrator.simulation.laws.law import Violated

@@ -25,9 +25,9 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.messages.agent_protocol import Evidence
 from orchestrator.contract.messages.events import EvidenceGathered, HangJudged, RankEvidence
+from orchestrator.diagnosis.cause.hang_event import judgement
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.hang.verdicts import RankFacts
-from orchestrator.job.failures.hang_event import judgement
 from orchestrator.leader.hang_analysis import scene_of
 from tests.trainer.forked import FORKING
 from tests.trainer.trainer_launch import environments, tiny

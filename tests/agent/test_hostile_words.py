@@ -17,7 +17,7 @@ from orchestrator.contract.messages.events import RankError, RankExited
 from orchestrator.contract.messages.rank_messages import RankStarted
 from orchestrator.diagnosis.logs import patterns
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import read
 from orchestrator.system import SystemClock
 from tests.agent.world import a_place, a_start

@@ -15,9 +15,9 @@ from orchestrator.app.diagnose_job import judge
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.events import HangDetected, RankExited, StragglerFound
+from orchestrator.diagnosis.cause.exits import is_mismatch
+from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.diagnosis.dumps.load_evidence import read_folder, read_last
-from orchestrator.job.failures.collective_mismatch import is_unfit
-from orchestrator.job.incident import Culprit
 from tests.agent.injected import judged
 from tests.agent.watched import watched
 
@@ -93,7 +93,7 @@ def test_who_called_another_size_is_named_though_ranks_end_by_it_and_no_host_is(
     assert incident.culprit == Culprit(rank=VICTIM), incident
     assert f"rank {VICTIM} called another operation than its peers" in incident.cause
     traces = RunDir(tmp_path / "run").traces(1)
-    ended = {exited.rank for exited in leader.all_of(RankExited) if is_unfit(exited)}
+    ended = {exited.rank for exited in leader.all_of(RankExited) if is_mismatch(exited)}
     _, said = judge(read_folder(traces), read_last(traces), ended)
     assert (said.kind, said.ranks, said.hosts) == ("mismatch", (VICTIM,), ())
     assert leader.all_of(HangDetected) == []

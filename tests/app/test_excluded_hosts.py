@@ -10,7 +10,7 @@ from orchestrator import host_strikes
 from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queued
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.job.state import Run
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.slurm.slurm_launch import FakeSlurm

@@ -23,7 +23,7 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError, JobError, PlanError, Unanswered
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
 from orchestrator.journal.current_launch import Launched, current_launch, current_spec

@@ -15,7 +15,7 @@ from orchestrator.contract.codec import decode
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.contract.spec.policy import RENAMED, PolicyRule
 from orchestrator.errors import SpecError
-from orchestrator.job.policy import default_rules, options
+from orchestrator.job.failures.policy import default_rules, options
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "recover.md").read_text()

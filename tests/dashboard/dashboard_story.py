@@ -26,7 +26,7 @@ from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
 from orchestrator.dashboard.view import Seen, View, fold_seen, view
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
 
 START = 1_700_000_000.0

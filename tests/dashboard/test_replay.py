@@ -13,7 +13,7 @@ from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
 from orchestrator.dashboard.replay import read_snapshot_state, read_state
 from orchestrator.dashboard.view import Seen, fold_seen
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal import journal as log
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import BEGINNING, Entry, Place, position_after, to_line

@@ -21,7 +21,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.failover.after_leader import UNLED
 from orchestrator.failover.requeue_after_exit import restarts_in_vain, see_to_the_job
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.agent.world import LAUNCH, TurnedClock, a_job
 from tests.failover.test_leader_lost import Queue, append, began
 

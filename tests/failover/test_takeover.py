@@ -29,7 +29,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.failover.leader_lost import Claim, Outcome
 from orchestrator.failover.takeover import follow
 from orchestrator.failover.turns import Turn
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Journal, has_writer, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import is_free

@@ -25,9 +25,9 @@ import pytest
 from orchestrator.contract.codec import decode, encode, encode_tagged
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event
-from orchestrator.job import step as step_module
+from orchestrator.job import transitions as step_module
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import parse
 from orchestrator.simulation.laws.law import Violated
 from orchestrator.simulation.run import Simulation

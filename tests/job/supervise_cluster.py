@@ -42,7 +42,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.stage import ATTEMPT, OUTSIDE, Ended, Running, Starting, State, Stopping
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry, from_line, to_line
 from tests.job.supervise_stage import START, error, exited, found, host, plan, submitted
 

@@ -30,7 +30,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from tests.read_events import as_read
 
 START = 1_700_000_000.0

@@ -3,8 +3,8 @@
 from typing import Any
 
 from orchestrator.contract.messages.actions import EndJob, StopAttempt
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.diagnosis.logs.readings import End, read_exit
-from orchestrator.job.incident import NOBODY, Culprit
 from tests.job.supervise_stage import GLOO_CLOSED, Job
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from orchestrator.contract.messages.actions import EndJob
 from orchestrator.contract.messages.events import CheckpointSaved, StepReached
 from orchestrator.job.stage import Running, Starting
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import exited
 

@@ -22,10 +22,10 @@ from orchestrator.contract.messages.events import Event, EvidenceGathered, Leave
 from orchestrator.contract.spec.failures import FailureRule
 from orchestrator.contract.spec.policy import PolicyRule, Same
 from orchestrator.diagnosis.classes import default_rules as known_classes
-from orchestrator.job import policy
+from orchestrator.job.failures import policy
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Holding, Queued, Waiting
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.job.supervise_cluster import Cluster
 from tests.job.supervise_stage import Job, drills, plan
 
@@ -98,7 +98,7 @@ def test_a_broken_device_moves_the_job_to_the_spare() -> None:
     assert start.hosts == ("host-0", "host-2")
     assert decided(job) == ("gpu-lost", "replace", "class-default")
     assert last(job).action == (
-        "restart as attempt 2 from the beginning: no checkpoint yet; host-1 is left out: a spare"
+        "restart as attempt 2 from the beginning: no checkpoint yet; host-1 is excluded: a spare"
         " takes its place"
     )
 
@@ -111,7 +111,7 @@ def test_a_host_that_is_pinned_stays_whatever_breaks_on_it() -> None:
     assert isinstance(start, StartAttempt)
     assert (start.hosts, job.run.hosts.exclude) == (("host-0", "host-1"), {})
     assert last(job).remedy == "restart"
-    assert last(job).action.endswith("; host-1 stays, as it is pinned: always used")
+    assert last(job).action.endswith("; host-1 stays, as it is pinned")
 
 
 def test_a_host_that_was_replaced_is_not_used_by_the_next_leader_either() -> None:
@@ -130,7 +130,7 @@ def test_with_no_spare_the_job_goes_on_with_fewer_if_that_is_allowed() -> None:
     (replan,) = fails(job, 3, LOST_GPU)
     assert isinstance(replan, Replan)
     assert replan.hosts == 1
-    assert "the job goes on with fewer hosts" in last(job).action
+    assert "the job continues with fewer hosts" in last(job).action
 
 
 def test_with_no_spare_and_no_shrinking_the_job_is_queued_again_without_the_host() -> None:
@@ -207,9 +207,7 @@ def test_a_second_strike_of_whatever_class_moves_the_job_and_the_incident_says_s
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-1",)
     assert decided(job) == ("hang", "replace", "second-strike")
-    assert last(job).action.endswith(
-        "; host-1 is left out: the job is queued again for another host"
-    )
+    assert last(job).action.endswith("; host-1 is excluded: the job is requeued for another host")
     job.granted(restarts=1).leads()
     assert list(job.run.hosts.exclude) == ["host-1"]
 
@@ -327,7 +325,7 @@ def test_without_a_queue_a_requeue_is_a_restart() -> None:
     job = Job(policy=(rule,)).running()
     (start,) = fails(job, 2, "shapes differ")
     assert isinstance(start, StartAttempt)
-    assert last(job).action.endswith("; there is no queue to go back to")
+    assert last(job).action.endswith("; there is no queue")
 
 
 # The user's rules and classes

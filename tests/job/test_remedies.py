@@ -12,9 +12,9 @@ from orchestrator.contract.messages.events import LeaderStarted, RankError, Repl
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.failures.oom_replan import ANSWER_S, MOST_REFITS
 from orchestrator.job.failures.rollback import MOST_FROM_ONE
-from orchestrator.job.incident import NOBODY
 from tests.job.supervise_stage import Job, plan
 
 GIB = 1 << 30

@@ -24,7 +24,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.job.stage import Starting, Stopping, Submitted, Waiting
 from orchestrator.job.state import Run, pace_of
-from orchestrator.job.step import fold, step
+from orchestrator.job.transitions import fold, step
 from tests.job.supervise_stage import START, Job, exited, plan, raised, submitted
 
 
@@ -134,7 +134,7 @@ def test_hosts_without_room_for_tp_groups_end_the_job_with_that_reason() -> None
     job.registers("host-1")
     (end,) = job.waits(60)
     assert isinstance(end, EndJob)
-    assert "tp groups that stay in an NVLink block find room on 0 of them" in end.reason
+    assert "only 0 of them have room for tp groups that stay in an NVLink block" in end.reason
 
 
 def test_a_late_tick_changes_nothing_while_training() -> None:
@@ -186,7 +186,7 @@ def test_a_killed_rank_stops_all_and_the_next_attempt_starts_from_the_checkpoint
     job = Job().running()
     job.saves(20)
     (stop,) = job.exits(1)
-    assert stop == StopAttempt(attempt=1, grace_s=3.0, reason="rank 1 on host-0 ended")
+    assert stop == StopAttempt(attempt=1, grace_s=3.0, reason="rank 1 on host-0 exited")
     assert (type(job.run.stage), job.run.state) == (Stopping, "RECOVERING")
     assert job.stops("host-0") == ()
     assert job.stops("host-1") == (

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import EndJob, StartAttempt
-from orchestrator.job.incident import NOBODY
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from tests.job.supervise_stage import Job, error
 
 

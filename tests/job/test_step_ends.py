@@ -8,11 +8,11 @@ import pytest
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import EndJob, JudgeHang, StartAttempt, StopAttempt
 from orchestrator.contract.messages.events import LeaderStarted, LeaveAsked
-from orchestrator.job.incident import NOBODY
-from orchestrator.job.policy import strike_weight
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Starting, Waiting
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from tests.job.supervise_stage import GLOO_CLOSED, Job, drills, error, found, submitted
 
 # Cancelling

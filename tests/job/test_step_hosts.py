@@ -12,7 +12,7 @@ from orchestrator.contract.messages.events import (
     HostsChecked,
     HostStopped,
 )
-from orchestrator.job.incident import NOBODY
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.stage import Checking, Holding, Running, Starting, Stopping, Waiting
 from orchestrator.job.state import pace_of
 from tests.job.supervise_stage import Job, host
@@ -173,7 +173,7 @@ def test_hosts_that_go_together_while_no_rank_runs_are_one_incident_of_nobody() 
     (incident,) = job.run.history.incidents
     assert (incident.kind, incident.rule) == ("hosts-lost", "transient-backoff")
     assert incident.culprit == NOBODY
-    assert incident.cause.startswith("8 hosts went away at once")
+    assert incident.cause.startswith("8 hosts were lost at once")
     assert (job.run.history.fruitless, job.run.history.restarts, job.run.interruption.findings) == (
         1,
         1,

@@ -30,10 +30,10 @@ from orchestrator.contract.messages.events import (
     RequeueRefused,
 )
 from orchestrator.contract.plan import Traffic
-from orchestrator.job.incident import NOBODY
-from orchestrator.job.policy import strike_weight
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Checking, Queued, Waiting
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from tests.job.supervise_stage import START, Job, plan, submitted
 
 T = TypeVar("T")
@@ -332,8 +332,7 @@ def test_without_spare_and_shrink_a_job_is_queued_again_without_the_bad_host() -
     requeue = one(lost_one(job), Requeue)
     assert requeue == Requeue(
         exclude=("host-1",),
-        reason="1 of 2 hosts are left, and no spare; resilience.shrink does not allow to go on"
-        " with fewer",
+        reason="1 of 2 hosts are left, and no spare; resilience.shrink does not allow fewer hosts",
     )
 
 
@@ -358,7 +357,7 @@ def test_where_most_agents_do_not_come_it_is_not_their_hosts(
         job.registers(f"host-{number}")
     requeue = one(job.waits(600.0), Requeue)
     assert requeue.exclude == blamed
-    told = f"; {8 - came} of 8 never had an agent within 600 s: too many to blame their hosts"
+    told = f"; {8 - came} of 8 never had an agent within 600 s: too many to exclude their hosts"
     assert (told in requeue.reason) == (not blamed)
 
 
@@ -371,7 +370,7 @@ def test_a_requeue_that_is_refused_for_good_ends_the_job() -> None:
     assert end.state == "FAILED"
     assert end.reason == (
         "the time limit of the allocation is near (SIGUSR2); it could not be queued again:"
-        " disabled; `ndctl submit SPEC --resume` goes on"
+        " disabled; resume with `ndctl submit SPEC --resume`"
     )
 
 

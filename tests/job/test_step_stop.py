@@ -14,11 +14,10 @@ from orchestrator.contract.messages.actions import (
     StopAttempt,
 )
 from orchestrator.contract.messages.events import EvidenceGathered, HostLeaving
-from orchestrator.job.policy import strike_weight
+from orchestrator.job.attempt_end import JUDGE_S, MOST_EXITS
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.stage import Diagnosing, Running, Stage, Starting, Stopping, Waiting
-from orchestrator.job.stage_transitions import JUDGE_S
 from orchestrator.job.state import pace_of
-from orchestrator.job.step import MOST_EXITS
 from tests.job.supervise_stage import Job, drills, error, found
 
 # Stopping
@@ -125,7 +124,7 @@ def test_an_attempt_whose_ranks_move_again_in_time_goes_on(stage: type[Stage]) -
     job.shows("host-0", found(0), found(1))
     assert job.moves_again() == ()
     assert (type(job.run.stage), job.run.interruption.findings) == (stage, None)
-    assert job.run.stage.reason == "attempt 1 goes on: rank 2 moves again"
+    assert job.run.stage.reason == "attempt 1 continues: rank 2 makes progress again"
     assert job.shows("host-1", found(2), found(3)) == (), "it is not waited for any more"
     assert job.waits(60) == (), "no deadline of the diagnosis is left"
     job.steps(11)

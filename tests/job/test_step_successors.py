@@ -285,7 +285,7 @@ def test_one_that_comes_back_is_sent_away_later_and_later_and_that_is_said() -> 
     assert job.run.stage.reason == (
         "1 of 2 hosts are left, and no spare; host-1 is not used (devices: 1 of 2 devices"
         " (replace it)),"
-        " was sent away 3 times, and came back"
+        " was replaced 3 times, and came back"
     )
     job.loses("host-1")
     start = one(job.registers("host-7"), StartAttempt)

@@ -15,7 +15,7 @@ from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, writ
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StragglerFound
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Journal, Place, last_before, to_line
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
@@ -262,7 +262,7 @@ def test_other_sources_are_another_maker(tmp_path: Path) -> None:
                 (copy / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
                 (copy / path.relative_to(root)).write_bytes(path.read_bytes())
     assert snapshot.digest(copy) == snapshot.digest(root) == snapshot.made_by()
-    rules = copy / "job/policy.yaml"
+    rules = copy / "job/failures/policy.yaml"
     rules.write_text(rules.read_text() + "# another rule\n")
     assert snapshot.digest(copy) != snapshot.digest(root)
 

@@ -13,13 +13,13 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.agent_protocol import Evidence
 from orchestrator.contract.messages.events import Event, EvidenceGathered, HangJudged
+from orchestrator.diagnosis.cause.hang_event import SHOWN_STACKS, judgement
 from orchestrator.diagnosis.dumps.dump import condense, parse
 from orchestrator.diagnosis.dumps.dump_summary import to_text
-from orchestrator.job.failures.hang_event import SHOWN_STACKS, judgement
 from orchestrator.job.host_state import SchedulerState
 from orchestrator.job.progress import Attempt
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.leader.hang_analysis import HangAnalysis, scene_of
 from orchestrator.leader.storage import LeaderFiles
 from orchestrator.seams import HostNotice

@@ -104,7 +104,7 @@ def test_a_scheduler_that_goes_on_refusing_the_job_gets_its_hosts_back(
         ending = await job.end()
         assert ending.state == "FAILED"
         assert DISABLED in ending.reason
-        assert "`ndctl submit SPEC --resume` goes on" in ending.reason
+        assert "resume with `ndctl submit SPEC --resume`" in ending.reason
         assert job.leader.supervisor.run.state == "FAILED"
 
     play(tmp_path, script, allocation=GRANTED)

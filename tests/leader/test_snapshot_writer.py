@@ -12,7 +12,7 @@ import pytest
 from orchestrator.contract.files.fence import Fence, check_leader, write_fence
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import Stopping
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import NOTHING, Supervisor

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import EvidenceGathered
+from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import Strike
-from orchestrator.job.incident import Culprit, Evidence, Incident
+from orchestrator.job.incident import Incident
 from orchestrator.leader.strike_writer import new_strikes, record
 from tests.job.supervise_stage import Job
 

@@ -23,15 +23,17 @@ from orchestrator.contract.messages.events import (
     Replanned,
 )
 from orchestrator.contract.skipped_batches import Window
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
 from orchestrator.diagnosis.classes import default_rules
-from orchestrator.job.findings import Findings
-from orchestrator.job.incident import NOBODY, Culprit, Incident
+from orchestrator.job.attempt_end import recover, stop
+from orchestrator.job.failures.policy import strike_weight
+from orchestrator.job.incident import Incident
 from orchestrator.job.interruption import Leaving
-from orchestrator.job.policy import strike_weight
+from orchestrator.job.leave import end
 from orchestrator.job.stage import IDLE, Holding, Running, Stopping, Waiting
-from orchestrator.job.stage_transitions import end, recover, stop
 from orchestrator.job.state import Run, with_deadline, with_leaving
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Decide
 from orchestrator.simulation.run import Outcome, simulate
 

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.diagnosis.cause.exits import signal_name
 from orchestrator.diagnosis.logs.last_words import without_frames
 from orchestrator.diagnosis.logs.patterns import MOST_BYTES, MOST_LINES, Text, bounded
-from orchestrator.diagnosis.logs.readings import signal_name
 from orchestrator.diagnosis.stacks.kernel_stacks import place_of_process
 from orchestrator.diagnosis.stacks.python_stacks import of_the_program, shortened
 from orchestrator.posix.run_with_timeout import Limit

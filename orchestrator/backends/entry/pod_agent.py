@@ -25,7 +25,7 @@ from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.run_dir_init import begin, is_same_launch, read_folder
 from orchestrator.journal.snapshot import recall, replay
 from orchestrator.seams import Clock

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from orchestrator.contract.codec import Invalid, Problem
@@ -83,15 +82,6 @@ class PolicyRule:
                     )
                 ]
             )
-
-    def concerns(self, name: str, scope: Scope) -> bool:
-        """Whether the rule's classes and scopes match a failure of class `name`."""
-        named = not self.classes or any(fnmatchcase(name, each) for each in self.classes)
-        return named and (not self.scopes or scope in self.scopes)
-
-    def covers(self, name: str, scope: Scope, phase: Phase | None) -> bool:
-        """Like `concerns`, and the phase matches too."""
-        return self.concerns(name, scope) and (not self.phases or phase in self.phases)
 
 
 def former_names(rules: Sequence[PolicyRule]) -> Iterator[Problem]:

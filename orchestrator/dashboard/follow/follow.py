@@ -33,11 +33,11 @@ from orchestrator.dashboard.next_steps import log_command, next_step
 from orchestrator.dashboard.snapshot import Snapshot
 from orchestrator.dashboard.status import action_taken, recovery_text, row, state_lines
 from orchestrator.dashboard.view import View
-from orchestrator.job.hosts.host_pool import gives_back_at, is_short, usable
+from orchestrator.job.hosts.host_pool import gives_back_at, is_short
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Diagnosing, Ended
-from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.state import Run, usable
+from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
 
 PROGRESS_LINES = 10

@@ -23,7 +23,7 @@ from orchestrator.dashboard.view import effective_state
 from orchestrator.errors import JobError
 from orchestrator.job.stage import ENDED
 from orchestrator.job.state import Run
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Tail, has_writer
 from orchestrator.journal.snapshot import recall
 from orchestrator.seams import Clock, LaunchStatus

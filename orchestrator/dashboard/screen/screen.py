@@ -27,8 +27,9 @@ from orchestrator.dashboard.theme import (
     title,
 )
 from orchestrator.dashboard.view import View
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.hosts.straggler_replacement import why_slow
-from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ENDED
 
 TWO_COLUMNS = (116, 22)

@@ -13,6 +13,14 @@ from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import RankError
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading
+from orchestrator.diagnosis.cause.exits import (
+    BY_SHELL,
+    EARLY,
+    OUT_OF_MEMORY,
+    is_broken_hardware,
+    kind_of,
+    signal_name,
+)
 from orchestrator.diagnosis.classes import (
     Classified,
     Signs,
@@ -40,9 +48,6 @@ from orchestrator.diagnosis.logs.raised_in import with_packages
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
 """A process does not end itself by these."""
-EARLY = "ended-early"
-"""Kind and class of a rank that returned 0 before the last step."""
-OUT_OF_MEMORY = "host-out-of-memory"
 WATCHDOG = "nccl-watchdog-timeout"
 SERVICE = "service-unreachable"
 """Says the same words as a lost peer of what is no peer."""
@@ -51,8 +56,6 @@ ENDINGS = frozenset({"abort", "segfault", PYTHON, "unknown"})
 """Classes by how a process ended, where it said nothing else that is known."""
 POINTING = ENDINGS | {"data-loader"}
 """Classes of an exception that may point at one before it."""
-BY_SHELL = 128
-"""A shell leaves with this and the number of the signal that ended what it ran."""
 PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 MOST_KEPT = 20
 """Lines of a log that the journal has."""
@@ -176,30 +179,6 @@ def without_excess(error: RankError | None) -> RankError | None:
         traceback=error.traceback,
         since=error.since,
     )
-
-
-def signal_name(number: int | None) -> str | None:
-    if number is None:
-        return None
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
-    """What an incident of such an end is called."""
-    if exit_code == exit_codes.REFUSED:
-        return "refused"
-    if exit_code == exit_codes.OK:
-        return EARLY
-    if raised:
-        return "exception"
-    if number is not None:
-        return "rank-killed"
-    if exit_code == exit_codes.CHECKPOINTED:
-        return "rank-stopped"
-    return "rank-lost" if exit_code is None else "rank-exited"
 
 
 def _said(end: End) -> Text:
@@ -356,10 +335,6 @@ def _stands(rule: FailureRule) -> bool:
     it may well crash in another way. A warning may be old."""
     ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or is_broken_hardware(rule)
     return bool(rule.patterns) and ends_it
-
-
-def is_broken_hardware(rule: FailureRule | Reading) -> bool:
-    return rule.scope == "host" and rule.action == "replace"
 
 
 def _names(rule: FailureRule, by: str) -> bool:

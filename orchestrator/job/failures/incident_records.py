@@ -1,36 +1,49 @@
-"""Incidents: what went wrong once, put down with what was decided about it."""
+"""Builds the record of an incident from the findings of an attempt, and says whether a drill caused
+it."""
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from orchestrator.contract.check_results import BEFORE_HOOK
-from orchestrator.diagnosis.logs.readings import EARLY
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.drills import Drill
+from orchestrator.diagnosis.cause.diagnose import diagnose
+from orchestrator.diagnosis.cause.exits import EARLY
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
 from orchestrator.host_strikes import HOOK
-from orchestrator.job.failures.diagnose import diagnose
-from orchestrator.job.failures.drill_attribution import rehearsed
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.findings import Findings
-from orchestrator.job.hosts.host_pool import addresses, switches_of
-from orchestrator.job.incident import NOBODY, PREFLIGHT, Culprit, Evidence, Incident
-from orchestrator.job.policy import Decision, trouble_of, ways_to_go_on
+from orchestrator.job.failures.policy import Decision, classified, ways_to_go_on
+from orchestrator.job.hosts.preemption import taken_by_scheduler
+from orchestrator.job.incident import PREFLIGHT, Incident
 from orchestrator.job.stage import Running
-from orchestrator.job.state import Run, with_incident
+from orchestrator.job.state import Run, switches_of, with_incident
 
 MOST_NAMED = 8
 """Ranks that an incident names."""
+SOON = 10
+"""Steps after a drill in which its failure is seen: ranks read their data ahead."""
 
 
 def first_cause(run: Run, findings: Findings) -> Verdict:
-    """With all that the job knows of its hosts, and of its drills."""
+    """The verdict on `findings`, with what the job knows of its hosts and its drills."""
     own = run.job.failure_classes if run.job else ()
-    verdict = diagnose(findings, own, addresses(run), switches_of(run))
+    verdict = diagnose(findings, own, _addresses(run), switches_of(run))
     if verdict.kind == EARLY:
-        verdict = _of_how_many(run, findings, verdict)
-    return replace(verdict, drill=rehearsed(run, findings, verdict.culprit, verdict.phase))
+        verdict = _with_early_exits(run, findings, verdict)
+    return replace(verdict, drill=_drill_of(run, findings, verdict.culprit, verdict.phase))
 
 
-def _of_how_many(run: Run, findings: Findings, verdict: Verdict) -> Verdict:
-    """With the number of steps that there were to do, and who else ended like that: where several
-    did at once, who is the first is chance."""
+def _addresses(run: Run) -> Mapping[str, str]:
+    """Address -> its host, without addresses that several hosts share, as on one machine."""
+    known = [(host.address, host.name) for host in run.hosts.by_name.values() if host.address]
+    many = Counter(address for address, _ in known)
+    return {address: name for address, name in known if many[address] == 1}
+
+
+def _with_early_exits(run: Run, findings: Findings, verdict: Verdict) -> Verdict:
+    """Adds the number of steps of the job, and all ranks that exited early. If several did, the
+    order in which they were seen is chance, so there is no culprit."""
     assert run.job is not None
     early = [exited for exited in findings.exits if exited.exit_code == 0 and not exited.stopped]
     others = [f"rank {exited.rank} after step {exited.step}" for exited in early[:MOST_NAMED]]
@@ -44,7 +57,7 @@ def _of_how_many(run: Run, findings: Findings, verdict: Verdict) -> Verdict:
 
 
 def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
-    """With what was decided about it, and by which rule."""
+    """The incident with the decision about it."""
     waits = f"; waits {decision.wait_s:.0f} s first" if decision.wait_s else ""
     return replace(
         incident,
@@ -58,7 +71,7 @@ def decided(run: Run, incident: Incident, decision: Decision) -> Incident:
 def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> Incident:
     reported = [exited.step for exited in findings.exits]
     reported += [findings.hang.step] if findings.hang else []
-    trouble = trouble_of(verdict)
+    found = classified(verdict)
     return Incident(
         id=len(run.history.incidents) + 1,
         attempt=run.attempt.number,
@@ -74,18 +87,32 @@ def incident_of(run: Run, findings: Findings, verdict: Verdict, action: str) -> 
         detected_after_s=verdict.detected_after_s,
         confidence=verdict.confidence,
         drill=verdict.drill,
-        failure=trouble.name,
-        scope=trouble.scope,
+        failure=found.name,
+        scope=found.scope,
         phase=verdict.phase,
         advice=verdict.fix or (verdict.failure.advice if verdict.failure else ""),
     )
 
 
+def with_incident_before_cancel(run: Run) -> Run:
+    """Adds the incident of a failure before the job was cancelled, unless the scheduler had taken
+    the host."""
+    found = run.interruption.findings
+    if found is None or not found.before_cancel:
+        return run
+    verdict = first_cause(run, found)
+    if taken_by_scheduler(found, verdict):
+        return run
+    incident = incident_of(run, found, verdict, f"cancelled by {run.interruption.cancelled_by}")
+    return with_incident(run, incident)
+
+
 def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advice: str = "") -> Run:
-    """With the incident of a host that was found wanting before ranks started on it.
+    """Adds the incident of a host that is excluded before ranks start on it.
 
     Args:
-        cause: where it was not the check that found it.
+        why: why the host is excluded.
+        cause: replaces the text of a failed check.
     """
     by_hook = why.startswith(f"{BEFORE_HOOK}: ")
     incident = Incident(
@@ -96,7 +123,7 @@ def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advic
         cause=cause or f"{host} failed the check before the start: {why}",
         culprit=Culprit(host=host),
         evidence=Evidence(notes=(why,)),
-        action=f"{host} is left out",
+        action=f"{host} is excluded",
         failure=HOOK if by_hook else "preflight",
         scope="host",
         remedy="replace",
@@ -107,3 +134,45 @@ def left_out(run: Run, at: float, host: str, why: str, *, cause: str = "", advic
         advice=advice,
     )
     return with_incident(run, incident)
+
+
+# Drills
+
+
+def _drill_of(run: Run, findings: Findings, culprit: Culprit, phase: Phase | None) -> str | None:
+    """The drill of the present attempt that caused the incident."""
+    if not run.attempt.drills:
+        return None
+    step = _first_sign(run, findings)
+    for drill, host in _happened(run):
+        own_rank = drill.target == "rank" and culprit.rank == drill.index
+        hit = culprit == NOBODY or culprit.host == host or own_rank
+        # A file that cannot be written is noticed at the next checkpoint, however late that is.
+        saving = drill.fault == "write" and phase == "checkpoint"
+        if hit and (saving or step - drill.step <= SOON):
+            return str(drill)
+    return None
+
+
+def drilled(run: Run, host: str) -> bool:
+    """A drill of the present attempt happened on the host, however long ago: some drills last."""
+    return any(where == host for _, where in _happened(run))
+
+
+def _happened(run: Run) -> Iterator[tuple[Drill, str | None]]:
+    """The drills of the present attempt, each with its host."""
+    assert run.job is not None
+    for drill in run.job.drills:
+        if drill.id in run.attempt.drills:
+            each = run.plan.ranks_per_host if drill.target == "rank" else 1
+            number = drill.index // each
+            placement = run.attempt.placement
+            yield drill, placement[number] if number < len(placement) else None
+
+
+def _first_sign(run: Run, findings: Findings) -> int:
+    """The step of the first sign. If the loss was not finite for a while, the first such step."""
+    since = [x.error.since for x in findings.exits if x.error and x.error.since is not None]
+    seen = [exited.step for exited in findings.exits]
+    seen += [findings.hang.step] if findings.hang else []
+    return min(since) if since else max([run.attempt.step, *seen])

@@ -1,34 +1,32 @@
-"""Allocations of which nothing came. Pure.
+"""Allocations without progress.
 
-A job that never gets as far as a new checkpoint would go back to the queue for ever: it ends after
-`resilience.max_allocations` of them in a row.
+A job that never reaches a new checkpoint would be requeued for ever. It ends after
+`resilience.max_allocations` allocations in a row without a new checkpoint.
 
-What counts as progress is a new checkpoint; a job that gets to its last step has ended. Where hosts
-have successors nothing goes back to a queue, and an attempt that broke counts as a restart: there
-it is leaders that count, of those that were lost one after the other before they had begun one.
+Where hosts have successors, nothing is requeued, and a failed attempt counts as a restart. There,
+leaders count instead: those lost in a row before they had started an attempt.
 """
 
 from dataclasses import replace
 from datetime import UTC, datetime
 
 from orchestrator.contract.messages.events import LeaderStarted
-from orchestrator.job.hosts.host_pool import has_successors
-from orchestrator.job.policy import BEFORE_FIX
+from orchestrator.job.failures.policy import BEFORE_FIX
 from orchestrator.job.stage import OUTSIDE, Submitted
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, has_successors
 
 RULE = "max-allocations"
-"""Names the limit where it decides, as if it were a rule."""
+"""The name of this limit where a rule is named."""
 
 
 def begun(run: Run, event: LeaderStarted) -> Run:
-    """With the allocation that begins, and those since the last one in which no leader began."""
+    """Counts the allocation that begins, and earlier ones in which no leader started."""
     new = event.allocation
     if new is None:
         return run
     if new.successor_s is not None:
         if not isinstance(run.stage, Submitted) and (isinstance(run.stage, OUTSIDE) or event.taken):
-            return run  # the leader before gave its place up, or the scheduler took it
+            return run  # the former leader ended in order, or the scheduler took it
         more = 1
     else:
         former = run.scheduler.allocation
@@ -43,13 +41,8 @@ def begun(run: Run, event: LeaderStarted) -> Run:
     )
 
 
-def advanced(run: Run) -> Run:
-    """A new checkpoint is complete."""
-    return replace(run, history=replace(run.history, allocations=0))
-
-
 def was_saved(run: Run, at: float) -> Run:
-    """The allocation before this one made a checkpoint of which its leader did not hear."""
+    """The allocation before this one saved a checkpoint, and its leader died before it heard."""
     return replace(
         run,
         history=replace(
@@ -59,21 +52,21 @@ def was_saved(run: Run, at: float) -> Run:
 
 
 def last_one(run: Run, how: str) -> str:
-    """Why the job ends with its present allocation, which ends by `how`; empty: it goes on."""
+    """Why the job ends with this allocation, which ended as `how` says; empty if it continues."""
     return _words(run, run.history.allocations, how)
 
 
 def one_too_many(run: Run) -> str:
-    """The same where another allocation has begun, as nobody could say so at the end of the last.
-    `run` is as that left it, but for the count."""
+    """The same for a new leader, if the former one could not say so. `run` is the state that the
+    former leader left, with the new count."""
     led = not isinstance(run.stage, OUTSIDE)
-    how = f"its leader was lost while {run.stage.title}" if led else "no leader began in it"
+    how = f"its leader was lost while {run.stage.title}" if led else "no leader started in it"
     return _words(run, run.history.allocations - 1, how)
 
 
-def _words(run: Run, vain: int, how: str) -> str:
+def _words(run: Run, fruitless: int, how: str) -> str:
     job = run.job
-    if job is None or job.max_allocations is None or vain < job.max_allocations:
+    if job is None or job.max_allocations is None or fruitless < job.max_allocations:
         return ""
     what = "leader" if has_successors(run) else "allocation"
     saved = (
@@ -81,8 +74,8 @@ def _words(run: Run, vain: int, how: str) -> str:
     )
     if run.progress.saved and run.progress.saved_at is not None:
         saved += f", of {_moment(run.progress.saved_at)}"
-    many = f"{vain} {what}{'' if vain == 1 else 's'} in a row"
-    if vain == 1:
+    many = f"{fruitless} {what}{'' if fruitless == 1 else 's'} in a row"
+    if fruitless == 1:
         many = f"one {what}"
     return (
         f"{many}, since {_moment(run.history.allocations_since)}, made no new checkpoint ({saved});"
@@ -94,11 +87,11 @@ def _words(run: Run, vain: int, how: str) -> str:
 def _fix(run: Run) -> str:
     look = "`ndctl describe JOB` and `ndctl logs JOB --agents` say how they went"
     if has_successors(run):
-        return f"{look}; once that is mended, `ndctl submit SPEC --resume` goes on"
+        return f"{look}; fix the cause, then resume with `ndctl submit SPEC --resume`"
     key = "cluster.slurm.time" if run.job and run.job.backend == "slurm" else "the time limit"
     return (
         f"{look}; where there was too little time, raise {key} or lower checkpoint.every_steps;"
-        " then `ndctl submit SPEC --resume` goes on"
+        " then resume with `ndctl submit SPEC --resume`"
     )
 
 

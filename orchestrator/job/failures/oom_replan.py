@@ -8,10 +8,10 @@ import re
 from dataclasses import replace
 
 from orchestrator.contract.messages.actions import Replan
-from orchestrator.job.failures.exit_classification import Verdict
+from orchestrator.diagnosis.cause.verdict import Verdict
+from orchestrator.job.failures.policy import ON_PROCESSORS
 from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.plans import Shortage
-from orchestrator.job.policy import ON_PROCESSORS
 from orchestrator.job.state import Run, with_deadline
 
 DEVICE = "cuda-out-of-memory"

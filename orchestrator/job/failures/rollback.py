@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
+from orchestrator.job.failures.policy import Decision
 from orchestrator.job.plans import Rollback
-from orchestrator.job.policy import Decision
 from orchestrator.job.state import Run
 
 MOST_FROM_ONE = 3

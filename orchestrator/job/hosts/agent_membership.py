@@ -1,40 +1,44 @@
-"""Agents come and go: what follows when one registers, is lost, or comes back after all."""
+"""Agents register, are lost, and come back: what follows from each."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.contract.check_results import why_unfit
 from orchestrator.contract.messages.actions import Action, ReplaceAgent, StopAttempt
-from orchestrator.contract.messages.events import AgentLost, AgentRegistered, HostUnavailable
-from orchestrator.job.failures.diagnose import TOGETHER_S
-from orchestrator.job.failures.incident_records import left_out
-from orchestrator.job.findings import Findings
-from orchestrator.job.host_state import HostState
-from orchestrator.job.hosts import agents_not_started
-from orchestrator.job.hosts.host_pool import no_good
-from orchestrator.job.stage import IDLE, OUTSIDE, Checking, Holding, Stopping, Waiting
-from orchestrator.job.stage_transitions import (
+from orchestrator.contract.messages.events import (
+    AgentLost,
+    AgentRegistered,
+    HostStopped,
+    HostUnavailable,
+)
+from orchestrator.diagnosis.cause.diagnose import TOGETHER_S
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.job.attempt_end import (
     FAILED_GRACE_S,
-    Result,
-    start_if_ready,
+    asked_again,
+    counts_again,
     stop_or_conclude,
 )
+from orchestrator.job.failures.incident_records import left_out
+from orchestrator.job.host_state import HostState
+from orchestrator.job.hosts import agents_not_started
+from orchestrator.job.leave import Result
+from orchestrator.job.stage import IDLE, Checking, Holding, Stopping, Waiting
+from orchestrator.job.start import start_if_ready
 from orchestrator.job.state import Run, with_findings, with_host, with_leaving
 
 
-def registered(run: Run, event: AgentRegistered) -> Result:
-    if isinstance(run.stage, OUTSIDE):
-        return run, ()
+def agent_registered(run: Run, event: AgentRegistered) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is not None and known.incarnation == event.incarnation:
         if known.alive:
             return run, ()
         run = _without_outage(run, event.host)
-    if (known is None or not known.alive) and (attempt := _may_run(run, known, event)):
-        return _welcome_back(run, known, event, attempt)
+    if (known is None or not known.alive) and (attempt := _attempt_left(run, known, event)):
+        return _with_old_ranks(run, known, event, attempt)
     actions: tuple[Action, ...] = ()
     expected = known is not None and known.back and isinstance(run.stage, Stopping)
     if known is not None and (known.alive or expected):
+        # Another agent process of the host registers, so the one before is gone.
         lost = AgentLost(
             at=event.at,
             host=event.host,
@@ -67,8 +71,8 @@ def _host(event: AgentRegistered, checked: bool = False) -> HostState:
     )
 
 
-def _may_run(run: Run, known: HostState | None, event: AgentRegistered) -> int:
-    """The attempt of which ranks may be left there; 0: none are."""
+def _attempt_left(run: Run, known: HostState | None, event: AgentRegistered) -> int:
+    """The attempt of which the agent may still have ranks; 0 if it has none."""
     if event.running:
         return event.running
     same = known is not None and known.incarnation == event.incarnation
@@ -77,20 +81,20 @@ def _may_run(run: Run, known: HostState | None, event: AgentRegistered) -> int:
     return run.attempt.number if same and told_to_stop else 0
 
 
-def _welcome_back(
+def _with_old_ranks(
     run: Run, known: HostState | None, event: AgentRegistered, attempt: int
 ) -> Result:
-    """An agent that was given up too early counts again once it says that no rank is left.
+    """An agent with ranks of `attempt` came back: stop these ranks first. The agent counts as alive
+    when it reports that no rank is left.
 
-    However late: its attempt may be over, and the next one under way on other hosts. Nor does a
-    new leader count one that waited in place with ranks of its predecessor's attempt.
+    That attempt may be over, and the next one may run on other hosts. After a change of leader, an
+    agent comes back with the ranks of the former leader's attempt.
     """
     name = event.host
-    reason = f"the agent of {name} is back: what it still runs has to end first"
+    reason = f"the agent of {name} is back: stop its old ranks first"
     same = known is not None and known.incarnation == event.incarnation
     host = known if known is not None and same else _host(event)
-    hosts = {**run.hosts.by_name, name: replace(host, alive=False, back=True, runs=attempt)}
-    run = replace(run, hosts=replace(run.hosts, by_name=hosts))
+    run = with_host(run, replace(host, alive=False, back=True, runs=attempt))
     if host.unfit and not same:
         run = left_out(run, event.at, name, host.unfit)
     if attempt == run.attempt.number:
@@ -100,29 +104,36 @@ def _welcome_back(
     return run, (stop,)
 
 
+def old_ranks_gone(run: Run, event: HostStopped) -> Result:
+    """No attempt is under way, and the host's last old ranks are gone: it can be used."""
+    after = counts_again(run, event)
+    if after is run or not isinstance(run.stage, Waiting):
+        return after, ()
+    return start_if_ready(after, event.at)
+
+
 def agent_lost(run: Run, event: AgentLost) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is None or not (known.alive or known.back):
         return run, ()
-    if isinstance(run.stage, OUTSIDE):
-        return run, ()
-    gone = replace(known, alive=False, back=False, lost_at=event.at)
-    run = with_host(run, gone)
+    run = with_host(run, replace(known, alive=False, back=False, lost_at=event.at))
     if isinstance(run.stage, Checking):
         checking = tuple(name for name in run.stage.hosts if name != event.host)
         run = replace(run, stage=replace(run.stage, hosts=checking))
+    has_ranks = event.host in run.attempt.placement and event.host not in run.attempt.done
     if run.interruption.leaving is not None:
         if known.going or event.taken or not run.interruption.leaving.by_choice:
             return _lost_while_leaving(run, event, known)
-        if event.host in run.attempt.placement and event.host not in run.attempt.done:
+        if has_ranks:
+            # The job stops by its own choice, so this loss is a failure and has an incident.
             run = with_leaving(run, None)
-    if known.going and (event.host not in run.attempt.placement or event.host in run.attempt.done):
+    if known.going and not has_ranks:
         return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
     if isinstance(run.stage, IDLE):
         expected = known.going or known.sent_away or event.taken
-        return (run, ()) if expected else _lost_while_waiting(run, event, again)
-    if event.host not in run.attempt.placement or event.host in run.attempt.done:
+        return (run, ()) if expected else _lost_while_idle(run, event, again)
+    if not has_ranks:
         return run, (again,)
     found = run.interruption.findings or Findings(opened_at=event.at)
     run = replace(
@@ -136,10 +147,10 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
 
 
 def _lost_while_leaving(run: Run, event: AgentLost, known: HostState) -> Result:
-    """Agents go when their hosts are given back; nobody is to blame."""
+    """The scheduler takes hosts back, and their agents with them: that has no culprit."""
     why = f"the agent of {event.host} has left"
     expected = known.going or event.taken
-    again = () if expected else asked_again(run, (event.host,), f"{why}: {event.why}")
+    again = () if expected else asked_again(run, [event.host], f"{why}: {event.why}")
     if event.host not in run.attempt.placement or event.host in run.attempt.done:
         return run, again
     run = replace(run, attempt=replace(run.attempt, done={**run.attempt.done, event.host: False}))
@@ -147,18 +158,10 @@ def _lost_while_leaving(run: Run, event: AgentLost, known: HostState) -> Result:
     return run, (*again, *actions)
 
 
-def asked_again(run: Run, hosts: Sequence[str], reason: str) -> tuple[ReplaceAgent, ...]:
-    """For agents that went while ranks leave, where the job stays and can use them."""
-    if run.interruption.leaving is None or run.interruption.leaving.requeue:
-        return ()
-    fit = [name for name in hosts if not no_good(run, run.hosts.by_name[name])]
-    return tuple(ReplaceAgent(host=name, reason=reason) for name in fit)
-
-
-def unavailable(run: Run, event: HostUnavailable) -> Result:
-    """No agent can be had there: do not wait for one."""
+def host_unavailable(run: Run, event: HostUnavailable) -> Result:
+    """No agent can be started on the host, so do not wait for one."""
     known = run.hosts.by_name.get(event.host)
-    if isinstance(run.stage, OUTSIDE) or (known is not None and known.alive):
+    if known is not None and known.alive:
         return run, ()
     if known is None:
         return agents_not_started.noted(run, event), ()
@@ -166,8 +169,11 @@ def unavailable(run: Run, event: HostUnavailable) -> Result:
     return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())
 
 
-def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
-    """Nothing is to be stopped; what it means is seen when the others that go with it have gone."""
+# An outage: agents are lost while no rank runs
+
+
+def _lost_while_idle(run: Run, event: AgentLost, again: ReplaceAgent) -> Result:
+    """There is nothing to stop. The verdict waits until all agents that go together are gone."""
     found = run.interruption.findings or Findings(opened_at=event.at, idle=True)
     known = any(lost.host == event.host for lost in found.lost)
     found = replace(
@@ -179,7 +185,7 @@ def _lost_while_waiting(run: Run, event: AgentLost, again: ReplaceAgent) -> Resu
 
 
 def _without_outage(run: Run, host: str) -> Run:
-    """The agent that was lost while no rank ran is heard again: once all are, nothing happened."""
+    """The same agent is heard again. When all lost agents are, there was no outage."""
     found = run.interruption.findings
     if found is None or not isinstance(run.stage, IDLE):
         return run
@@ -189,11 +195,10 @@ def _without_outage(run: Run, host: str) -> Run:
 
 
 def outage_is_over(run: Run, at: float) -> bool:
-    """Whether all that went together while no rank ran has gone by now."""
+    """All agents that go together are gone by now."""
     found = run.interruption.findings
     if found is None or not isinstance(run.stage, Waiting):
         return False
-    asked = (
-        run.plans.shortage is not None or run.interruption.leaving is not None
-    )  # what comes of that is first
-    return not asked and at >= found.opened_at + TOGETHER_S
+    # An answer of the planner or the scheduler is expected, and comes first.
+    expects = run.plans.shortage is not None or run.interruption.leaving is not None
+    return not expects and at >= found.opened_at + TOGETHER_S

@@ -1,26 +1,25 @@
-"""Hosts on which no agent can begin, as a scheduler says: an interpreter or a library is not there.
+"""Hosts on which the scheduler cannot start an agent: an interpreter or a library is missing.
 
-They are named as soon as that is known, and nobody waits for them. Where it is most hosts of all,
-what is missing is missing everywhere, and none of them is to blame. Pure.
+Each is an incident as soon as that is known, and the job does not wait for it. If most hosts are
+concerned, the job ends without a culprit: what is missing is missing everywhere.
 """
 
 from dataclasses import replace
 
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.failures.incident_records import left_out
+from orchestrator.job.failures.policy import BEFORE_FIX
 from orchestrator.job.host_state import HostState
-from orchestrator.job.hosts.host_pool import hosts_given
-from orchestrator.job.policy import BEFORE_FIX
-from orchestrator.job.state import Run, with_host
+from orchestrator.job.state import Run, hosts_given, with_host
 
 FIX = (
-    "ndctl's interpreter, what it links to, and the run directory have to be where they were at"
-    " submission on every host"
+    "every host must have ndctl's interpreter, its libraries and the run directory at the paths of"
+    " the submit host"
 )
 
 
 def noted(run: Run, event: HostUnavailable) -> Run:
-    """Judged at the next tick: others may be said in the same moment."""
+    """Decided at the next tick, because the scheduler may name more hosts in the same moment."""
     if event.host not in hosts_given(run):
         return run
     host = HostState(
@@ -36,19 +35,20 @@ def noted(run: Run, event: HostUnavailable) -> Run:
 
 
 def everywhere(run: Run) -> str:
-    """Why the job ends, where most hosts cannot begin an agent; else empty."""
+    """Why the job ends, if most hosts cannot start an agent; otherwise empty."""
     given, unable = hosts_given(run), _unable(run)
     if 2 * len(unable) <= len(given):
         return ""
     host = unable[0]
     return (
-        f"no agent can begin on {len(unable)} of {len(given)} hosts, too many to blame them; on"
-        f" {host.name}: {host.unfit}{BEFORE_FIX}{FIX}; then `ndctl submit SPEC --resume` goes on"
+        f"no agent can start on {len(unable)} of {len(given)} hosts, too many to exclude them; on"
+        f" {host.name}: {host.unfit}{BEFORE_FIX}{FIX}; then resume with"
+        " `ndctl submit SPEC --resume`"
     )
 
 
-def told(run: Run, at: float) -> Run:
-    """With the incident of each that has none yet."""
+def with_incidents(run: Run, at: float) -> Run:
+    """Adds an incident for each such host that has none yet."""
     for host in _unable(run):
         if not host.checked:
             run = left_out(
@@ -56,8 +56,8 @@ def told(run: Run, at: float) -> Run:
                 at,
                 host.name,
                 host.unfit,
-                cause=f"no agent can begin on {host.name}: {host.unfit}",
-                advice=f"look at what {host.name} mounts: {FIX}",
+                cause=f"no agent can start on {host.name}: {host.unfit}",
+                advice=f"check the mounts of {host.name}: {FIX}",
             )
             run = with_host(run, replace(host, checked=True))
     return run

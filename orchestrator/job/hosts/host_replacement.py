@@ -1,7 +1,7 @@
-"""Hosts that are no good are sent away, for others to come in their place; some come back.
+"""Asks the scheduler to replace hosts that cannot be used. Some of them come back.
 
-One that came back is sent away again later and later: where a scheduler gives it back there is no
-better one just now, and to take it away at once again would only keep the cluster busy.
+A host that came back is replaced again, with a wait that doubles each time. If the scheduler gives
+it back, it has no better host just now, and to ask again at once would only keep the cluster busy.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,22 @@ from dataclasses import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
 from orchestrator.job.host_state import Away, HostState
-from orchestrator.job.hosts.host_pool import no_good
+from orchestrator.job.hosts.host_pool import must_not_run
 from orchestrator.job.state import Run
 
 AGAIN_S = 30.0
-"""Before a host that came back is sent away again; twice as long each time after that."""
+"""Seconds before a host that came back is replaced again. They double each time."""
 
 
 def in_the_way(run: Run, at: float) -> list[HostState]:
-    """Hosts to send away now: they keep others from coming in their place."""
+    """Hosts to replace now: they take the place of others."""
     return [host for host in _unwanted(run) if at >= _due_at(run, host)]
 
 
 def make_room(
     run: Run, away: Sequence[HostState], at: float, reason: str
 ) -> tuple[Run, tuple[ReplaceAgent, ...]]:
-    """Send hosts away; of those that came back, due or not, is told who looks."""
+    """Replace the hosts in `away`. The stage's reason names those that came back, due or not."""
     back = [_came_back(run, host) for host in _unwanted(run) if host.name in run.hosts.away]
     if back:
         reason = "; ".join((reason, *back))
@@ -45,13 +45,13 @@ def _came_back(run: Run, host: HostState) -> str:
     times = run.hosts.away[host.name].times
     often = f"{times} times" if times > 1 else "once"
     why = host.unfit or run.hosts.exclude.get(host.name, "")
-    return f"{host.name} is not used ({why}), was sent away {often}, and came back"
+    return f"{host.name} is not used ({why}), was replaced {often}, and came back"
 
 
 def send_away(run: Run, hosts: Sequence[HostState], at: float) -> Run:
-    """It is written down that they were."""
+    """Records that these hosts are being replaced."""
     if not hosts:
-        return run  # the very same: what changes nothing is not journalled
+        return run  # the same object: an event that changes nothing is not journalled
     gone = {host.name: replace(host, sent_away=True) for host in hosts}
     away = {name: Away(times=_times(run, name) + 1, last_at=at) for name in gone}
     return replace(
@@ -66,7 +66,7 @@ def _unwanted(run: Run) -> list[HostState]:
     return [
         host
         for host in run.hosts.by_name.values()
-        if host.alive and not host.going and not host.sent_away and no_good(run, host)
+        if host.alive and not host.going and not host.sent_away and must_not_run(run, host)
     ]
 
 

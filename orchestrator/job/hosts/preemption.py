@@ -1,7 +1,7 @@
 """Hosts are given back: how long ranks have for a checkpoint then, and whose wish it was. Pure."""
 
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.findings import Findings
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import Verdict
 from orchestrator.job.state import Run
 
 STOP_SLACK_S = 15.0

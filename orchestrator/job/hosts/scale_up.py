@@ -8,11 +8,10 @@ does not stop it all the time. Nobody is to blame, so no budget is spent.
 from dataclasses import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
-from orchestrator.job.hosts.host_pool import has_successors, hosts_given, switches_of, usable
 from orchestrator.job.interruption import Leaving
 from orchestrator.job.plans import JobPlan
 from orchestrator.job.stage import Running
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, has_successors, hosts_given, switches_of, usable
 from orchestrator.plan.placement.place import room_for
 
 EVERY_S = 1800.0

@@ -1,4 +1,7 @@
-"""What a scheduler says to a job: leave, or do without a host. Nobody is to blame for either."""
+"""What the scheduler and the planner tell a job: to leave, to exclude a host, to use another plan.
+
+None of this has a culprit.
+"""
 
 from dataclasses import replace
 
@@ -13,28 +16,22 @@ from orchestrator.contract.messages.events import (
     ReplanRefused,
     RequeueRefused,
 )
-from orchestrator.job.failures.cancellation import cancelled
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.job.attempt_end import all_done, conclude, recover, stop
+from orchestrator.job.failures.cancellation import cancel
 from orchestrator.job.failures.oom_replan import with_ways_out
-from orchestrator.job.findings import Findings
-from orchestrator.job.hosts.host_pool import has_successors, switches_of, usable
 from orchestrator.job.hosts.preemption import grace_to_leave_s
 from orchestrator.job.hosts.scale_up import shrunk
 from orchestrator.job.interruption import Leaving
+from orchestrator.job.leave import Result, end, requeue
 from orchestrator.job.plans import JobPlan
-from orchestrator.job.stage import IDLE, LIVE, OUTSIDE, Checking, Queued, Stopping, Waiting
-from orchestrator.job.stage_transitions import (
-    Result,
-    all_done,
-    checked,
-    conclude,
-    end,
-    recover,
-    requeue,
-    start_if_ready,
-    stop,
-)
+from orchestrator.job.stage import IDLE, LIVE, Waiting
+from orchestrator.job.start import checked, start_if_ready
 from orchestrator.job.state import (
     Run,
+    has_successors,
+    switches_of,
+    usable,
     with_deadline,
     with_findings,
     with_host,
@@ -47,45 +44,38 @@ WORDS: dict[Cause | None, str] = {
     "preempted": "preempted by another job",
     "time-limit": "the time limit of the allocation is near",
     "requeued": "requeued by an administrator or the scheduler",
-    "drained": "a host is wanted back",
+    "drained": "the scheduler wants a host back",
     "unknown": "the scheduler asks the job to leave, and does not say why",
     "cancelled": "cancelled in the scheduler",
-    "failed": "the scheduler ends this run of the job, for what it ran for it has broken",
+    "failed": "the scheduler ends this run of the job because its processes failed",
 }
 
 
 def leave_asked(run: Run, event: LeaveAsked) -> Result:
-    """Stop at the next checkpoint, and go back to the queue; where it was cancelled, end."""
-    job = run.job
-    assert job is not None
-    if isinstance(run.stage, OUTSIDE) or run.interruption.cancelled_by is not None:
+    """Save a checkpoint and go back to the queue; or end, if the scheduler cancelled the job."""
+    if run.interruption.cancelled_by is not None:
         return run, ()
     if event.cause == "cancelled":
-        return _cancelled(run, event)
-    if (
-        run.interruption.leaving is not None
-        and run.interruption.leaving.cause is not None
-        and run.interruption.leaving.requeue
-    ):
-        return run, ()
+        by = f"somebody, in the scheduler ({event.words})"
+        return cancel(with_leaving(run, None), event.at, by)
+    leaving = run.interruption.leaving
+    if leaving is not None and leaving.cause is not None and leaving.requeue:
+        return run, ()  # the job is leaving already, and why is known
     words = f"{WORDS[event.cause]} ({event.words})"
     run = with_leaving(run, Leaving(cause=event.cause, words=words))
     if event.cause == "failed":
-        return _broke(run, event, words)
+        return _allocation_broke(run, event, words)
     if isinstance(run.stage, IDLE):
-        return (
-            (run, ())
-            if event.cause is None
-            else requeue(run, event.at, words, whole=not has_successors(run))
-        )
+        if event.cause is None:
+            return run, ()  # the scheduler is being asked why, and a cancelled job must not requeue
+        return requeue(run, event.at, words, whole=not has_successors(run))
     if isinstance(run.stage, LIVE):
         return stop(run, event.at, words, grace_to_leave_s(run, event.at))
     return conclude(run, event.at) if all_done(run) else (run, ())
 
 
-def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
-    """Nobody wants the hosts back, so this is an incident; and the run of the job ends all the
-    same."""
+def _allocation_broke(run: Run, event: LeaveAsked, words: str) -> Result:
+    """Processes of the allocation failed, so this is an incident, and the allocation ends."""
     found = run.interruption.findings or Findings(opened_at=event.at)
     broke = found.broke or Breakdown(what=words, at=event.at)
     found = replace(found, broke=broke, noticed_at=event.at)
@@ -98,9 +88,7 @@ def _broke(run: Run, event: LeaveAsked, words: str) -> Result:
 
 
 def requeue_refused(run: Run, event: RequeueRefused) -> Result:
-    """Hosts that nobody takes back would stand idle: a person is to see to it."""
-    if not isinstance(run.stage, Queued):
-        return run, ()
+    """End the job: its hosts would stay idle, and only a person can help."""
     if event.cancelled:
         by = f"somebody, in the scheduler ({event.why})"
         return end(
@@ -110,28 +98,13 @@ def requeue_refused(run: Run, event: RequeueRefused) -> Result:
             f"cancelled by {by}",
         )
     words = f"{run.stage.reason}; it could not be queued again: {event.why}"
-    return end(run, event.at, "FAILED", f"{words}; `ndctl submit SPEC --resume` goes on")
-
-
-def _cancelled(run: Run, event: LeaveAsked) -> Result:
-    job = run.job
-    assert job is not None
-    by = f"somebody, in the scheduler ({event.words})"
-    run = with_leaving(cancelled(run, by), None)
-    reason = f"cancelled by {by}"
-    if isinstance(run.stage, LIVE):
-        return stop(run, event.at, reason, job.stop_grace)
-    if isinstance(run.stage, Stopping):
-        return conclude(run, event.at) if all_done(run) else (run, ())
-    return end(run, event.at, "CANCELLED", reason)
+    return end(run, event.at, "FAILED", f"{words}; resume with `ndctl submit SPEC --resume`")
 
 
 def host_flagged(run: Run, event: HostFlagged) -> Result:
-    """A host is wanted back: checkpoint, and go on without it."""
-    if isinstance(run.stage, OUTSIDE) or (
-        event.host in run.hosts.exclude and event.host not in run.hosts.shut
-    ):
-        return run, ()
+    """The scheduler drained a host, or it is down: save a checkpoint and continue without it."""
+    if event.host in run.hosts.exclude and event.host not in run.hosts.shut:
+        return run, ()  # excluded for another reason
     patience = _on_drain(run) if event.lets_finish else "checkpoint_and_requeue"
     words = f"{event.host} is {event.state}" + (f": {event.reason}" if event.reason else "")
     if patience == "finish" and _is_needed(run, event.host):
@@ -153,15 +126,15 @@ def host_flagged(run: Run, event: HostFlagged) -> Result:
 
 
 def leave_drained(run: Run, at: float) -> Result:
-    """A checkpoint is complete: go on without a host that was only kept for it."""
+    """A checkpoint is complete: leave a drained host that was kept until then."""
     host = next((name for name in run.attempt.placement if name in run.hosts.shut), None)
-    return (
-        (run, ()) if host is None else _leave_host(run, at, host, run.hosts.exclude.get(host, host))
-    )
+    if host is None:
+        return run, ()
+    return _leave_host(run, at, host, run.hosts.exclude.get(host, host))
 
 
 def _leave_host(run: Run, at: float, host: str, words: str) -> Result:
-    """One that is left out, and that ranks may run on."""
+    """Stop the attempt if it has ranks on the excluded host."""
     job = run.job
     assert job is not None
     if (
@@ -182,14 +155,14 @@ def _on_drain(run: Run) -> str:
 
 
 def _is_needed(run: Run, host: str) -> bool:
-    """Ranks run there, or without it they could not begin; a spare is merely not used."""
+    """Ranks run on the host, or the next attempt needs it. A spare is not needed."""
     if not isinstance(run.stage, IDLE):
         return host in run.attempt.placement
     return len([name for name in usable(run) if name != host]) < len(run.plan.hosts)
 
 
 def host_opened(run: Run, event: HostOpened) -> Result:
-    """It is a host like others again: nothing was held against it but that."""
+    """The scheduler opened the host again. It was excluded for nothing else, so it can be used."""
     run = _not_draining(run, event.host)
     if event.host not in run.hosts.shut:
         return run, ()
@@ -212,10 +185,10 @@ def _not_draining(run: Run, host: str) -> Run:
 
 
 def host_leaving(run: Run, event: HostLeaving) -> Result:
-    """Checkpoint while its ranks still run, and go on with whoever comes in its place."""
+    """Save a checkpoint while its ranks still run, and continue with the host that replaces it."""
     job, known = run.job, run.hosts.by_name.get(event.host)
     assert job is not None
-    if known is None or not known.alive or known.going or isinstance(run.stage, OUTSIDE):
+    if known is None or not known.alive or known.going:
         return run, ()
     run = with_host(run, replace(known, going=event.why))
     if isinstance(run.stage, Waiting):
@@ -232,8 +205,8 @@ def host_leaving(run: Run, event: HostLeaving) -> Result:
 
 
 def hosts_checked(run: Run, event: HostsChecked) -> Result:
-    if not isinstance(run.stage, Checking) or event.check != run.hosts.checks:
-        return run, ()
+    if event.check != run.hosts.checks:
+        return run, ()  # late result of an earlier check
     return checked(run, event.at, event.unfit)
 
 
@@ -245,13 +218,13 @@ def replanned(run: Run, event: Replanned) -> Result:
         return run, ()
     run = replace(run, plans=replace(run.plans, replanning=None))
     room = room_for(run.plan, usable(run), switches_of(run))
-    if room < len(run.plan.hosts):  # else the host came back meanwhile
+    if room < len(run.plan.hosts):  # otherwise the lost host has come back
         run = shrunk(run, event.at, found)
     return start_if_ready(run, event.at) if isinstance(run.stage, Waiting) else (run, ())
 
 
 def _refitted(run: Run, at: float, found: JobPlan, device_bytes: int) -> Result:
-    """A plan that takes less memory: it is never again the one that did not fit."""
+    """The planner found a plan that needs less memory than the one that did not fit."""
     if not _awaited(run, device_bytes):
         return run, ()
     run = replace(
@@ -260,7 +233,7 @@ def _refitted(run: Run, at: float, found: JobPlan, device_bytes: int) -> Result:
             run.plans, shortage=None, device_bytes=device_bytes, refits=run.plans.refits + 1
         ),
     )
-    # Of a job that has shrunk, the plan for more hosts did fit.
+    # If the job has shrunk, only the plan for fewer hosts did not fit.
     shrank = run.plans.replanned is not None
     run = (
         replace(run, plans=replace(run.plans, replanned=found))

@@ -4,9 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
-from orchestrator.job.hosts.host_pool import has_successors, hosts_given
 from orchestrator.job.stage import LIVE, Stopping, Waiting
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, has_successors, hosts_given
 
 NOTICES_S = 15.0
 """Between two questions about the hosts …"""

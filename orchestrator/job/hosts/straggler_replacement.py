@@ -1,34 +1,36 @@
-"""A host that keeps its peers waiting: known while its attempt lasts, and replaced by a spare after
-the next checkpoint, where the job asks for that. Nobody broke anything: it spends no restart. This
-job uses the host no more; against it for other jobs is half a strike, for slowness may have passed.
+"""A straggler: a rank that keeps its peers waiting.
+
+It is known while its attempt lasts. If the spec asks for it, a spare replaces its host after the
+next checkpoint. Nothing failed, so this costs no restart. This job does not use the host again, and
+the host gets half a strike for other jobs, because slowness may pass.
 """
 
 from dataclasses import replace
 
 from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 from orchestrator.host_strikes import STRAGGLER, Strike
-from orchestrator.job.failures.drill_attribution import drilled
-from orchestrator.job.hosts.host_pool import switches_of, usable
+from orchestrator.job.attempt_end import stop
+from orchestrator.job.failures.incident_records import drilled
+from orchestrator.job.hosts.exclusion import replaced
 from orchestrator.job.interruption import Leaving
+from orchestrator.job.leave import Result
 from orchestrator.job.stage import Running
-from orchestrator.job.stage_transitions import Result, stop, without
-from orchestrator.job.state import Run, with_leaving
+from orchestrator.job.state import Run, switches_of, usable, with_leaving
 from orchestrator.plan.placement.place import room_for
 
 
-def straggler_found(run: Run, event: StragglerFound) -> Run:
-    return replace(
-        run, attempt=replace(run.attempt, stragglers={**run.attempt.stragglers, event.rank: event})
-    )
+def straggler_found(run: Run, event: StragglerFound) -> Result:
+    stragglers = {**run.attempt.stragglers, event.rank: event}
+    return replace(run, attempt=replace(run.attempt, stragglers=stragglers)), ()
 
 
-def straggler_gone(run: Run, event: StragglerGone) -> Run:
+def straggler_gone(run: Run, event: StragglerGone) -> Result:
     left = {rank: found for rank, found in run.attempt.stragglers.items() if rank != event.rank}
-    return replace(run, attempt=replace(run.attempt, stragglers=left))
+    return replace(run, attempt=replace(run.attempt, stragglers=left)), ()
 
 
 def replace_straggler(run: Run, at: float) -> Result:
-    """A checkpoint is complete: move away from the host that costs most, if there is a spare."""
+    """A checkpoint is complete: replace the slowest straggler's host, if there is a spare."""
     job = run.job
     assert job is not None
     slow = [
@@ -44,7 +46,7 @@ def replace_straggler(run: Run, at: float) -> Result:
         return run, ()
     worst = max(slow, key=lambda found: found.own_s - found.peers_s)
     words = f"{worst.host} keeps its peers waiting: {why_slow(worst)}"
-    after = without(run, worst.host, words, at)
+    after = replaced(run, worst.host, words, at)
     if room_for(run.plan, usable(after), switches_of(run)) < len(run.plan.hosts):
         return run, ()
     leaving = Leaving(cause="drained", words=words, requeue=False, straggler=worst)
@@ -52,7 +54,7 @@ def replace_straggler(run: Run, at: float) -> Result:
 
 
 def strike_of(before: Run, after: Run) -> Strike | None:
-    """Against the host that was just given up for being slow; none where that was rehearsed."""
+    """The strike against a host that was just replaced as slow; None if a drill slowed it."""
     job, leaving = after.job, after.interruption.leaving
     if job is None or leaving is None or leaving.straggler is None:
         return None
@@ -60,7 +62,7 @@ def strike_of(before: Run, after: Run) -> Strike | None:
     if before.interruption.leaving is not None or drilled(after, slow.host):
         return None
     cause = why_slow(slow)
-    looked = f"over {slow.steps} steps of {slow.step_s:.3f} s"
+    measured = f"over {slow.steps} steps of {slow.step_s:.3f} s"
     return Strike(
         at=slow.at,
         host=slow.host,
@@ -68,7 +70,7 @@ def strike_of(before: Run, after: Run) -> Strike | None:
         attempt=slow.attempt,
         kind=STRAGGLER,
         cause=cause,
-        evidence=(looked,),
+        evidence=(measured,),
         submitted=job.at,
     )
 

@@ -8,7 +8,8 @@ from typing import Literal, Protocol, runtime_checkable
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CheckpointFailed, Event
-from orchestrator.job.incident import NOBODY, Incident
+from orchestrator.diagnosis.cause.verdict import NOBODY
+from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Ended, Running, Starting
 from orchestrator.job.state import Run
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
-from orchestrator.job.incident import NOBODY
+from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.job.stage import State
 from orchestrator.job.state import Run
 

@@ -34,8 +34,14 @@ def place(
         PlanError: fewer hosts can be used than the plan needs, or no NVLink blocks of them hold its
             tp groups.
     """
-    usable = sorted({host for host in hosts if host not in avoid}, key=natural)
     need = len(plan.hosts)
+    present = {host for host in hosts if host not in avoid}
+    stays = previous[:need]
+    if plan.mesh.tp <= plan.ranks_per_host and len(stays) == need and present.issuperset(stays):
+        return (
+            stays  # nothing moves, the commonest restart: nothing to sort among thousands of hosts
+        )
+    usable = sorted(present, key=natural)
     if len(usable) < need:
         raise _too_few(need, hosts, usable, avoid)
     left = set(usable)

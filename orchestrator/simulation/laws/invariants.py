@@ -27,8 +27,8 @@ from orchestrator.contract.messages.events import (
     RankExited,
     TrainingResumed,
 )
+from orchestrator.job.failures.policy import BUDGET
 from orchestrator.job.incident import PREFLIGHT
-from orchestrator.job.policy import BUDGET
 from orchestrator.job.stage import ATTEMPT, IDLE, OUTSIDE, Ended, Queued, Stopping, Waiting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.culprit_laws import Blame, Strike

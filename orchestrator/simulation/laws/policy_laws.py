@@ -19,8 +19,8 @@ from orchestrator.contract.spec.failures import Remedy
 from orchestrator.contract.spec.policy import PolicyRule
 from orchestrator.diagnosis.classes import default_rules as known_classes
 from orchestrator.job.failures import no_progress
+from orchestrator.job.failures.policy import covers, default_rules, options
 from orchestrator.job.incident import Incident
-from orchestrator.job.policy import default_rules, options
 from orchestrator.job.stage import Running, Starting
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
@@ -121,7 +121,7 @@ class Rules:
         raise AssertionError("the last rule covers everything")
 
     def _covers(self, rule: PolicyRule, one: Incident) -> bool:
-        return rule.covers(one.failure, one.scope, one.phase)
+        return covers(rule, one.failure, one.scope, one.phase)
 
     def _times(self, rule: PolicyRule, one: Incident) -> int:
         near = [

@@ -19,8 +19,8 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.job.failures.policy import covers, default_rules
 from orchestrator.job.incident import PREFLIGHT, Incident
-from orchestrator.job.policy import default_rules
 from orchestrator.job.state import Run
 from orchestrator.simulation.laws.law import hold
 
@@ -179,7 +179,7 @@ class Remedies:
         covered = [
             one
             for one in self.failing[:-1]
-            if rule.covers(one.failure, one.scope, one.phase)
+            if covers(rule, one.failure, one.scope, one.phase)
             and (rule.window is None or last.at - one.at <= rule.window)
         ]
         return len(covered)

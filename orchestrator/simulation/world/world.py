@@ -24,9 +24,9 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import Unanswered
+from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.incident import Incident
 from orchestrator.job.leader_change import expected_back, takes_over
-from orchestrator.job.policy import strike_weight
 from orchestrator.job.stage import Ended, Running
 from orchestrator.job.state import Run
 from orchestrator.journal.supervisor import Decide, Supervisor

@@ -31,7 +31,7 @@ from orchestrator.contract.messages.events import (
     LeaveAsked,
 )
 from orchestrator.errors import CannotLead
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Journal, has_writer, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.fd_limit import AT_MOST

@@ -18,7 +18,7 @@ from orchestrator.dashboard.metrics import NO_PROGRESS, fold_metrics
 from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
-from orchestrator.job.incident import Culprit
+from orchestrator.diagnosis.cause.verdict import Culprit
 from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     DRILL,

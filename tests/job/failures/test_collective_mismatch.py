@@ -13,10 +13,10 @@ from orchestrator.contract.messages.actions import (
     StartAttempt,
 )
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.job.failures.collective_mismatch import ASK_S, JUDGE_S
-from orchestrator.job.incident import NOBODY, Culprit
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit
+from orchestrator.job.attempt_end import ASK_S, JUDGE_S
 from orchestrator.job.stage import Stopping
-from tests.job.failures.test_diagnose import MISMATCH
+from tests.diagnosis.cause.test_diagnose import MISMATCH
 from tests.job.supervise_stage import GLOO_CLOSED, Job
 
 ABORTED: dict[str, Any] = {"signal": signal.SIGABRT, "log_tail": MISMATCH}

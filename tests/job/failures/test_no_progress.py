@@ -9,7 +9,7 @@ from orchestrator.contract.launch import Cause
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import LeaveAsked
 from orchestrator.job.stage import OUTSIDE
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from tests.job.supervise_stage import Job, submitted
 
 LIMIT = 3
@@ -77,7 +77,7 @@ def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     )
     assert how in end.reason
     assert "raise cluster.slurm.time" in end.reason
-    assert "`ndctl submit SPEC --resume` goes on" in end.reason
+    assert "resume with `ndctl submit SPEC --resume`" in end.reason
     assert fold(event for event, _ in job.all) == job.run, "whoever leads next knows it as well"
 
 
@@ -151,7 +151,7 @@ def test_allocations_in_which_no_leader_began_are_counted() -> None:
     (end,) = job.leads()
     assert isinstance(end, EndJob)
     assert end.reason.startswith("3 allocations in a row")
-    assert "the last one ended: no leader began in it" in end.reason
+    assert "the last one ended: no leader started in it" in end.reason
 
 
 def test_who_takes_over_goes_on_in_the_same_allocation() -> None:

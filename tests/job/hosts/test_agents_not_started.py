@@ -1,4 +1,4 @@
-"""A host on which no agent can begin: named at once, and nobody waits for it."""
+"""A host on which no agent can start is named at once, and the job does not wait for it."""
 
 from dataclasses import replace
 
@@ -24,9 +24,9 @@ def test_without_a_spare_the_job_is_queued_again_without_that_host_alone() -> No
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-2",), "not host-1, which has yet to come"
     (incident,) = job.run.history.incidents
-    assert incident.cause == f"no agent can begin on host-2: {WHY}"
+    assert incident.cause == f"no agent can start on host-2: {WHY}"
     assert (incident.kind, incident.culprit.host) == ("preflight", "host-2")
-    assert "host-2 mounts" in incident.advice
+    assert "mounts of host-2" in incident.advice
     assert job.run.hosts.exclude == {"host-2": WHY}
 
 
@@ -56,7 +56,7 @@ def test_where_most_hosts_cannot_begin_one_the_job_ends_and_blames_none() -> Non
     assert isinstance(end, EndJob)
     assert end.state == "FAILED"
     assert end.reason.startswith(
-        f"no agent can begin on 3 of 4 hosts, too many to blame them; on host-1: {WHY}; fix: "
+        f"no agent can start on 3 of 4 hosts, too many to exclude them; on host-1: {WHY}; fix: "
     )
     assert job.run.history.incidents == ()
 

@@ -10,9 +10,9 @@ from orchestrator.contract.messages.actions import (
     StopAttempt,
 )
 from orchestrator.contract.messages.events import HostUnavailable, Replanned
-from orchestrator.job.hosts.host_pool import REPLACE_S
 from orchestrator.job.hosts.scale_up import ASK_EVERY_S, EVERY_S
 from orchestrator.job.stage import Stopping
+from orchestrator.job.state import REPLACE_S
 from tests.job.supervise_stage import Job, plan
 
 

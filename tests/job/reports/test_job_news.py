@@ -15,6 +15,7 @@ from orchestrator.contract.messages.events import (
     Event,
     HostStopped,
 )
+from orchestrator.job.leave import Result
 from orchestrator.job.reports.job_news import (
     BURST,
     MOST_TEXT,
@@ -28,9 +29,8 @@ from orchestrator.job.reports.job_news import (
 )
 from orchestrator.job.reports.job_report import is_news, report_of
 from orchestrator.job.stage import Ended
-from orchestrator.job.stage_transitions import Result
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.simulation.run import simulate
 from tests.dashboard.dashboard_story import (
     START,

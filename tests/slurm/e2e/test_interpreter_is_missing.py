@@ -40,9 +40,9 @@ def without_interpreter(testbed: SlurmTestbed, node: str) -> Iterator[None]:
 def assert_named_at_once(ndctl: SlurmNdctl) -> None:
     assert incidents(ndctl) == [("preflight", BAD, None)]
     (incident,) = ndctl.status()["incidents"]
-    assert incident["cause"].startswith(f"no agent can begin on {BAD}: slurmstepd")
+    assert incident["cause"].startswith(f"no agent can start on {BAD}: slurmstepd")
     assert incident["cause"].endswith(f"execve(): {sys.executable}: No such file or directory")
-    assert incident["action"] == f"{BAD} is left out"
+    assert incident["action"] == f"{BAD} is excluded"
     (given_up,) = ndctl.events("HostUnavailable")
     assert given_up["host"] == BAD
     assert given_up["at"] - ndctl.events("LeaderStarted")[0]["at"] < SOON_S

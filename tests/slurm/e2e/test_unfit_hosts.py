@@ -39,7 +39,7 @@ def test_a_node_that_misses_a_gpu_is_left_out_before_the_first_step(
     assert incidents(ndctl) == [("preflight", "node2", None)]
     (incident,) = ndctl.status()["incidents"]
     assert "2 granted, 1 seen by nvidia-smi, 2 needed" in incident["cause"]
-    assert incident["action"] == "node2 is left out"
+    assert incident["action"] == "node2 is excluded"
     assert sorted(ndctl.allocated()) == ["node1", "node2", "node3"]
     assert sorted(hosts_of(ndctl)) == ["node1", "node3"]
     assert ndctl.status()["attempt"] == 1

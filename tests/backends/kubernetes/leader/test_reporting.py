@@ -34,7 +34,7 @@ from orchestrator.errors import Unanswered, Unreachable
 from orchestrator.job.reports.job_news import News, TellsCluster
 from orchestrator.job.reports.job_report import JobReport
 from orchestrator.job.state import Run
-from orchestrator.job.step import step
+from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import AllocationBackend
 from orchestrator.system import SystemClock

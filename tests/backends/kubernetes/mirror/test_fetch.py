@@ -10,7 +10,7 @@ from orchestrator.backends.kubernetes.mirror import fetch
 from orchestrator.backends.kubernetes.mirror.fetch import main, newest_launch, news, read_news
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import LeaderStarted
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Place, read, to_line
 from orchestrator.journal.supervisor import Folded

@@ -24,7 +24,7 @@ from orchestrator.dashboard.snapshot import Snapshot, read_snapshot
 from orchestrator.dashboard.status import status_json, status_text
 from orchestrator.errors import BackendError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, read_report
-from orchestrator.job.step import fold
+from orchestrator.job.transitions import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, Place, has_writer, read, to_line
 from orchestrator.journal.supervisor import Folded, Supervisor

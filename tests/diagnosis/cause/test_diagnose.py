@@ -18,11 +18,10 @@ from orchestrator.contract.messages.events import (
     RankExited,
 )
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.diagnosis.logs.readings import signal_name
-from orchestrator.job.failures.diagnose import Weight, diagnose, weigh
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.findings import Findings
-from orchestrator.job.incident import NOBODY, Culprit
+from orchestrator.diagnosis.cause.diagnose import Weight, diagnose, weigh
+from orchestrator.diagnosis.cause.exits import signal_name
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Verdict
 from tests.job.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 
@@ -290,7 +289,7 @@ def test_hosts_that_go_at_the_same_moment_blame_none_of_them() -> None:
     said = diagnose(Findings(opened_at=START, lost=gone), switches=RACK)
     assert (said.kind, said.culprit) == ("hosts-lost", NOBODY)
     assert said.cause.startswith(
-        "4 hosts went away at once: host-4, host-5, host-6, host-7, all below leaf-1 (first: the"
+        "4 hosts were lost at once: host-4, host-5, host-6, host-7, all below leaf-1 (first: the"
         " agent of host-4 is gone"
     )
     assert said.failure is not None
@@ -400,7 +399,7 @@ torch.distributed.DistStoreError: Timed out after 901 seconds waiting for client
         (TORCHRUN, "code 1: OSError: [Errno 28] No space left on device", "shared-memory"),
         (STORE, STORE.splitlines()[-1], "launch-failed"),
         ("torchrun ended with code -9\n", "torchrun ended with code -9", "launch-failed"),
-        ("", "it ended without saying why", "launch-failed"),
+        ("", "it ended without a message", "launch-failed"),
     ],
 )
 def test_what_torchrun_said_last_is_the_cause_and_its_class_what_a_restart_meets_again(
@@ -429,12 +428,12 @@ def test_a_host_that_cannot_stop_is_blamed_only_where_nothing_better_is_known() 
 def test_a_rank_told_from_outside_to_leave_is_named() -> None:
     said = verdict(exited(2, exit_code=exit_codes.CHECKPOINTED))
     assert (said.kind, said.final) == ("rank-stopped", False)
-    assert "told by a signal from outside" in said.cause
+    assert "got a signal from outside" in said.cause
 
 
 def test_a_plain_exit_code_is_said() -> None:
     said = verdict(exited(2, exit_code=1))
-    assert (said.kind, said.cause) == ("rank-exited", "rank 2 left with exit code 1")
+    assert (said.kind, said.cause) == ("rank-exited", "rank 2 exited with code 1")
     assert said.evidence.exit_code == 1
 
 
@@ -467,7 +466,7 @@ def test_a_launch_that_fails_without_a_word_blames_its_host() -> None:
     )
     said = verdict(stopped=stops)
     assert (said.culprit.host, said.cause) == ("host-1", "torchrun failed on host-1: x")
-    assert verdict().cause == "torchrun failed on an unknown host: it ended without saying why"
+    assert verdict().cause == "torchrun failed on an unknown host: it ended without a message"
 
 
 # Hangs
@@ -981,8 +980,8 @@ def test_a_loss_that_goes_astray_is_nobodys_whoever_says_so_first(first: int) ->
     said = verdict(*told)
     assert (said.culprit, said.failure and said.failure.name) == (NOBODY, "nan-loss")
     assert said.cause == (
-        "all ranks came to the same: NotFinite: step 35: the loss is nan, not finite"
-        f" (rank {first} said so first)"
+        "all ranks failed alike: NotFinite: step 35: the loss is nan, not finite"
+        f" (rank {first} reported it first)"
     )
     assert said.signature == "NotFinite: step 35: the loss is nan, not finite at step 35"
 
@@ -990,7 +989,7 @@ def test_a_loss_that_goes_astray_is_nobodys_whoever_says_so_first(first: int) ->
 def test_a_loss_that_goes_astray_and_what_was_said_of_it_was_lost_is_nobodys_either() -> None:
     said = verdict(exited(3, exit_code=exit_codes.UNSTABLE))
     assert said.culprit == NOBODY
-    assert said.cause == "all ranks left with exit code 79 (rank 3 first)"
+    assert said.cause == "all ranks exited with code 79 (rank 3 first)"
 
 
 def test_a_kernel_that_tells_of_broken_hardware_is_believed_of_its_host_whatever_the_loss() -> None:

@@ -1,4 +1,4 @@
-"""What is known so far of the trouble of the present attempt."""
+"""Everything that is known so far about a failure of the present attempt."""
 
 from dataclasses import dataclass
 
@@ -15,36 +15,37 @@ from orchestrator.contract.messages.events import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What is known so far of the trouble of the present attempt."""
+    """Signs of one failure, in the order in which they came. `diagnose` turns them into a verdict
+    when the attempt has ended."""
 
     opened_at: float
-    """When the first sign of it was seen."""
+    """When the first sign was seen."""
     exits: tuple[RankExited, ...] = ()
     lost: tuple[AgentLost, ...] = ()
     returned: tuple[str, ...] = ()
-    """Hosts among these whose agent was there all the time, and is heard again."""
+    """Hosts among `lost` whose agent was alive all the time, and is heard again."""
     hang: HangDetected | None = None
     idle: bool = False
     """No rank ran when the first sign was seen: a host was lost between two attempts."""
     evidence: tuple[EvidenceGathered, ...] = ()
     judged: HangJudged | None = None
-    """What the evidence amounts to."""
+    """The result of the analysis of `evidence`."""
     judge_by: float | None = None
-    """When that is waited for no longer; None where nobody was asked."""
+    """The deadline for `judged`; None where no analysis was asked for."""
     asked_after: bool = False
     """Evidence was asked for after the last rank had ended."""
     stopped: tuple[HostStopped, ...] = ()
     stuck: tuple[AgentLost, ...] = ()
-    """Hosts given up because their ranks did not end: seldom the cause."""
+    """Hosts that were given up because their ranks did not end. This is seldom the cause."""
     broke: Breakdown | None = None
     """What ended the allocation, or all agents in it."""
     leader_lost: float | None = None
-    """When the former leader was last heard, where the attempt has no end."""
+    """When the former leader was last heard, if the attempt has no end."""
     leader_host: str | None = None
-    """Where it ran, if that host is not the only one there is."""
+    """The host of that leader; None on a backend where all processes share one host."""
     leader_ended: str = ""
-    """How, where that was looked at."""
+    """How that leader ended, where a later one found out."""
     noticed_at: float = 0.0
-    """When that was noticed."""
+    """When the loss of the leader was noticed."""
     before_cancel: bool = False
-    """Of a job that somebody cancelled: it was in trouble before."""
+    """The first sign came before a person cancelled the job."""

@@ -1,4 +1,4 @@
-"""The verdict on a hang: what was judged of it, and what the hosts say of themselves."""
+"""The verdict on a hang, from the analysis of its evidence and from what the hosts report."""
 
 import re
 from collections.abc import Iterator
@@ -6,32 +6,27 @@ from typing import NamedTuple
 
 from orchestrator.contract.messages.events import HangDetected, HangJudged, RankExited
 from orchestrator.contract.spec.failures import Reading
+from orchestrator.diagnosis.cause.exits import broken_hosts, class_notes, failure_of
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.hang_event import judged_from
+from orchestrator.diagnosis.cause.verdict import Culprit, Evidence, Verdict
 from orchestrator.diagnosis.hang.evidence_index import SURE
 from orchestrator.diagnosis.hang.report import ranks_words
-from orchestrator.job.failures.exit_classification import (
-    Verdict,
-    broken_hosts,
-    class_notes,
-    failure_of,
-)
-from orchestrator.job.failures.hang_event import judged_from
-from orchestrator.job.findings import Findings
-from orchestrator.job.incident import Culprit, Evidence
 
 MOST_HOSTS = 16
-"""Whose probes an incident shows."""
+"""Hosts whose probes an incident shows."""
 MOST_CHARACTERS = 300
-"""Of a watchdog's words."""
+"""Characters of a watchdog's message."""
 WAITED = re.compile(r"(?:ran for|timeout\(ms\)=|timed out waiting) {0,4}(\d{1,12})", re.IGNORECASE)
-"""How long a collective did not return, as NCCL's watchdog and gloo tell it."""
+"""Milliseconds that a collective did not return, in the message of NCCL's watchdog or gloo."""
 
 
 def hang_verdict(findings: Findings) -> Verdict:
-    """Only a verdict that is sure blames a host, and where the program is to blame, none.
+    """A host is the culprit only if the analysis is sure, and never if the program is at fault.
 
-    Where it is not, the one host whose kernel tells of broken hardware is blamed, and where a
-    watchdog spoke first, the failure is of the class of what it said. Who saw a hang whose cause is
-    known, ndctl or a watchdog, makes no difference to what is done.
+    If the analysis is not sure, the culprit is the one host whose kernel reports broken hardware.
+    If a watchdog ended a rank first, the failure has the class of the watchdog's message. A hang
+    with a known cause is handled alike, whether ndctl or a watchdog noticed it.
     """
     attempt = findings.hang.attempt if findings.hang else findings.exits[0].attempt
     judged = findings.judged or judged_from(findings, attempt)
@@ -42,13 +37,13 @@ def hang_verdict(findings: Findings) -> Verdict:
     broken = broken_hosts(findings)
     found, doubt = None if findings.hang else failure_of(findings.exits[0]), ""
     if sure:
-        told = found if found and found.own else None  # the user's own class stays
-        found = broken.get(culprit.host or "", told)
+        own = found if found and found.own else None  # the user's own class has priority
+        found = broken.get(culprit.host or "", own)
     elif alone := _broken_alone(broken):
         culprit, found = Culprit(host=alone), broken[alone]
         doubt = f", but {alone} has broken hardware ({found.name})"
     elif judged.ranks:
-        doubt = ", but that is not sure enough to blame it"
+        doubt = ", but that is not sure enough to name a culprit"
     notes = (
         *seen.notes,
         *judged.signs,
@@ -73,23 +68,23 @@ def hang_verdict(findings: Findings) -> Verdict:
 
 
 def _broken_alone(broken: dict[str, Reading]) -> str | None:
-    """The one host that cannot be used as it is."""
+    """The host with broken hardware, if it is the only one."""
     hosts = [host for host, one in broken.items() if one.action == "replace"]
     return hosts[0] if len(hosts) == 1 else None
 
 
 class _Seen(NamedTuple):
     by: HangDetected | RankExited
-    """Ndctl, or a rank that a watchdog ended."""
+    """The detection by ndctl, or the exit of a rank that a watchdog ended."""
     words: str
     at: float
-    """Since when it stood still."""
+    """When progress stopped."""
     detected_after_s: float
     notes: tuple[str, ...] = ()
 
 
 def _hang_seen(findings: Findings) -> _Seen:
-    """How the hang was noticed, since when it stood still, and how long that took."""
+    """How the hang was noticed, when progress stopped, and how long the detection took."""
     hang = findings.hang
     if hang is not None:
         words = f"no rank made progress for {hang.stalled_s:.1f} s in phase {hang.phase}"
@@ -109,7 +104,7 @@ def _hang_seen(findings: Findings) -> _Seen:
 
 
 def _waited(exited: RankExited) -> tuple[str, float]:
-    """The line in which a rank says how long its collective did not return, and how long."""
+    """The line in which a rank says how long its collective did not return, and the seconds."""
     said = exited.error.message.splitlines() if exited.error else exited.log_tail
     for line in said:
         if told := WAITED.findall(line):
@@ -118,12 +113,12 @@ def _waited(exited: RankExited) -> tuple[str, float]:
 
 
 def _desync(step: int, judged: HangJudged) -> str:
-    """Two such hangs of the same ranks at the same step are the program's own."""
+    """Two hangs of the same ranks at the same step are a bug of the program."""
     return f"{judged.verdict} of {ranks_words(judged.ranks)} at step {step}"
 
 
 def _probes(findings: Findings) -> Iterator[str]:
-    """What hosts found on themselves meanwhile."""
+    """What the probes of the hosts found."""
     for part in findings.evidence[:MOST_HOSTS]:
         for finding in part.findings:
             yield f"{part.host} {finding.verdict}: {finding.what}: {finding.found}"

@@ -3,9 +3,9 @@
 import pytest
 
 from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence
+from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
-from orchestrator.job.failures.hang_event import facts_of
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, dumps_of, recorders
 
 WORLD, PER_HOST = 8, 2

@@ -1,24 +1,24 @@
-"""A diagnosis of stuck ranks as the event that it becomes: what decides, and what a person needs,
-however many ranks there are. Pure.
+"""The diagnosis of a hang as an event. It holds what the decision and a person need, and its size
+does not grow with the number of ranks.
 """
 
 from collections.abc import Sequence
 
 from orchestrator.contract.messages.events import EvidenceGathered, HangJudged
+from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.report import ranks_words, waiting_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
 from orchestrator.diagnosis.stacks import python_stacks
-from orchestrator.job.findings import Findings
 
 SHOWN_STACKS = 16
-"""Of ranks, in a verdict."""
+"""Ranks whose stacks a verdict shows."""
 SHOWN_RANKS = 64
 SHOWN_MISSING = 8
 
 
 def judged_from(findings: Findings, attempt: int) -> HangJudged:
-    """The verdict where the leader that had the dumps is gone: of what the journal knows."""
+    """The verdict from the journal alone, after the loss of the leader that had the dumps."""
     facts: dict[int, RankFacts] = {}
     for part in findings.evidence:
         facts |= facts_of(part)
@@ -30,7 +30,7 @@ def judged_from(findings: Findings, attempt: int) -> HangJudged:
 def judgement(
     scene: Scene, *, at: float, attempt: int, missing: Sequence[str] = (), took_s: float = 0.0
 ) -> HangJudged:
-    """`missing`: what evidence did not come and why, the more telling first."""
+    """`missing`: what evidence is missing and why, the most important first."""
     return judged_as(analyse(scene), scene, at=at, attempt=attempt, missing=missing, took_s=took_s)
 
 
@@ -73,8 +73,8 @@ def _scene_words(scene: Scene, diagnosis: Diagnosis) -> list[str]:
 
 
 def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
-    """Stacks of those to blame, then of one rank of each place that ranks are in, then of others;
-    of ranks that gave none, an empty one."""
+    """Stacks of the culprits, then of one rank for each distinct stack, then of others. A rank that
+    gave no stack has an empty one."""
     known = {rank: python_stacks.main_stack(facts.stack) for rank, facts in scene.facts.items()}
     first: dict[tuple[tuple[str, str], ...], int] = {}
     for rank, stack in sorted(known.items()):
@@ -86,7 +86,7 @@ def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
 
 
 def facts_of(part: EvidenceGathered) -> dict[int, RankFacts]:
-    """Of a host's ranks. One whose stack storage held back counts as not asked."""
+    """Rank -> its facts. A rank whose stack the storage did not return counts as not asked."""
     return {
         found.rank: RankFacts(
             rank=found.rank,

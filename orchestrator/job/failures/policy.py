@@ -1,38 +1,40 @@
-"""What to do about a verdict: ordered rules, the first that fits wins, and a budget above them.
+"""What to do about a verdict: the first rule that fits decides, within a budget of restarts.
 
-The rules are data: `policy.yaml`, and before them the spec's own (`resilience.policy`). Pure: the
-state of the job holds all incidents that are counted, and jitter is drawn of job and attempt.
+The rules are data: first the spec's own (`resilience.policy`), then those of `policy.yaml`. The
+state of the job holds all incidents that rules count, and the jitter of a wait depends only on job
+and attempt, so a replay decides the same.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import JobSubmitted
+from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import FailureRule, Reading, Remedy, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.diagnosis.cause.exits import EARLY
+from orchestrator.diagnosis.cause.verdict import Verdict
 from orchestrator.diagnosis.classes import default_rules as known_classes
-from orchestrator.diagnosis.logs.readings import EARLY
-from orchestrator.job.failures.exit_classification import Verdict
-from orchestrator.job.hosts.host_pool import coming, has_successors, switches_of, usable
 from orchestrator.job.incident import Incident
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, coming, has_successors, switches_of, usable
 from orchestrator.plan.placement.place import room_for
 
 TABLE = Path(__file__).with_name("policy.yaml")
 BUDGET = "max-restarts"
-"""Names the budget by progress where it decides, as if it were a rule."""
+"""The name of the restart budget where a rule is named."""
 LOSS = ("nan-loss", "loss-spike")
 ROLLBACK = "--set resilience.on_nan=rollback"
 
 ON_PROCESSORS = "cpu"
 """The profile of a machine whose devices are its processors."""
 BEFORE_FIX = "; fix: "
-"""Between why a job ended and what to do, in the reason of its end."""
+"""Separates why a job ended from what to do, in the reason of its end."""
 OOM_ON_CPU = "on-oom-cpu"
-"""The additional rule of `resilience.on_oom` on such a machine."""
+"""The rule that `resilience.on_oom` adds on a machine without GPUs."""
 INVALID_CONFIGURATION = "invalid-configuration"
 
 
@@ -40,53 +42,52 @@ INVALID_CONFIGURATION = "invalid-configuration"
 class Decision:
     action: Remedy
     rule: str
-    """Which rule decided, by its name."""
+    """The name of the rule that decided."""
     reason: str
-    """What is done and why, ready to print."""
+    """What ndctl does and why, ready to print."""
     wait_s: float = 0.0
-    """Before the next attempt."""
+    """Seconds before the next attempt."""
     counts: bool = True
-    """Whether it is taken from the budget by progress."""
+    """It costs one restart of the budget."""
     without: str | None = None
-    """The host that is left out."""
+    """The host that is excluded."""
     fix: str = ""
-    """What a person has to do first, where the job ends for a mistake of its configuration."""
+    """What a person must change, if the job ends because of its configuration."""
 
     @property
     def words(self) -> str:
-        """With the fix last, so that a screen can put it on a line of its own."""
+        """The reason with the fix last, so that a screen can print it on its own line."""
         return f"{self.reason} (rule {self.rule}){BEFORE_FIX + self.fix if self.fix else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """Of an incident, what rules look at."""
+class Classified:
+    """A verdict with what rules look at."""
 
     name: str
-    """Of its class."""
+    """The name of its failure class."""
     scope: Scope
     remedy: Remedy
-    """What its class says."""
+    """The remedy of its failure class."""
     verdict: Verdict
 
 
-def trouble_of(verdict: Verdict) -> Trouble:
+def classified(verdict: Verdict) -> Classified:
     rule = verdict.failure
     if rule is None:
-        return Trouble(name=verdict.kind, scope="rank", remedy="restart", verdict=verdict)
-    return Trouble(name=rule.name, scope=rule.scope, remedy=rule.action, verdict=verdict)
+        return Classified(name=verdict.kind, scope="rank", remedy="restart", verdict=verdict)
+    return Classified(name=rule.name, scope=rule.scope, remedy=rule.action, verdict=verdict)
 
 
 def decide(run: Run, verdict: Verdict) -> Decision:
     """The first rule that fits, within the budget by progress."""
     job = run.job
     assert job is not None
-    trouble = trouble_of(verdict)
-    rule, times = _first(run, trouble)
-    action = trouble.remedy if rule.action == "class" else rule.action
-    counts = (
-        run.interruption.leaving is None
-    )  # what befalls a job that a scheduler takes down is not its fault
+    failure = classified(verdict)
+    rule, times = _first(run, failure)
+    action = failure.remedy if rule.action == "class" else rule.action
+    # A failure while the scheduler takes the job down costs no restart.
+    counts = run.interruption.leaving is None
     if action == "stop":
         reason = _why_stop(rule, verdict, times)
         return Decision(action="stop", rule=rule.name, reason=reason, fix=verdict.fix)
@@ -113,23 +114,34 @@ def decide(run: Run, verdict: Verdict) -> Decision:
 # Which rule
 
 
-def _first(run: Run, trouble: Trouble) -> tuple[PolicyRule, int]:
-    """With how many such incidents there were, this one among them."""
+def _first(run: Run, failure: Classified) -> tuple[PolicyRule, int]:
+    """The rule that decides, and the number of such incidents including this one."""
     assert run.job is not None
     for rule in rules_of(run.job):
-        said = not rule.says or trouble.remedy in rule.says
-        if said and rule.covers(trouble.name, trouble.scope, trouble.verdict.phase):
-            times = count(rule, run, trouble)
+        said = not rule.says or failure.remedy in rule.says
+        if said and covers(rule, failure.name, failure.scope, failure.verdict.phase):
+            times = count(rule, run, failure)
             if times >= rule.times:
                 return rule, times
     raise AssertionError("the last rule covers everything")
 
 
+def concerns(rule: PolicyRule, name: str, scope: Scope) -> bool:
+    """The rule's failure classes and scopes match a failure of class `name`."""
+    named = not rule.classes or any(fnmatchcase(name, each) for each in rule.classes)
+    return named and (not rule.scopes or scope in rule.scopes)
+
+
+def covers(rule: PolicyRule, name: str, scope: Scope, phase: Phase | None) -> bool:
+    """Like `concerns`, and the phase matches too."""
+    return concerns(rule, name, scope) and (not rule.phases or phase in rule.phases)
+
+
 def usual_remedy(rule: FailureRule | Reading) -> Remedy:
-    """What ndctl's own rules do the first time that something of this class happens."""
+    """What ndctl's own rules do at the first failure of this class."""
     for one in default_rules():
         first = one.times == 1 and (not one.says or rule.action in one.says)
-        if first and one.covers(rule.name, rule.scope, None):
+        if first and covers(one, rule.name, rule.scope, None):
             return rule.action if one.action == "class" else one.action
     raise AssertionError("the last rule covers everything")
 
@@ -140,7 +152,7 @@ def rules_of(job: JobSubmitted) -> tuple[PolicyRule, ...]:
 
 
 def options(on_oom: str, on_nan: str, *, on_processors: bool) -> tuple[PolicyRule, ...]:
-    """What single keys of the spec say, as rules. No plan for GPUs helps their hosts' memory."""
+    """Rules for single keys of the spec. A plan for GPUs cannot reduce host memory."""
     chosen = []
     if on_oom == "replan":
         why = "resilience.on_oom is replan"
@@ -157,7 +169,7 @@ def options(on_oom: str, on_nan: str, *, on_processors: bool) -> tuple[PolicyRul
 
 @cache
 def default_rules() -> tuple[PolicyRule, ...]:
-    """Ours; read when something first goes wrong."""
+    """The rules of `policy.yaml`, which is read at the first failure."""
     from orchestrator.yaml_document import decode_document, parse, read_text
 
     document = parse(read_text(TABLE, "it comes with ndctl"), str(TABLE))
@@ -169,27 +181,27 @@ class _Table:
     rules: tuple[PolicyRule, ...]
 
 
-def count(rule: PolicyRule, run: Run, trouble: Trouble) -> int:
-    """How often there was what the rule covers, this time among them."""
+def count(rule: PolicyRule, run: Run, failure: Classified) -> int:
+    """The number of failures that the rule covers, including this one."""
     before = [
         incident
         for incident in run.history.incidents[run.history.forgiven :]
-        if rule.covers(incident.failure, incident.scope, incident.phase)
-        and (rule.window is None or trouble.verdict.at - incident.at <= rule.window)
+        if covers(rule, incident.failure, incident.scope, incident.phase)
+        and (rule.window is None or failure.verdict.at - incident.at <= rule.window)
     ]
-    return 1 + sum(_is_same(rule, run, incident, trouble) for incident in before)
+    return 1 + sum(_is_same(rule, run, incident, failure) for incident in before)
 
 
-def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -> bool:
-    verdict = trouble.verdict
+def _is_same(rule: PolicyRule, run: Run, incident: Incident, failure: Classified) -> bool:
+    verdict = failure.verdict
     match rule.same:
         case "any":
             return True
         case "class":
-            return incident.failure == trouble.name
+            return incident.failure == failure.name
         case "checkpoint":
             advanced = incident.id <= run.history.advanced
-            return incident.failure == trouble.name and not advanced
+            return incident.failure == failure.name and not advanced
         case "error":
             return bool(verdict.signature) and incident.signature == verdict.signature
         case "start":
@@ -198,21 +210,21 @@ def _is_same(rule: PolicyRule, run: Run, incident: Incident, trouble: Trouble) -
             rehearsed = verdict.drill is not None or incident.drill is not None
             known = verdict.culprit.host is not None and not rehearsed
             there = _counts_against(run, verdict.culprit.host, incident)
-            return known and there and incident.failure == trouble.name
+            return known and there and incident.failure == failure.name
         case "strike":
             there = _counts_against(run, verdict.culprit.host, incident)
-            return there and _is_whole_strike(incident) and _would_strike(trouble)
+            return there and _is_whole_strike(incident) and _would_strike(failure)
 
 
 def _counts_against(run: Run, host: str | None, incident: Incident) -> bool:
-    """Whether the host was the culprit, and no person has cleared it since."""
+    """The host was the culprit, and no person has cleared it since."""
     return incident.culprit.host == host and incident.at > run.hosts.cleared.get(host or "", 0.0)
 
 
 def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
-    """Doubled each time, and between three and five quarters of that, so that jobs which lost the
-    same switch do not all come back in one moment; drawn of job and attempt, as a replay must
-    find the same."""
+    """The wait before a restart. It doubles each time, times a jitter from 0.75 to 1.25, so that
+    jobs that lost the same switch do not all restart at once. The jitter is a hash of job and
+    attempt, so a replay finds the same."""
     again = times - max(2, rule.times)
     if not rule.backoff or again < 0:
         return 0.0
@@ -232,7 +244,7 @@ class _Found:
 
 
 def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
-    """What comes of the wish where hosts and scheduler allow it, in words."""
+    """What hosts and scheduler allow of the wanted `action`, and its text."""
     origin = (
         f"checkpoint step-{run.progress.saved}"
         if run.progress.saved
@@ -244,29 +256,27 @@ def _possible(run: Run, action: Remedy, verdict: Verdict) -> _Found:
         and run.interruption.leaving.requeue
         and action != "requeue"
     ):
-        again = f"back to the queue, as the job was leaving; then {again}"
+        again = f"requeue, as the job was leaving; then {again}"
     if action == "requeue":
         if run.scheduler.allocation is None:
-            return _Found(action="restart", words=f"{again}; there is no queue to go back to")
-        return _Found(action="requeue", words=f"back to the queue; then {again}")
+            return _Found(action="restart", words=f"{again}; there is no queue")
+        return _Found(action="requeue", words=f"requeue; then {again}")
     if action != "replace":
         return _Found(action=action, words=again)
     host = verdict.culprit.host
     if host is None:
-        return _Found(action="restart", words=f"{again}; which host is to blame is not known")
+        return _Found(action="restart", words=f"{again}; no host is known as the culprit")
     if host in run.hosts.always:
-        return _Found(
-            action="restart", words=f"{again}; {host} stays, as it is pinned: always used"
-        )
+        return _Found(action="restart", words=f"{again}; {host} stays, as it is pinned")
     how = _without(run, host, verdict.at)
     if how is None:
         why = f"{host} stays, as there is no spare and no scheduler to ask for another host"
         return _Found(action="restart", words=f"{again}; {why}")
-    return _Found(action="replace", words=f"{again}; {host} is left out: {how}", without=host)
+    return _Found(action="replace", words=f"{again}; {host} is excluded: {how}", without=host)
 
 
 def _without(run: Run, host: str, at: float) -> str | None:
-    """How the job goes on without the host; None: it cannot."""
+    """How the job continues without the host; None if it cannot."""
     job = run.job
     assert job is not None
     there = [name for name in (*usable(run), *coming(run, at)) if name != host]
@@ -275,13 +285,13 @@ def _without(run: Run, host: str, at: float) -> str | None:
     if has_successors(run):
         return "another host comes in its place"
     if job.shrink and len(there) >= job.min_hosts:
-        return "the job goes on with fewer hosts"
-    return None if run.scheduler.allocation is None else "the job is queued again for another host"
+        return "the job continues with fewer hosts"
+    return None if run.scheduler.allocation is None else "the job is requeued for another host"
 
 
 def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
-    """Without the cause: the incident has it. But for a refused configuration, of which there is
-    nothing else to tell: no rank and no host is at fault."""
+    """The reason without the cause, which the incident has. For a refused configuration the cause
+    is the reason: no rank and no host is at fault."""
     stopped = "the job was stopped"
     if rule.name == INVALID_CONFIGURATION:
         return verdict.cause
@@ -292,13 +302,13 @@ def _why_stop(rule: PolicyRule, verdict: Verdict, times: int) -> str:
         return f"{stopped}: the same error {words}, so the program has a bug"
     advice = verdict.failure.advice if verdict.failure else ""
     often = f", {times} times: {rule.why}" if rule.times > 1 and rule.why else ""
-    name = trouble_of(verdict).name
+    name = classified(verdict).name
     return f"{stopped}: {name}{often}" + (f"; {advice}" if advice else "")
 
 
 def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str, ...]:
-    """What is to be changed so that a stopped job does not meet the same again, as it is typed, the
-    best first, where that is a matter of a key of the spec."""
+    """Options of `ndctl submit` that avoid the failure, the best first; empty if no key of the spec
+    helps."""
     assert run.job is not None
     own = decision.rule in [rule.name for rule in run.job.policy]
     if decision.action != "stop" or own or run.job.on_nan == "rollback":
@@ -310,9 +320,9 @@ def ways_to_go_on(run: Run, incident: Incident, decision: Decision) -> tuple[str
 
 
 def strike_weight(incident: Incident) -> float:
-    """What it counts against the host that it names, if it names one; 0: it is no strike.
+    """The weight of the incident as a strike against its host; 0 if it is no strike.
 
-    A host that its class would have replaced is no better where the job ended instead.
+    A host that its failure class replaces gets the same strike if the job ended instead.
     """
     broken = any(
         one.name == incident.failure and one.action == "replace" for one in known_classes()
@@ -333,15 +343,15 @@ def _is_whole_strike(incident: Incident) -> bool:
     return strike_weight(incident) >= 1.0
 
 
-def _would_strike(trouble: Trouble) -> bool:
-    """Whether this time is a whole one against the host, if one is to blame."""
-    verdict = trouble.verdict
-    failure = host_strikes.Failure(
+def _would_strike(failure: Classified) -> bool:
+    """This failure is a whole strike against its host, if it has one."""
+    verdict = failure.verdict
+    strike = host_strikes.Failure(
         kind=verdict.kind,
-        name=trouble.name,
+        name=failure.name,
         signal=verdict.evidence.signal,
         drill=verdict.drill,
-        scope=trouble.scope,
-        remedy=trouble.remedy,
+        scope=failure.scope,
+        remedy=failure.remedy,
     )
-    return verdict.culprit.host is not None and host_strikes.weight(failure) >= 1.0
+    return verdict.culprit.host is not None and host_strikes.weight(strike) >= 1.0

@@ -1,0 +1,226 @@
+"""What one exit of a rank, or one line of a kernel, means: its kind, its class and its text."""
+
+import signal
+from collections import Counter
+from dataclasses import replace
+
+from orchestrator.contract.files import exit_codes
+from orchestrator.contract.messages.events import RankExited
+from orchestrator.contract.spec.failures import FailureRule, Reading, Scope
+from orchestrator.diagnosis.cause.findings import Findings
+from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Evidence, Verdict
+from orchestrator.diagnosis.hang.post_mortem import CLASS as MISMATCH
+
+FIX = "\n  fix: "
+"""Text before the fix in the message of an `NdctlError`."""
+EARLY = "ended-early"
+"""Kind and class of a rank that returned 0 before the last step."""
+OUT_OF_MEMORY = "host-out-of-memory"
+BY_SHELL = 128
+"""A shell exits with this plus the number of the signal that ended its child."""
+SHARED: tuple[Scope, ...] = ("fabric", "storage")
+"""Scopes of failures that hosts share."""
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGILL, signal.SIGFPE, signal.SIGABRT})
+"""Neither a network nor a file system ends a process by these signals. A file system does by
+SIGBUS, if the process had a file mapped."""
+
+
+def signal_name(number: int | None) -> str | None:
+    if number is None:
+        return None
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
+    """The kind of incident for such an exit; `number` is the signal's."""
+    if exit_code == exit_codes.REFUSED:
+        return "refused"
+    if exit_code == exit_codes.OK:
+        return EARLY
+    if raised:
+        return "exception"
+    if number is not None:
+        return "rank-killed"
+    if exit_code == exit_codes.CHECKPOINTED:
+        return "rank-stopped"
+    return "rank-lost" if exit_code is None else "rank-exited"
+
+
+def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
+    """What this exit means. `hardware`: the line of the host's kernel that explains it, if any."""
+    culprit = Culprit(host=exited.host, rank=exited.rank)
+    found = hardware or failure_of(exited)
+    seen = (f"the kernel of {exited.host}: {hardware.line}",) if hardware else ()
+    evidence = Evidence(
+        exit_code=exited.exit_code,
+        signal=signal_name(exited.signal),
+        log_tail=exited.log_tail,
+        traceback=exited.error.traceback if exited.error else "",
+        notes=(*seen, *class_notes(found)),
+    )
+    if exited.above in ("torchrun", "launcher"):
+        culprit = Culprit(host=exited.host)  # that process serves all ranks of the host
+    kind = kind_of(exited.exit_code, exited.signal, raised=exited.error is not None)
+    cause, signature = _cause(kind, exited)
+    if hardware is not None:
+        # The program is not at fault, so a second failure is not a repeated error of the program.
+        cause, signature = f"{hardware.name} on {exited.host}; {cause}", ""
+    elif exited.exit_code == exit_codes.REFUSED:
+        # Every rank refuses the same configuration, so the order in which they are heard is chance.
+        # The traceback shows ndctl's own code, and the log repeats the message: both are left out.
+        culprit, evidence = NOBODY, replace(evidence, log_tail=(), traceback="", notes=())
+    elif exited.exit_code == exit_codes.UNSTABLE:
+        culprit = NOBODY  # all ranks have the same loss, so the first one to exit is chance
+    return Verdict(
+        kind=kind,
+        cause=cause,
+        culprit=culprit,
+        at=exited.at,
+        detected_after_s=exited.detected_after_s,
+        evidence=evidence,
+        signature=signature,
+        final=exited.exit_code == exit_codes.REFUSED,
+        failure=found,
+        phase=exited.phase,
+        fix=_fix_of(exited) if exited.exit_code == exit_codes.REFUSED else "",
+    )
+
+
+def _fix_of(exited: RankExited) -> str:
+    return exited.error.message.partition(FIX)[2].strip() if exited.error else ""
+
+
+def failure_of(exited: RankExited) -> Reading | None:
+    """The failure class, as the agent of the rank's host classified it; None where no class fits,
+    or where no agent classified the exit."""
+    return exited.reading.failure if exited.reading else None
+
+
+def is_mismatch(exited: RankExited) -> bool:
+    """The rank was aborted because the collectives that ranks called did not match."""
+    found = failure_of(exited)
+    return not exited.stopped and found is not None and found.name == MISMATCH
+
+
+def has_mismatch(findings: Findings) -> bool:
+    return any(is_mismatch(exited) for exited in findings.exits)
+
+
+def breaks_its_host(exited: RankExited) -> bool:
+    """The rank reported an error that only broken hardware of its host causes."""
+    found = failure_of(exited)
+    return found is not None and is_broken_hardware(found)
+
+
+def is_broken_hardware(rule: FailureRule | Reading) -> bool:
+    """Only a broken host can say this; of the classes with scope host, those that replace it."""
+    return rule.scope == "host" and rule.action == "replace"
+
+
+def asked_to_leave(exited: RankExited) -> bool:
+    """The rank exited as a rank does that got SIGTERM."""
+    return exited.exit_code == exit_codes.CHECKPOINTED or exited.signal == signal.SIGTERM
+
+
+def timed_out(exited: RankExited) -> bool:
+    """The rank exited because a collective took too long."""
+    return exited.reading is not None and exited.reading.timed_out
+
+
+def class_notes(found: Reading | None) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    return (f"class {found.name} (scope {found.scope}): {found.advice}",)
+
+
+def name_of(exited: RankExited) -> tuple[str, str, str]:
+    """Kind, cause and signature of one exit."""
+    kind = kind_of(exited.exit_code, exited.signal, raised=exited.error is not None)
+    cause, signature = _cause(kind, exited)
+    return kind, cause, signature
+
+
+def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
+    """Cause and signature."""
+    unstable = exited.exit_code == exit_codes.UNSTABLE
+    if kind == "refused":
+        text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
+        return f"the trainer refused its configuration: {text}", ""
+    if kind == EARLY:
+        return f"rank {exited.rank} ended with exit code 0 after step {exited.step}", ""
+    if exited.error is not None:
+        text = f"{exited.error.error}: {exited.error.message}"
+        where = f"{text} at step {exited.error.step}"
+        if unstable:
+            return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where
+        return f"rank {exited.rank} raised {where}", where
+    if exited.above is not None:
+        what = f"the {exited.above} of rank {exited.rank}"
+        return f"{what} was killed by {signal_name(exited.signal)}", ""
+    if kind == "rank-killed":
+        return f"rank {exited.rank} was killed by {signal_name(exited.signal)}", ""
+    if kind == "rank-stopped":
+        return f"rank {exited.rank} got a signal from outside, saved a checkpoint and exited", ""
+    if kind == "rank-lost":
+        return f"rank {exited.rank} vanished together with its keeper", ""
+    if unstable:
+        first = f"(rank {exited.rank} first)"
+        return f"all ranks exited with code {exit_codes.UNSTABLE} {first}", ""
+    return f"rank {exited.rank} exited with code {exited.exit_code}", ""
+
+
+def _last_line(exited: RankExited) -> str:
+    return exited.log_tail[-1] if exited.log_tail else "see its log"
+
+
+def broken_hosts(findings: Findings) -> dict[str, Reading]:
+    """Host -> the line of its kernel about broken hardware, logged while the attempt ran."""
+    return {
+        host: first
+        for host, lines in kernel_lines(findings).items()
+        if (first := next((one for one in lines if one.scope == "host"), None))
+    }
+
+
+def kernel_lines(findings: Findings) -> dict[str, tuple[Reading, ...]]:
+    """Host -> the classified lines of its kernel.
+
+    A network or storage error that the kernels of several hosts log comes from what they share, so
+    it is left out of all of them.
+    """
+    found = {part.host: part.readings for part in findings.evidence if part.kernel}
+    times = Counter(one.name for lines in found.values() for one in lines)
+    return {
+        host: tuple(one for one in lines if one.scope not in SHARED or times[one.name] == 1)
+        for host, lines in found.items()
+    }
+
+
+def explained_by_kernel(lines: tuple[Reading, ...], exited: RankExited) -> Reading | None:
+    """The line of the host's kernel that explains this exit better than the rank itself does.
+
+    Pids are not compared: the kernel has the host's pids, and a rank those of its container.
+    """
+    rank = failure_of(exited)
+    return next((one for one in lines if _explains(one, exited, rank)), None)
+
+
+def _explains(line: Reading, exited: RankExited, rank: Reading | None) -> bool:
+    asked = asked_to_leave(exited)
+    if line.scope == "host" or line.own:
+        own_fault = rank is not None and rank.scope == "user"
+        another = own_fault or (asked and not line.own)
+        return line.action == "replace" or not another
+    if line.name == OUT_OF_MEMORY:
+        asked_first = exited.signal == signal.SIGTERM and "SIGTERM" in line.line  # earlyoom
+        killed = exited.signal == signal.SIGKILL
+        return killed or asked_first or exited.exit_code == BY_SHELL + signal.SIGKILL
+    if line.symptom or line.action == "stop" or asked:
+        return False
+    if rank is None or not rank.line:
+        # The rank said nothing of its own. A crash is not the fabric's or the storage's doing.
+        return line.scope not in SHARED or exited.signal not in CRASHES
+    return rank.symptom and line.scope in SHARED

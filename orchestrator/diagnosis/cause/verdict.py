@@ -1,0 +1,64 @@
+"""What a failure was and who caused it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.failures import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """The host and the rank that caused a failure. A field is None where that is not known, or
+    where no host or rank caused it."""
+
+    host: str | None = None
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        if self.rank is None:
+            return self.host or "nobody"
+        return f"rank {self.rank}" + (f" on {self.host}" if self.host else ", but no host")
+
+
+NOBODY = Culprit()
+"""No culprit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    exit_code: int | None = None
+    signal: str | None = None
+    log_tail: tuple[str, ...] = ()
+    traceback: str = ""
+    stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Rank to its stack at a hang."""
+    notes: tuple[str, ...] = ()
+    """How the cause is known, and what evidence is missing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The first cause of a failure, or what one sign would mean if it were the first cause."""
+
+    kind: str
+    cause: str
+    culprit: Culprit
+    at: float
+    """When it happened, as near as is known."""
+    detected_after_s: float
+    evidence: Evidence
+    signature: str = ""
+    """Exception, message and step: two failures with the same one are a bug of the program."""
+    final: bool = False
+    """A restart cannot help."""
+    failure: Reading | None = None
+    """The failure class."""
+    phase: Phase | None = None
+    """The phase in which it happened; None where that is not known."""
+    confidence: float | None = None
+    """0 to 1 where evidence was weighed; None where the cause was seen."""
+    drill: str | None = None
+    """The drill that caused it."""
+    fix: str = ""
+    """What to do, where that is known better than from the class."""

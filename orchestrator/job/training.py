@@ -1,0 +1,115 @@
+"""What ranks report while they train: steps, checkpoints, drills."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from orchestrator.contract.messages.events import (
+    CheckpointIntervalChanged,
+    CheckpointSaved,
+    DrillHappened,
+    StepReached,
+    TrainingResumed,
+)
+from orchestrator.job.attempt_end import stop
+from orchestrator.job.failures import no_progress
+from orchestrator.job.hosts import scale_up
+from orchestrator.job.hosts.scheduler import leave_drained
+from orchestrator.job.hosts.straggler_replacement import replace_straggler
+from orchestrator.job.incident import Incident
+from orchestrator.job.leave import Result
+from orchestrator.job.stage import Running, Starting
+from orchestrator.job.state import Run
+
+MOST_SAVES = 16
+"""Steps of checkpoints that the state keeps; a job keeps fewer checkpoints."""
+
+
+def training_resumed(run: Run, event: TrainingResumed) -> Result:
+    """A checkpoint that was loaded was saved, even if a leader died before it heard of that."""
+    run = replace(
+        run,
+        attempt=replace(run.attempt, step=event.step),
+        history=replace(run.history, incidents=tuple(_with_resumed_step(run, event))),
+    )
+    if event.step <= run.progress.saved:
+        return run, ()
+    saves = (*run.progress.saves, event.step)[-MOST_SAVES:]
+    # The checkpoint was saved before the last incident, which ended that attempt.
+    advanced = max(run.history.advanced, len(run.history.incidents) - 1)
+    run = replace(
+        run,
+        progress=replace(run.progress, saved=event.step, saved_at=None, saves=saves),
+        history=replace(run.history, fruitless=min(run.history.fruitless, 1), advanced=advanced),
+    )
+    return no_progress.was_saved(run, event.at), ()
+
+
+def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
+    """The incidents from which the job recovers now get the step of the checkpoint that was loaded.
+
+    The leader may have died before it heard of the newest checkpoint, or that was unreadable.
+    """
+    for incident in run.history.incidents:
+        open_still = incident.recovered_after_s is None and incident.attempt < event.attempt
+        if open_still and incident.saved is not None:
+            yield replace(incident, saved=event.step)
+        else:
+            yield incident
+
+
+def step_reached(run: Run, event: StepReached) -> Result:
+    since = run.progress.stepped_at if isinstance(run.stage, Running) else event.at
+    trained_s = run.progress.trained_s + max(0.0, event.at - since)
+    run = replace(
+        run,
+        attempt=replace(run.attempt, step=event.step),
+        progress=replace(run.progress, stepped_at=event.at, trained_s=trained_s),
+    )
+    if not isinstance(run.stage, Starting):
+        return run, ()
+    # The first step of an attempt: the job has recovered from its incidents.
+    incidents = tuple(
+        replace(incident, recovered_after_s=max(0.0, event.at - incident.at))
+        if incident.recovered_after_s is None
+        else incident
+        for incident in run.history.incidents
+    )
+    stage = Running(since=event.at, reason=f"attempt {run.attempt.number} trains")
+    return replace(run, stage=stage, history=replace(run.history, incidents=incidents)), ()
+
+
+def checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
+    """After a checkpoint little work is lost, so now is the time to change hosts: to leave a
+    drained one, to use more, or to replace a straggler."""
+    if event.step > run.progress.saved:
+        saves = (*run.progress.saves, event.step)[-MOST_SAVES:]
+        advanced = len(run.history.incidents)
+        run = replace(
+            run,
+            progress=replace(run.progress, saved=event.step, saved_at=event.at, saves=saves),
+            history=replace(run.history, fruitless=0, allocations=0, advanced=advanced),
+        )
+    left, actions = leave_drained(run, event.at)
+    if actions:
+        return left, actions
+    wish = scale_up.wish(run, event.at)
+    if wish is None:
+        return replace_straggler(run, event.at)
+    job = run.job
+    assert job is not None
+    run = replace(
+        run,
+        interruption=replace(run.interruption, leaving=wish),
+        plans=replace(run.plans, grown_at=event.at),
+    )
+    return stop(run, event.at, wish.words, job.stop_grace)
+
+
+def interval_changed(run: Run, event: CheckpointIntervalChanged) -> Result:
+    return replace(run, progress=replace(run.progress, save_every=event.new)), ()
+
+
+def drill_happened(run: Run, event: DrillHappened) -> Result:
+    fired, now = (*run.progress.drills, event.drill), (*run.attempt.drills, event.drill)
+    progress, attempt = replace(run.progress, drills=fired), replace(run.attempt, drills=now)
+    return replace(run, progress=progress, attempt=attempt), ()
