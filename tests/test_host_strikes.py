@@ -466,7 +466,7 @@ def test_a_file_that_cannot_be_read_keeps_no_job_from_starting(
     path.mkdir(parents=True)
     assert excluded(path, NOW) == {}
     assert always(path, NOW) == ()
-    assert "cannot be read, so none is left out" in caplog.text
+    assert "excluding no hosts, failed to read host strikes" in caplog.text
 
 
 @pytest.mark.parametrize(

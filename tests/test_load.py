@@ -236,10 +236,10 @@ FILES: list[tuple[str, str, str, str]] = [
     ("just words", "job.yaml:1: ", "got 'just words'", "examples/quickstart.yaml"),
     ("name: a\n\tsteps: 1\n", "job.yaml:2:1: not YAML", "tab", "indent with spaces"),
     ("name:\n\t- 1\n", "job.yaml:2:1: not YAML", "at '\\t- 1'", "indent with spaces"),
-    ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that has ': '"),
+    ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that contains ': '"),
     ("a: [1, 2\nb: 3\n", "job.yaml:2:", "at 'b: 3'", "commas and closing quotes"),
     ("data: {files: {stdlib}/*.py}\n", "job.yaml:1:", "not YAML", "quote a value with { }"),
-    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: not YAML", "single document", "remove what follows"),
+    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: not YAML", "single document", "remove everything"),
     ("a: *b\n", "job.yaml:1:4: not YAML", "undefined alias", "begins with * or &"),
     ("a: \x01\n", "job.yaml:1: not YAML", "control", "remove that character"),
     ("a: 'open\n", "job.yaml:2:1: not YAML", "at the end of the file", "closing quotes"),
@@ -367,7 +367,7 @@ def test_an_override_takes_a_model_away_and_gives_another() -> None:
         ("train.steps", "--set train.steps: must be written as KEY=VALUE"),
         ("=3", "must be written as KEY=VALUE"),
         ("train..steps=3", "must be written as KEY=VALUE"),
-        ("name.first=a", "--set name.first: must be a key of a mapping, and name is a value"),
+        ("name.first=a", "--set name.first: must be a key of a mapping, but name is a single"),
         ("trian.steps=3", "--set trian.steps: trian: must be one of the keys"),
         ("train.optimizer={l: 1}", "--set train.optimizer: train.optimizer.l: must be one of"),
         ("train.steps=[1", "--set train.steps: must be a YAML value (while parsing a flow"),
@@ -380,7 +380,7 @@ def test_a_bad_override_is_told_at_the_override(override: str, said: str) -> Non
 
 def test_a_file_that_cannot_be_read_is_told_with_the_specs_beside_it(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(GOOD)
-    with pytest.raises(SpecError, match=r"no such file\n  fix: there are .*other\.yaml"):
+    with pytest.raises(SpecError, match=r"no such file\n  fix: similar files: .*other\.yaml"):
         read_spec(tmp_path / "job.yaml")
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
         read_spec(tmp_path)

@@ -18,7 +18,7 @@ from orchestrator.dashboard.status import (
 )
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.incident import Incident
@@ -218,7 +218,7 @@ def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterat
         for rank, stack in found.items()
         if rank not in whole[:MAX_STACKS]
     }
-    for line in where_words(Scene(facts=rest), ()):
+    for line in where_words(HangEvidence(facts=rest), ()):
         yield row("  stacks", format.one_line(line))
 
 

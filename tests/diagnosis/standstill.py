@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from orchestrator.diagnosis.dumps.dump import condense
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 Fault = Literal[
@@ -142,7 +142,7 @@ class Standstill:
     job: Job
     fault: Fault
     culprit: int | None
-    scene: Scene
+    scene: HangEvidence
     raw: dict[int, dict[str, Any]]
     """Rank -> dump in torch's form."""
 
@@ -359,7 +359,7 @@ def standstill(
     for group in job.groups if known_mesh else ():
         if group.desc != "undefined":
             axes[group.desc] += (group.members,)
-    scene = Scene(dumps=dumps, facts=facts, world=job.world, axes=axes)
+    scene = HangEvidence(dumps=dumps, facts=facts, world=job.world, axes=axes)
     return Standstill(job, fault, culprit, scene, raw)
 
 

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.diagnosis.dumps.dump import RankDump, condense
 from orchestrator.diagnosis.dumps.dump_summary import from_text, to_text
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 from tests.diagnosis.recorder import Pg, Recorder, recorders
 from tests.diagnosis.standstill import FAULTS, JUDGED, STOPS, Fault, Standstill, active_only, drawn
 
@@ -86,8 +86,8 @@ def test_a_call_that_is_left_out_is_no_other_way_through_the_program() -> None:
     dumps = {one.rank: under_way(one) for one in one_is_late()}
     assert [len(dumps[rank].paths) for rank in range(4)] == [2, 2, 1, 0]
     without_the_culprit = {rank: dumps[rank] for rank in (0, 1, 2)}
-    assert analyse(Scene(dumps=dumps)).ranks == (3,)
-    assert 2 not in analyse(Scene(dumps=without_the_culprit, world=4)).ranks
+    assert analyse(HangEvidence(dumps=dumps)).ranks == (3,)
+    assert 2 not in analyse(HangEvidence(dumps=without_the_culprit, world=4)).ranks
 
 
 def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
@@ -107,7 +107,7 @@ def test_ranks_that_idle_are_all_named_and_no_host_for_it() -> None:
             one.call(world)
         if one.rank not in (2, 6):
             one.call(world, state="scheduled")
-    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("never-entered", (2, 6), ())
 
 
@@ -121,7 +121,7 @@ def test_the_source_of_a_broadcast_may_be_past_it() -> None:
         one.call(world)
         one.call(world, op="broadcast", state="completed" if one.rank == 0 else "scheduled")
     ranks[0].call(side, state="scheduled")
-    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
     assert 0 not in verdict.ranks
 
 

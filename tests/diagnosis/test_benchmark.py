@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.diagnosis import Score, score
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_the_right_ranks_and_the_wrong_hosts_both_have_a_limit(
 
 
 def test_an_analysis_that_blames_hosts_for_nothing_is_not_within_it() -> None:
-    def blames(scene: Scene) -> Diagnosis:
+    def blames(scene: HangEvidence) -> Diagnosis:
         verdict = analyse(scene)
         return replace(verdict, hosts=("somebody",)) if verdict.hosts else verdict
 

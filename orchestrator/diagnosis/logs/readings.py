@@ -23,7 +23,7 @@ from orchestrator.diagnosis.cause.exits import (
 )
 from orchestrator.diagnosis.classes import (
     Classified,
-    Signs,
+    FailureSigns,
     all_that_fit,
     classify,
     default_rules,
@@ -128,7 +128,7 @@ def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tupl
     """What a kernel said, the first of each class, in the order of the rules; but before all others
     the user's own and broken hardware, because of which a program may well fail, too."""
     first: dict[str, Reading] = {}
-    for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
+    for one in all_that_fit(FailureSigns(lines=tuple(lines)), _of_kernels(own)):
         reading = reading_of(one, own)
         assert reading is not None
         first.setdefault(reading.name, reading)
@@ -146,13 +146,13 @@ def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | Non
     failed, as torchrun's words are of programs that end, and of peers, whatever the cause."""
     lines = tuple(line.strip() for line in said.splitlines() if line.strip())
     heard = without_noise(without_frames(Text.of(lines)))
-    found = reading_of(classify(Signs(said=heard, kind="launch-failed"), own), own)
+    found = reading_of(classify(FailureSigns(said=heard, kind="launch-failed"), own), own)
     return found if found is not None and (found.own or found.action != "restart") else None
 
 
 def read_words(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
     """The class of what a rank reports and outlives, as why a checkpoint was not written."""
-    return reading_of(classify(Signs(lines=tuple(said.splitlines())), own), own)
+    return reading_of(classify(FailureSigns(lines=tuple(said.splitlines())), own), own)
 
 
 def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
@@ -220,9 +220,9 @@ def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classifie
     that crashed only what it said of that.
     """
     if end.exit_code == exit_codes.OK:  # what it logged it outlived
-        return classify(Signs(kind=EARLY), own)
+        return classify(FailureSigns(kind=EARLY), own)
     by, said, raised = ended_by(end), words.said, words.raised
-    signs = Signs(
+    signs = FailureSigns(
         exit_code=end.exit_code,
         signal=signal_name(end.signal) or _by_shell(end.exit_code),
         kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
@@ -255,7 +255,7 @@ def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified 
     if (found is not None and found.line) or words.lines:
         return None
     symptoms = [rule for rule in default_rules() if rule.symptom]
-    return classify(Signs(said=last_warning(said)), (), symptoms)
+    return classify(FailureSigns(said=last_warning(said)), (), symptoms)
 
 
 def _of_what_came_before(found: Classified | None, words: Text, said: Text) -> Classified | None:
@@ -266,7 +266,7 @@ def _of_what_came_before(found: Classified | None, words: Text, said: Text) -> C
     """
     if (found is not None and found.rule.name not in POINTING) or not points_back(words):
         return None
-    before = classify(Signs(said=without_noise(said)), (), default_rules())
+    before = classify(FailureSigns(said=without_noise(said)), (), default_rules())
     return None if before is None or _is_ending(before.rule) else before
 
 

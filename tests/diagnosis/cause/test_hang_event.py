@@ -5,7 +5,7 @@ import pytest
 from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence
 from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, dumps_of, recorders
 
 WORLD, PER_HOST = 8, 2
@@ -47,7 +47,7 @@ def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnos
     for host in range(WORLD // PER_HOST):
         mute = host == 3
         facts |= facts_of(told(host, mute=mute, unread=mute and unread, state=state))
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
 
 
 @pytest.mark.parametrize("state", ["S", "D"])

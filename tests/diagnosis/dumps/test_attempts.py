@@ -137,7 +137,7 @@ def test_stacks_that_were_written_as_such_count_before_those_of_a_log(tmp_path: 
     (tmp_path / "rank-3.stacks").write_text(form.format("new"))
     scene = read_folder(tmp_path)
     assert "new" in str(scene.facts[3].stack)
-    assert scene.passed_over == {"rank-3.log": "second stacks of rank 3; rank-3.stacks is taken"}
+    assert scene.passed_over == {"rank-3.log": "second stacks of rank 3; rank-3.stacks is used"}
 
 
 def test_one_file_alone_can_be_named(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.diagnosis.dumps.dump import (
-    Called,
+    Call,
     GroupId,
+    GroupProgress,
     Op,
+    PeerCall,
     RankDump,
-    Seat,
-    Talk,
     Unreadable,
     condense,
     parse,
@@ -33,8 +33,8 @@ def test_a_dump_is_the_same_on_the_other_side(path: object) -> None:
 
 
 def test_of_16384_ranks_each_dump_takes_few_bytes() -> None:
-    seat = Seat(40, 39, tuple(Called(seq, REDUCE, True) for seq in range(36, 41)))
-    talk = Talk(NAMELESS, True, 12)
+    seat = GroupProgress(40, 39, tuple(Call(seq, REDUCE, True) for seq in range(36, 41)))
+    talk = PeerCall(NAMELESS, True, 12)
     dump = RankDump(5, {WORLD: seat, DATA: seat}, (talk,), WORLD, DATA)
     text = to_text(dump)
     assert from_text(text) == dump

@@ -16,7 +16,7 @@ from orchestrator.cli import cli
 from orchestrator.diagnosis.dumps.dump import Unreadable, condense, parse
 from orchestrator.diagnosis.dumps.load_evidence import below, rank_of, read_folder
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, talks
 from orchestrator.errors import JobError
 from tests.diagnosis.hang.test_post_mortem import ALL, USUAL, call
@@ -104,7 +104,7 @@ def test_whatever_is_wrong_in_a_dump_it_is_unreadable_or_can_be_judged() -> None
                 dump = condense(0, parse(json.dumps(bad).encode()))
             except Unreadable:
                 continue
-            analyse(Scene(dumps={0: dump, 1: other}))
+            analyse(HangEvidence(dumps={0: dump, 1: other}))
 
 
 def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -140,8 +140,8 @@ def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
     (dumps / "rank2.txt").write_text("notes")
     scene = read_folder(dumps)
     assert analyse(scene).ranks == (3,)
-    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is taken"
-    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
+    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is used"
+    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is used"
     assert set(scene.unreadable) == {"eval-3.json"}
     assert set(scene.passed_over) == {"z_0", "a_1", "rank2.txt"}
 
@@ -207,7 +207,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_pat
         (tmp_path / f"metrics-{rank}.json").write_text('{"loss": 2}')
     result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
     assert isinstance(result.exception, JobError)
-    assert "metrics-0.json: no dump of a flight recorder" in str(result.exception)
+    assert "metrics-0.json: not a flight recorder dump" in str(result.exception)
     assert "and 2 more" in str(result.exception)
 
 

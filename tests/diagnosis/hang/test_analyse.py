@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
 
 PLAIN = (1, 1, 4, 1, 2)
@@ -74,7 +74,7 @@ def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
 
 
 def test_no_evidence_is_not_known() -> None:
-    verdict = analyse(Scene(world=8))
+    verdict = analyse(HangEvidence(world=8))
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
     assert "no dump and no stack" in verdict.cause
 
@@ -146,7 +146,7 @@ def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
 
 
 def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> None:
-    scene = Scene(
+    scene = HangEvidence(
         facts={
             rank: RankFacts(
                 rank=rank,
@@ -244,7 +244,7 @@ def test_a_whole_host_that_gives_nothing_is_named_as_one() -> None:
 def test_ranks_that_are_all_in_one_place_blame_nobody() -> None:
     stack = ('  File "/job/data.py", line 3 in read', '  File "/job/main.py", line 9 in <module>')
     facts = {rank: RankFacts(rank=rank, asked=True, stack=stack) for rank in range(4)}
-    verdict = analyse(Scene(facts=facts))
+    verdict = analyse(HangEvidence(facts=facts))
     assert (verdict.kind, verdict.ranks) == ("together", ())
     assert "read (job/data.py:3)" in verdict.cause
 
@@ -301,7 +301,7 @@ def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> Non
         entries = [_called(thread, desc, seq) for thread, desc, seq in calls]
         dumps[rank] = condense(rank, {"entries": entries})
     assert len(dumps[2].paths) == 2
-    verdict = analyse(Scene(dumps=dumps))
+    verdict = analyse(HangEvidence(dumps=dumps))
     assert (verdict.kind, verdict.ranks) == ("never-entered", (2,))
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.diagnosis.dumps.dump import MOST_RANKS
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.evidence_index import Case
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.evidence_index import EvidenceIndex
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.hang.wait_graph import GUESSED
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders
 
@@ -30,7 +30,7 @@ def of_a_mesh(lost: Sequence[int]) -> Diagnosis:
     ranks[3].call(dp[1])
     ranks[1].call(tp[0], state="started")
     ranks[3].call(tp[1], state="started")
-    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
 def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> None:
@@ -42,9 +42,9 @@ def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> 
 
 def test_a_name_that_ends_in_a_date_makes_no_job_of_millions_of_ranks() -> None:
     (dump,) = dumps_of([_of_all(Recorder(0, gloo=True))]).values()
-    assert len(Case(Scene(dumps={0: dump, 20_261_123: dump})).ranks) == 2
+    assert len(EvidenceIndex(HangEvidence(dumps={0: dump, 20_261_123: dump})).ranks) == 2
     assert MOST_RANKS > 100_000
-    assert len(Case(Scene(dumps={0: dump, 4095: dump})).ranks) == 4096
+    assert len(EvidenceIndex(HangEvidence(dumps={0: dump, 4095: dump})).ranks) == 4096
 
 
 def _of_all(one: Recorder) -> Recorder:
@@ -61,7 +61,7 @@ def with_a_logger(lost: Sequence[int], desc: str) -> Diagnosis:
         for one in ranks[:3]:
             if number < 7 or one.rank != 1:
                 one.call(trainers, state="completed" if number < 7 else "started")
-    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
 def test_a_group_that_is_no_axis_has_no_other_members_than_those_that_used_it() -> None:
@@ -87,9 +87,9 @@ def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_b
         rank: RankFacts(rank=rank, asked=True, stack=IN_LOADER if rank == 1 else IN_ALL_REDUCE)
         for rank in range(4)
     }
-    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
     assert (found.kind, found.ranks, found.hosts) == ("alone", (1,), ())
-    assert analyse(Scene(dumps=dumps_of(ranks))).kind == "not-known"
+    assert analyse(HangEvidence(dumps=dumps_of(ranks))).kind == "not-known"
 
 
 @pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
@@ -102,5 +102,5 @@ def test_where_every_rank_of_the_job_is_in_a_group_and_waits_the_network_is_to_b
     for one in ranks:
         one.call(ALL)
         one.call(everybody, state="started")
-    found = analyse(Scene(dumps=dumps_of(ranks), world=4))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), world=4))
     assert (found.kind, found.scope) == ("network", "fabric")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from tests.diagnosis.recorder import (
     IN_ALL_REDUCE,
     IN_LOADER,
@@ -76,7 +76,7 @@ def test_one_that_is_not_in_a_group_of_its_peers_did_not_leave_their_way(
 ) -> None:
     dumps = dumps_of(job())
     facts = seen(stuck) if stacks else {rank: RankFacts(rank=rank) for rank in range(4)}
-    found = analyse(Scene(dumps=dumps, facts=facts))
+    found = analyse(HangEvidence(dumps=dumps, facts=facts))
     assert (found.kind, found.ranks) == ("never-entered", (stuck,))
 
 
@@ -85,7 +85,7 @@ def test_nor_where_there_is_no_dump_of_the_one_that_is_stuck(
     job: Callable[[], list[Recorder]],
 ) -> None:
     stuck = {extra: 1, coordinator: 2, evaluates_alone: 3}[job]
-    found = analyse(Scene(dumps=dumps_of(job(), (stuck,)), world=4))
+    found = analyse(HangEvidence(dumps=dumps_of(job(), (stuck,)), world=4))
     assert (found.ranks, found.hosts) == ((stuck,), ())
 
 
@@ -106,7 +106,7 @@ def of_nccl(lost: Sequence[int], skips: int | None = None) -> Diagnosis:
         together(ranks[:7], trainers, stuck=skips)
         ranks[skips].call(world, state="started")
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(8)}
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts))
 
 
 def test_nor_where_dumps_name_all_members() -> None:
@@ -145,7 +145,7 @@ def of_two_orders(stacks: bool) -> Diagnosis:
         )
         for rank in range(8)
     }
-    return analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    return analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
 
 
 def test_another_order_of_what_is_over_goes_behind_one_that_is_elsewhere() -> None:

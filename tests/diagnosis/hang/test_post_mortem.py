@@ -10,7 +10,7 @@ from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.hang.evidence_index import SURE
 from orchestrator.diagnosis.hang.post_mortem import differing
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 
 ALL = ("0", "default_pg")
 USUAL, OTHER = 12, 6
@@ -39,7 +39,7 @@ def verdict(
     """Of four ranks, of which those in `calls` wrote what they had called."""
     dumps = {rank: condense(rank, {"entries": list(made)}) for rank, made in calls.items()}
     axes = {} if mesh is None else axes_of(mesh)
-    return differing(Scene(dumps=dumps, world=4, axes=axes), ended)
+    return differing(HangEvidence(dumps=dumps, world=4, axes=axes), ended)
 
 
 def steps(last: int, over: bool = True) -> list[dict[str, Any]]:

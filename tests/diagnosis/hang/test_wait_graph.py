@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.evidence_index import SURE
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.hang.wait_graph import KNOWN
 from tests.diagnosis.recorder import (
     IN_ALL_REDUCE,
@@ -33,7 +33,7 @@ def verdict(of_rank_6: dict[str, Any], lost: Sequence[int] = (6,)) -> Diagnosis:
                 one.call(ALL, state="completed" if number < 4 else "started")
     facts = {rank: seen(rank) for rank in range(WORLD)}
     facts[6] = seen(6, **of_rank_6)
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
 
 
 def seen(rank: int, **more: Any) -> RankFacts:
@@ -80,7 +80,7 @@ def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_mi
         one.call(ALL, state="started")
     facts = {rank: seen(rank, stack=IN_ALL_REDUCE) for rank in range(WORLD)}
     facts[6] = seen(6, process_state="D", stack=())
-    found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("stopped", (6,), ("h3",))
     assert found.cause.startswith(
         "rank 6 is in an uninterruptible wait in the kernel (state D); it did not call"
@@ -111,7 +111,7 @@ def of_two_axes(lost: Sequence[int], queued: Sequence[int] = (1, 5, 9)) -> Diagn
             state = "scheduled" if one.rank in queued else "started" if waits else "completed"
             one.call(TP[one.rank // 4], "broadcast", state)
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(16)}
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=16))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=16))
 
 
 def test_one_that_has_queued_what_others_are_done_with_is_where_it_waits_first() -> None:
@@ -128,5 +128,5 @@ def test_one_that_alone_did_not_come_out_of_what_it_called_first_is_named() -> N
         one.call(ALL)
         one.call(ALL, state="started" if one.rank == 5 else "completed")
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(WORLD)}
-    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts, world=WORLD))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("left-inside", (5,), ("h2",))

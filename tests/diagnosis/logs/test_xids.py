@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.app.classification import classify_log
-from orchestrator.diagnosis.classes import Signs, classify, default_rules, fit
+from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, fit
 from orchestrator.diagnosis.logs.xids import CLASSES, IGNORE, TOLD_BY_WORDS, Xid, catalog
 
 BROKEN = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "WORKFLOW_XID_48", "CHECK_MECHANICALS"}
@@ -19,7 +19,7 @@ def line(code: int, rest: str = "pid=77, name=python") -> str:
 
 @pytest.mark.parametrize("xid", catalog(), ids=lambda xid: f"{xid.code}-{xid.action}")
 def test_an_xid_is_known_by_number_where_nvidia_names_an_action(xid: Xid) -> None:
-    found = classify(Signs(lines=(line(xid.code),)))
+    found = classify(FailureSigns(lines=(line(xid.code),)))
     excluded = classify_log("", kernel=line(xid.code)).excludes_host
     if xid.action in BROKEN or xid.code in WITHOUT_ACTION:
         assert found is not None
@@ -43,7 +43,10 @@ def test_the_catalog_is_whole() -> None:
 def test_what_the_driver_cleans_up_after_is_the_class(code: int) -> None:
     # src/nvidia/src/kernel/gpu/rc/kernel_rc_notification.c of open-gpu-kernel-modules
     after = line(45, f"pid=77, name=python, Ch 00000008 caused by previous Xid {code}")
-    found, of_itself = classify(Signs(lines=(after,))), classify(Signs(lines=(line(code),)))
+    found, of_itself = (
+        classify(FailureSigns(lines=(after,))),
+        classify(FailureSigns(lines=(line(code),))),
+    )
     assert found is not None
     assert of_itself is not None
     assert found.rule is of_itself.rule
@@ -81,5 +84,5 @@ def test_what_is_fatal_of_nvlink_says_so() -> None:
 def test_no_other_rule_knows_the_numbers() -> None:
     rules = [rule for rule in default_rules() if not rule.name.startswith("xid-")]
     for xid in catalog():
-        named = [rule.name for rule in rules if fit(rule, Signs(lines=(line(xid.code),)))]
+        named = [rule.name for rule in rules if fit(rule, FailureSigns(lines=(line(xid.code),)))]
         assert [name for name in named if name != "unknown"] == ["gpu-lost"] * (xid.code == 79)

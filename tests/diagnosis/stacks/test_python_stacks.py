@@ -6,7 +6,7 @@ from orchestrator.agent.attempt import FEW_LINES
 from orchestrator.agent.evidence.rank_evidence import STACK_LINES
 from orchestrator.dashboard.describe import MAX_STACK_LINES
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import (
     main_stack,
     main_thread,
@@ -40,7 +40,7 @@ def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
         lines = told(LOADER if rank == 5 else GLOO, deep=deep)
         stack = tuple(lines) if most is None else shortened(lines, most)
         facts[rank] = RankFacts(rank=rank, asked=True, stack=stack)
-    return analyse(Scene(facts=facts))
+    return analyse(HangEvidence(facts=facts))
 
 
 @pytest.mark.parametrize("most", [FEW_LINES, MAX_STACK_LINES, STACK_LINES])
