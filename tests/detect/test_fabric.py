@@ -117,7 +117,7 @@ def test_a_host_that_the_others_wait_for_is_named(count: int, own: str) -> None:
     found = judge(hosts, reports)
     assert list(found) == [bad]
     assert found[bad] == (
-        "its check broke" if own == "broke" else "it did not report from the check of all hosts"
+        "its check broke" if own == "broke" else "it sent no report of the check of all hosts"
     )
 
 
@@ -157,7 +157,7 @@ def test_of_thousands_those_that_most_waited_for_are_named() -> None:
     missing = hosts[-500:]
     reports = by_host(*(failed(host, *missing) for host in hosts[:-500]))
     assert judge(hosts, reports) == dict.fromkeys(
-        missing, "it did not report from the check of all hosts"
+        missing, "it sent no report of the check of all hosts"
     )
     reports |= by_host(*(failed(host) for host in missing))
     assert judge(hosts, reports) == dict.fromkeys(

@@ -16,7 +16,7 @@ from orchestrator.contract.messages.events import (
     StepReached,
 )
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Limits, Watch
+from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 
 ADAPTIVE = Limits(hang=None, init=600.0)
 
@@ -40,8 +40,8 @@ def level(step: int, ranks: int = 4, **more: Any) -> list[RankDigest]:
     return [digest(rank, step, **more) for rank in range(ranks)]
 
 
-def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> Watch:
-    return Watch(1, range(ranks), limits, now=0.0)
+def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> HeartbeatMonitor:
+    return HeartbeatMonitor(1, range(ranks), limits, now=0.0)
 
 
 def reached(step: int, loss: float | None) -> StepReached:
@@ -57,7 +57,7 @@ def steps(count: int, total_s: float, longest_s: float | None = None) -> StepTim
     return StepTimes(count=count, total_s=total_s, longest_s=longest_s)
 
 
-def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> Watch:
+def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> HeartbeatMonitor:
     """Steps of `step_s` seconds; the last is done at `number * step_s`."""
     seen = watch(limits)
     seen.observe(level(0), 0.0)
@@ -66,7 +66,7 @@ def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> Watch
     return seen
 
 
-def still(seen: Watch, now: float, since: float, *ranks: int) -> None:
+def still(seen: HeartbeatMonitor, now: float, since: float, *ranks: int) -> None:
     """A digest in which nothing has moved since `since`."""
     seen.observe([digest(rank, seen.step, still_s=now - since) for rank in ranks], now)
 

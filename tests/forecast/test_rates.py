@@ -46,7 +46,7 @@ def test_rates_follow_the_devices_of_a_host(tmp_path: Path) -> None:
     after = before.for_devices(2)
     assert after.per_1000_host_days == pytest.approx(2.0)
     assert after.classes[2] == before.classes[2], "a patch day is the host's"
-    assert "hosts with 4 devices; taken as 0.5 times that" in after.source
+    assert "hosts with 4 devices; multiplied by 0.5 for" in after.source
 
 
 def test_what_is_wrong_with_rates_is_said_all_at_once(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_hosts_that_a_machine_plays_are_there_as_the_plan_has_them() -> None:
     given = [str(ROOT / "examples/quickstart.yaml"), "--set", "cluster.spare_hosts=3", *SHORT]
     found = json.loads(run("forecast", *given))
     assert (found["setting"]["spares"], found["setting"]["reserve"]) == (3, 0)
-    assert "played on this machine" in found["taken_for_granted"]["hosts"]
+    assert "simulated on this machine" in found["taken_for_granted"]["hosts"]
 
 
 def run(*command: str) -> str:

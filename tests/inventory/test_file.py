@@ -91,14 +91,14 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
             SHORT.replace("16}", "16, hosts_per_spine: 100}"),
             ["hosts_per_spine: must be a multiple of hosts_per_leaf (16), got 100", "to 96"],
         ),
-        (SHORT.replace("_leaf: 16", "_spine: 16"), ["with hosts_per_leaf", "call it"]),
+        (SHORT.replace("_leaf: 16", "_spine: 16"), ["with hosts_per_leaf", "rename this key"]),
         (
             SHORT.replace("16}", "16, overrides: {memory_bytes: 0, intra_host: {knd: x}}}"),
             ["has 2 problems", "overrides.memory_bytes", "overrides.intra_host.knd", "kind?"],
         ),
         (SHORT.replace("h100-sxm-80gb", "no.yaml"), ["profile: must be a profile that can be"]),
         (LISTED.replace("node-11", "node-10"), ["name of one host, got 'node-10'"]),
-        (LISTED.replace("[08-10]", "[10-08]"), ["a range that goes up", "node-[001-016]"]),
+        (LISTED.replace("[08-10]", "[10-08]"), ["an ascending range", "node-[001-016]"]),
         (LISTED.replace("drained", "drain"), ["hosts[2].state", "did you mean drained?"]),
         (LISTED.replace("devices_per_host: 8\n", ""), ["hosts[0].devices", "devices_per_host"]),
         (

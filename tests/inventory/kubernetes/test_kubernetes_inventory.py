@@ -89,7 +89,7 @@ def test_a_site_of_ones_own_with_all_that_can_be_wrong() -> None:
         "dgx-07": ("free", "", 32),
         "dgx-08": (
             "not ready",
-            "none of its nvidia.com/gpu can be given: is its device plugin in order?",
+            "none of its nvidia.com/gpu is available: check its device plugin",
             0,
         ),
     }
@@ -146,9 +146,9 @@ def test_a_pod_that_wants_cpus_and_memory_as_well_finds_them_taken_or_not_there(
     assert busy == ("busy", "40 of 64 cpu taken by team-a/x", 8)
     assert standings(look([node("n")], others, cpu="24", memory="400Gi"))["n"][0] == "free"
     less = standings(look([node("n")], others, memory="1Ti", patient=True))["n"]
-    assert less == ("not selected", "has 512Gi of 1024Gi memory that a pod asks for", 8)
+    assert less == ("not selected", "has 512Gi of 1024Gi memory that a pod requests", 8)
     rdma = standings(look([node("n")], rdma_resource="rdma/hca"))["n"]
-    assert rdma[1] == "has 0 of 1 rdma/hca that a pod asks for"
+    assert rdma[1] == "has 0 of 1 rdma/hca that a pod requests"
 
 
 def test_what_the_spec_says_of_nodes() -> None:
@@ -156,7 +156,7 @@ def test_what_the_spec_says_of_nodes() -> None:
     found = standings(look(items, node_selector={"pool": "train"}, exclude=("a",)))
     assert {name: (state, reason) for name, (state, reason, _) in found.items()} == {
         "a": ("excluded", "by the spec"),
-        "b": ("not selected", "has pool=serve, and node_selector wants train"),
+        "b": ("not selected", "has pool=serve, but node_selector requires train"),
         "c": ("not selected", "without the label pool=train"),
     }
 
@@ -170,7 +170,7 @@ def test_a_person_is_told_in_the_words_of_the_cluster() -> None:
     assert found == {
         "a": "is not selected (without the label pool=train)",
         "b": "is cordoned",
-        "c": "is not selected (has 64Gi of 500Gi memory that a pod asks for)",
+        "c": "is not selected (has 64Gi of 500Gi memory that a pod requests)",
     }
 
 

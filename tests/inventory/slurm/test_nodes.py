@@ -62,7 +62,14 @@ def test_types_and_features() -> None:
             "23.11.0-0rc1",
         ),
         ("23.11/nodes.txt", "cluster-h100-9-69", "drained", "in maintenance", 8, "23.11.0-0rc1"),
-        ("23.11/nodes-oneline.txt", "rack5n06", "busy", "others use all its GPUs", 4, "23.11.6"),
+        (
+            "23.11/nodes-oneline.txt",
+            "rack5n06",
+            "busy",
+            "other jobs use all its GPUs",
+            4,
+            "23.11.6",
+        ),
         (
             "24.05/nodes.txt",
             "queue-on-demand-dy-compute-resource-2-2",

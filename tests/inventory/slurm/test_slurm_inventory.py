@@ -69,7 +69,7 @@ def test_hosts_with_other_devices_than_the_spec_names_are_not_selected() -> None
         "a100-sxm-80gb"
     }
     assert found.left_out(8)["n01"] == (
-        "is not selected (is h100-sxm-80gb, and cluster.gpu is a100-sxm-80gb)"
+        "is not selected (is h100-sxm-80gb, but cluster.gpu is a100-sxm-80gb)"
     )
 
 
