@@ -43,7 +43,7 @@ def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     return scheduler_of(run.job.backend, environ, clock).name_of(run.job.launch)
 
 
-def sightings(
+def statuses_at_schedulers(
     jobs: Sequence[tuple[Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[LaunchStatus]:
     """The state of each job at its scheduler.

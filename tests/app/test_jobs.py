@@ -551,7 +551,9 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     over = replace(queued, stage=Ended(since=0.0, reason="", ending="FAILED"))
 
     def said(*jobs: tuple[Run, bool], quiet: bool = False) -> list[tuple[str | None, bool]]:
-        found = schedulers.sightings([(*job, quiet) for job in jobs], {}, TurnedClock())
+        found = schedulers.statuses_at_schedulers(
+            [(*job, quiet) for job in jobs], {}, TurnedClock()
+        )
         return [(one.words, one.held) for one in found]
 
     assert said((run, False)) == [(None, False)], "of local jobs"

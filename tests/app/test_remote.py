@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.app import cancel_job, remote
+from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found, await_begin, lines_before, refresh, refresh_all, settled
-from orchestrator.app.sighting import sight
 from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
@@ -183,7 +183,7 @@ def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_pat
 def asked(found: Found, cluster: NoCluster, says: LaunchStatus) -> LaunchStatus:
     cluster.says = says
     run = Run(job=a_job(found.run_dir.path, backend="kubernetes"))
-    (seen,) = sight([(found, run, False, True)], {}, TurnedClock())
+    (seen,) = launch_statuses([(found, run, False, True)], {}, TurnedClock())
     return seen
 
 

@@ -12,7 +12,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
 from orchestrator.dashboard.replay import read_snapshot_state, read_state
-from orchestrator.dashboard.view import Seen, fold_seen
+from orchestrator.dashboard.view import ReplayedJob, fold_seen
 from orchestrator.job.transitions import fold
 from orchestrator.journal import journal as log
 from orchestrator.journal import snapshot
@@ -43,12 +43,12 @@ def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
 
 
 def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
-    whole = fold_seen(Seen(), entries)
+    whole = fold_seen(ReplayedJob(), entries)
     for cut in range(1, len(entries) + 1):
         run_dir = written(path, entries, cut)
         seen, tail = read_snapshot_state(run_dir)
         assert tail.lines == cut
-        assert seen == fold_seen(Seen(), entries[:cut]), cut
+        assert seen == fold_seen(ReplayedJob(), entries[:cut]), cut
         assert read_state(run_dir) == whole
 
 
@@ -72,7 +72,7 @@ def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
 def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path) -> None:
     entries = astray_and_on()
     check_everywhere(tmp_path / "run", entries)
-    assert fold_seen(Seen(), entries).run.progress.rollbacks
+    assert fold_seen(ReplayedJob(), entries).run.progress.rollbacks
 
 
 @settings(deadline=None, max_examples=30)
@@ -85,8 +85,8 @@ def test_so_it_is_whatever_happens(
     entries = cluster.witness.entries
     cut = random.randrange(1, len(entries) + 1)
     run_dir = written(tmp_path_factory.mktemp("run"), entries, cut)
-    assert read_snapshot_state(run_dir)[0] == fold_seen(Seen(), entries[:cut])
-    assert read_state(run_dir) == fold_seen(Seen(), entries)
+    assert read_snapshot_state(run_dir)[0] == fold_seen(ReplayedJob(), entries[:cut])
+    assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
 def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
     run_dir = written(tmp_path, entries, 3)
     run_dir.state.unlink()
     seen, tail = read_snapshot_state(run_dir)
-    assert (seen, tail.place) == (Seen(), BEGINNING)
-    assert read_state(run_dir) == fold_seen(Seen(), entries)
+    assert (seen, tail.place) == (ReplayedJob(), BEGINNING)
+    assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
 def test_only_the_present_attempt_is_read_again(

@@ -74,21 +74,23 @@ def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
 def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
     run = on_slurm()
     for led in (True, False):
-        found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
+        found = effective_state(
+            run, led, START + 9999, launch_status=replace(STOPPED, at=START + 5000)
+        )
         assert (found.state, found.since) == ("SUSPENDED", START + 5000)
         assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
     over = replace(run, stage=Ended(since=0.0, reason="", ending="SUCCEEDED"))
-    assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
+    assert effective_state(over, False, START + 9999, launch_status=STOPPED).state == "SUCCEEDED"
 
 
 def test_a_job_that_is_held_has_not_failed() -> None:
     run = on_slurm()
     assert effective_state(run, False, START + 9999).state == "FAILED"
-    found = effective_state(run, False, START + 9999, sighting=WAITS)
+    found = effective_state(run, False, START + 9999, launch_status=WAITS)
     assert (found.state, found.reason) == ("PENDING", WAITS.words)
-    assert effective_state(run, True, START + 9999, sighting=WAITS).state == "RUNNING"
+    assert effective_state(run, True, START + 9999, launch_status=WAITS).state == "RUNNING"
     seen = replace(seen_of(recovered()), run=run)
-    assert view(seen, leader_alive=False, now=START + 9999, sighting=WAITS).state == "PENDING"
+    assert view(seen, leader_alive=False, now=START + 9999, launch_status=WAITS).state == "PENDING"
 
 
 AWAY = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
@@ -96,29 +98,29 @@ AWAY = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot 
 
 def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
     run = on_slurm()
-    found = effective_state(run, False, START + 9999, sighting=AWAY)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
     assert (found.since, found.as_of) == (run.stage.since, run.history.last_at)
     heard = replace(AWAY, at=START + 5000)
-    assert effective_state(run, False, START + 9999, sighting=heard).as_of == START + 5000
-    assert effective_state(run, True, START + 9999, sighting=AWAY).as_of is None
+    assert effective_state(run, False, START + 9999, launch_status=heard).as_of == START + 5000
+    assert effective_state(run, True, START + 9999, launch_status=AWAY).as_of is None
 
 
 def test_what_the_leader_told_its_cluster_later_counts() -> None:
     run = on_slurm()
     told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
-    found = effective_state(run, False, START + 9999, sighting=AWAY, report=told)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=told)
     assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
-    waits = effective_state(run, False, START + 9999, sighting=WAITS, report=told)
+    waits = effective_state(run, False, START + 9999, launch_status=WAITS, report=told)
     assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
     over = replace(told, state="SUCCEEDED", message="all steps are done")
-    found = effective_state(run, False, START + 9999, sighting=AWAY, report=over)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=over)
     assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
 
 
 def test_what_was_deleted_is_cancelled_at_once() -> None:
     gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
-    found = effective_state(on_slurm(), False, START + 9999, sighting=gone)
+    found = effective_state(on_slurm(), False, START + 9999, launch_status=gone)
     assert (found.state, found.reason, found.since) == (
         "CANCELLED",
         "it was deleted",

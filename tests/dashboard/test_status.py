@@ -453,7 +453,7 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
 
 def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
     held = LaunchStatus("it waits", held=True)
-    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), sighting=held)
+    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), launch_status=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
         "next        wait for hosts, since 2023-11-14 22:13:30 UTC, all hosts released 2 times so"
         " far; to give up: ndctl cancel quickstart"
@@ -808,7 +808,9 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     from dataclasses import replace
 
     words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
-    waiting = replace(snapshot(started(), alive=False), sighting=LaunchStatus(words, held=True))
+    waiting = replace(
+        snapshot(started(), alive=False), launch_status=LaunchStatus(words, held=True)
+    )
     assert status_json(waiting)["state"] == "PENDING"
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
@@ -829,7 +831,9 @@ AWAY = LaunchStatus(
 
 def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why_once() -> None:
     """Not as one that waits: it may well train on."""
-    away = replace(snapshot(started(), metrics(1, 23), now=START + 240, alive=False), sighting=AWAY)
+    away = replace(
+        snapshot(started(), metrics(1, 23), now=START + 240, alive=False), launch_status=AWAY
+    )
     text = status_text(away, UTC)
     at = date_time(START + 40, UTC)
     assert text.splitlines()[0] == (
@@ -857,7 +861,7 @@ def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
         "PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED"
     )
     text = status_text(
-        replace(snapshot(recovered(), metrics(1, 24), alive=False), sighting=gone), UTC
+        replace(snapshot(recovered(), metrics(1, 24), alive=False), launch_status=gone), UTC
     )
     assert text.startswith("quickstart: CANCELLED, PyTorchJob a/b was deleted, not known by whom")
     assert text.count("was deleted") == 1
@@ -870,7 +874,7 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
     leads = [
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
-    there = replace(snapshot(leads), sighting=LaunchStatus("Slurm job 12", held=False))
+    there = replace(snapshot(leads), launch_status=LaunchStatus("Slurm job 12", held=False))
     ends = date_time(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
@@ -879,7 +883,9 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
 def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"
-    gone = status_json(replace(queued, sighting=LaunchStatus("Slurm job 12 has ended", held=False)))
+    gone = status_json(
+        replace(queued, launch_status=LaunchStatus("Slurm job 12 has ended", held=False))
+    )
     assert gone["state"] == "FAILED"
     assert gone["reason"] == "no leader started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")

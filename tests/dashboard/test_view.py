@@ -16,7 +16,14 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS
 from orchestrator.dashboard.status import checkpoint_text
-from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
+from orchestrator.dashboard.view import (
+    FailedSave,
+    ReplayedJob,
+    View,
+    effective_state,
+    fold_seen,
+    view,
+)
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,
@@ -189,10 +196,10 @@ def test_a_resumed_job_keeps_its_incidents_and_checkpoint() -> None:
 
 def test_folding_in_parts_is_folding_at_once() -> None:
     entries = journal([*finished()])
-    parts = Seen()
+    parts = ReplayedJob()
     for entry in entries:
         parts = fold_seen(parts, [entry])
-    assert parts == fold_seen(Seen(), entries)
+    assert parts == fold_seen(ReplayedJob(), entries)
 
 
 def test_sixteen_thousand_ranks_fold() -> None:
@@ -207,6 +214,6 @@ def test_sixteen_thousand_ranks_fold() -> None:
 
 
 def test_a_job_needs_its_submission() -> None:
-    assert Seen().run == Run()
+    assert ReplayedJob().run == Run()
     with pytest.raises(AssertionError):
-        view(Seen(), leader_alive=True, now=0.0)
+        view(ReplayedJob(), leader_alive=True, now=0.0)

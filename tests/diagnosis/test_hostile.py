@@ -113,7 +113,7 @@ def test_readers_that_die_are_followed_by_others_until_there_were_too_many(tmp_p
     assert isinstance(found[0], reader.Read)
     whys = [one.why for one in found[1:] if isinstance(one, reader.Refused)]
     assert len(whys) == MOST_DEATHS + 3
-    assert [why.startswith("not read: 16 files before it") for why in whys] == (
+    assert [why.startswith("not read: 16 earlier files") for why in whys] == (
         MOST_DEATHS * [False] + 3 * [True]
     )
 

@@ -51,7 +51,7 @@ def test_rates_follow_the_devices_of_a_host(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_rates_is_said_all_at_once(tmp_path: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"no failure rates called llama-3; there are llama3, rsc-1"
+        SpecError, match=r"no failure rates are called llama-3; known: llama3, rsc-1"
     ):
         rates_of("llama-3")
     path = tmp_path / "ours.yaml"

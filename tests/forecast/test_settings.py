@@ -27,7 +27,7 @@ def test_with_an_interval_that_adapts_it_is_the_one_that_training_comes_to() -> 
     best = interval_of(setting["stall_s"], setting["write_s"], found["mtbf_s"])
     assert found["expected"]["every_steps"] == round(best.seconds / found["step_s"])
     assert found["expected"]["every_steps"] != 100
-    assert "checkpoint.every is auto" in found["taken_for_granted"]["interval"]
+    assert "checkpoint.every: auto" in found["taken_for_granted"]["interval"]
 
 
 def test_an_interval_that_the_spec_fixes_is_taken() -> None:

@@ -103,7 +103,7 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
         (LISTED.replace("devices_per_host: 8\n", ""), ["hosts[0].devices", "devices_per_host"]),
         (
             LISTED.replace("profile: h100-sxm-80gb\n", ""),
-            ["hosts[0].profile: must be given", "overrides: must be with profile"],
+            ["hosts[0].profile: must be given", "overrides: must be given with profile"],
         ),
         (
             LISTED.replace("devices: 7", "devices: -7").replace("drained", "x"),

@@ -71,7 +71,7 @@ def follow_job(
         follower.feed(entries.more(), metrics.more())
     snapshot = read_snapshot(run_dir, clock.now(), commands)
     assert snapshot is not None
-    snapshot = replace(snapshot, sighting=watch.seen)
+    snapshot = replace(snapshot, launch_status=watch.seen)
     console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
     return EXIT_CODES[snapshot.standing.state]
 
@@ -102,7 +102,7 @@ class EndDetector:
         if self.seen is not None and self.seen.leaving:
             return False
         now = self.clock.now()
-        return effective_state(self.run, alive, now, sighting=self.seen).state in ENDED
+        return effective_state(self.run, alive, now, launch_status=self.seen).state in ENDED
 
     @property
     def unknown(self) -> str:

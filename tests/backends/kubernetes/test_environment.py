@@ -82,7 +82,7 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "is_told"),
+    ("name", "value", "is_found"),
     [
         ("HF_TOKEN", "hf_abc", True),
         ("WANDB_API_KEY", "abc", True),

@@ -80,7 +80,7 @@ def test_all_variables_that_must_not_be_set_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "is_told"),
+    ("name", "value", "is_found"),
     [
         ("HF_TOKEN", "abc", True),
         ("WANDB_API_KEY", "abc", True),

@@ -285,7 +285,7 @@ def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
         fold_metrics(NO_PROGRESS, metrics(1, 30)),
         leader_alive=False,
         now=seen.run.history.last_at + 200,
-        sighting=away,
+        launch_status=away,
     )
     text = draw(shown, 100, 30, UTC).plain
     assert "RUNNING   3 min 20 s ago" in text

@@ -250,7 +250,7 @@ def test_nor_is_one_that_is_named_after_a_rank(tmp_path: Path) -> None:
 
 def test_folders_that_have_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
     """They are of several attempts, or number ranks within their host."""
-    with pytest.raises(JobError, match="node1: rank 0 is in node0 as well"):
+    with pytest.raises(JobError, match="node1: rank 0 is also in node0"):
         diagnose_folder(by_host(tmp_path, twice=True))
 
 

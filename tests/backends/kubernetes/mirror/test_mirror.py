@@ -413,10 +413,10 @@ def test_files_of_a_config_map_may_be_packed() -> None:
 # What is known where no pod can be asked
 
 
-def shown(copy: Mirror, cluster: Cluster, sighting: LaunchStatus | None = None) -> Snapshot:
+def shown(copy: Mirror, cluster: Cluster, status: LaunchStatus | None = None) -> Snapshot:
     found = read_snapshot(copy.run_dir, cluster.clock.now())
     assert found is not None
-    return replace(found, sighting=sighting)
+    return replace(found, launch_status=status)
 
 
 def told(cluster: Cluster, **more: Any) -> dict[str, str]:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.app.remote import Found
-from orchestrator.app.schedulers import name_of, sightings
+from orchestrator.app.schedulers import name_of, statuses_at_schedulers
 from orchestrator.errors import BackendError, Unreachable
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, LaunchStatus
 
 
-def sight(
+def launch_statuses(
     jobs: Sequence[tuple[Found, Run, bool, bool]], environ: Mapping[str, str], clock: Clock
 ) -> list[LaunchStatus]:
     """The state of each job at its scheduler.
@@ -26,7 +26,7 @@ def sight(
     seen = dict(
         zip(
             asked,
-            sightings([(runs[at], *jobs[at][2:]) for at in asked], environ, clock),
+            statuses_at_schedulers([(runs[at], *jobs[at][2:]) for at in asked], environ, clock),
             strict=True,
         )
     )
