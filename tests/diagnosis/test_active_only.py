@@ -48,7 +48,7 @@ def test_no_healthy_rank_and_no_healthy_host_is_named(
     assert named > 15
 
 
-def test_a_rank_that_stopped_is_named_from_stacks_as_surely_as_with_all_that_is_complete() -> None:
+def test_a_stopped_rank_is_named_as_certainly_from_partial_dumps() -> None:
     for seed in JUDGED[:40]:
         fault = STOPS[seed % len(STOPS)]
         found = active_only(drawn(seed, fault, streams=True))
@@ -81,7 +81,7 @@ def one_is_late() -> list[Recorder]:
     return ranks
 
 
-def test_a_call_that_is_left_out_is_no_other_way_through_the_program() -> None:
+def test_a_skipped_call_is_not_another_path_through_the_program() -> None:
     """Rank 2 is the only one whose dump has the call between those of all."""
     dumps = {one.rank: under_way(one) for one in one_is_late()}
     assert [len(dumps[rank].paths) for rank in range(4)] == [2, 2, 1, 0]
@@ -90,7 +90,7 @@ def test_a_call_that_is_left_out_is_no_other_way_through_the_program() -> None:
     assert 2 not in analyse(HangEvidence(dumps=without_the_culprit, world=4)).ranks
 
 
-def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
+def test_operations_before_the_oldest_pending_one_are_complete() -> None:
     ranks = one_is_late()
     behind, ahead = under_way(ranks[0]), under_way(ranks[2])
     (world,) = behind.seats.values()
@@ -99,7 +99,7 @@ def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
     assert {seat.done for seat in ahead.seats.values()} == {3}
 
 
-def test_ranks_that_idle_are_all_named_and_no_host_for_it() -> None:
+def test_idle_ranks_are_all_named_and_no_host_is_excluded() -> None:
     world = Pg("0", "default_pg", range(8))
     ranks = recorders(8)
     for one in ranks:
@@ -135,7 +135,7 @@ def test_a_dump_without_entries_of_a_rank_that_did_something_is_partial(number: 
     assert not condense(0, {**empty, "pg_status": {}}).partial
 
 
-def test_that_it_is_partial_goes_to_the_leader_with_it() -> None:
+def test_the_summary_keeps_that_a_dump_is_partial() -> None:
     dump = under_way(one_is_late()[0])
     assert dump.partial
     assert from_text(to_text(dump)) == dump

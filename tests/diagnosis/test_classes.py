@@ -34,7 +34,7 @@ def signs_of(sample: dict[str, Any]) -> FailureSigns:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s['class']}: {s['lines'][0][:50]}")
-def test_a_sample_gets_its_class_and_is_not_taken_for_a_neighbour(sample: dict[str, Any]) -> None:
+def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -> None:
     signs = signs_of(sample)
     found = classify(signs)
     assert found is not None
@@ -207,7 +207,9 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ),
     ],
 )
-def test_what_lies_beneath_is_told_from_who_reports_it(lines: tuple[str, ...], name: str) -> None:
+def test_the_underlying_cause_differs_from_the_component_that_reports_it(
+    lines: tuple[str, ...], name: str
+) -> None:
     found = classify(FailureSigns(lines=lines, exit_code=1, kind="exception"))
     assert found is not None
     assert found.rule.name == name
@@ -277,7 +279,7 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " (devIndex=0, wc->status=(IBV_WC_RETRY_EXC_ERR)12, wc->opcode=(IBV_WC_SEND)0",
     ],
 )
-def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:
+def test_unknown_or_harmless_xids_have_no_class(line: str) -> None:
     assert classify(FailureSigns(lines=(line,), exit_code=3)) is None
 
 

@@ -27,7 +27,7 @@ def test_a_site_has_rates_of_its_own(tmp_path: Path) -> None:
     assert rates.classes[0].host == "leaves"
 
 
-def test_a_given_mean_time_keeps_the_shares_and_what_is_planned(tmp_path: Path) -> None:
+def test_a_given_mean_time_keeps_shares_and_planned_failures(tmp_path: Path) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(OWN)
     before = rates_of(str(path))
@@ -49,7 +49,7 @@ def test_rates_follow_the_devices_of_a_host(tmp_path: Path) -> None:
     assert "hosts with 4 devices; multiplied by 0.5 for" in after.source
 
 
-def test_what_is_wrong_with_rates_is_said_all_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_rates_file_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(
         SpecError, match=r"no failure rates are called llama-3; known: llama3, rsc-1"
     ):

@@ -111,13 +111,13 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
         ),
     ],
 )
-def test_all_that_is_wrong_is_said_with_its_place(text: str, parts: list[str]) -> None:
+def test_all_problems_are_reported_with_their_place(text: str, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
         read_inventory(tmp_path / "none.yaml")
 
@@ -193,7 +193,7 @@ def test_the_link_of_a_block_can_be_overridden() -> None:
         ),
     ],
 )
-def test_blocks_that_cannot_be_are_said_with_their_place(text: str, parts: list[str]) -> None:
+def test_impossible_blocks_are_reported_with_their_place(text: str, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said

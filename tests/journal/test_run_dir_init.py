@@ -47,7 +47,7 @@ def end(run_dir: RunDir) -> None:
         supervisor.feed(CancelRequested(at=CLOCK.now(), by="me"))
 
 
-def test_the_first_launch_has_everything_and_the_time_it_began(run_dir: RunDir) -> None:
+def test_the_first_launch_writes_all_files_and_its_start_time(run_dir: RunDir) -> None:
     run = begin(run_dir, of(run_dir), CLOCK, token=True)
     assert run.job is not None
     assert (run.job.at, run.job.resume, run.job.plan_number) == (CLOCK.now(), False, 1)
@@ -57,7 +57,7 @@ def test_the_first_launch_has_everything_and_the_time_it_began(run_dir: RunDir) 
     assert run_dir.token.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_token_that_pods_are_given_is_in_no_file(run_dir: RunDir) -> None:
+def test_a_secret_passed_to_pods_is_written_to_no_file(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=False)
     assert not run_dir.token.exists()
 
@@ -71,7 +71,7 @@ def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir)
     assert begin(run_dir, of(run_dir), CLOCK, token=True).ending == "CANCELLED"
 
 
-def test_a_launch_is_told_from_another_text_of_its_number(run_dir: RunDir) -> None:
+def test_a_launch_differs_from_another_submission_with_its_number(run_dir: RunDir) -> None:
     """By all that was asked for: hosts are in the launch, a learning rate in the spec alone."""
     asked = of(run_dir)
     assert is_same_launch(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
@@ -100,7 +100,7 @@ def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir)
     assert run_dir.token.read_text() == token
 
 
-def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
+def test_a_new_run_archives_the_old_one(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=True)
     end(run_dir)
     run = begin(run_dir, replace(of(run_dir, 2), new=True), CLOCK, token=True)
@@ -118,7 +118,7 @@ def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
         (1, 2, False, "job job exists in"),
     ],
 )
-def test_other_launches_are_refused_with_what_to_do(
+def test_other_launches_are_refused_with_a_fix(
     run_dir: RunDir, there: int | None, launch: int, resume: bool, words: str
 ) -> None:
     if there is not None:
@@ -129,14 +129,14 @@ def test_other_launches_are_refused_with_what_to_do(
     assert run_dir.journal.exists() == (there is not None)
 
 
-def test_a_mounted_folder_is_read_without_what_kubernetes_keeps_in_it(tmp_path: Path) -> None:
+def test_a_mounted_folder_is_read_without_kubernetes_own_files(tmp_path: Path) -> None:
     (tmp_path / "..data").mkdir()
     (tmp_path / "spec.yaml").write_text("name: job\n")
     assert read_folder(tmp_path) == {"spec.yaml": b"name: job\n"}
 
 
 @pytest.mark.parametrize("left", ["checkpoints/step-20", "metrics.jsonl"])
-def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: str) -> None:
+def test_files_without_a_journal_are_refused_or_archived(run_dir: RunDir, left: str) -> None:
     (run_dir.path / left).mkdir(parents=True)
     for resume in (False, True):
         with pytest.raises(JobError, match=r"no journal\.jsonl: ndctl does not know which run"):
@@ -148,7 +148,7 @@ def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: st
     assert not (run_dir.path / left).exists()
 
 
-def test_a_name_that_differs_from_anothers_in_case_alone_is_refused(run_dir: RunDir) -> None:
+def test_a_name_that_differs_only_in_case_is_refused(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=True)
     other = RunDir(run_dir.path.with_name("Job"))
     with pytest.raises(JobError, match="job Job differs from job in ") as refused:

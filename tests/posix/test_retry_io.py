@@ -15,7 +15,7 @@ from tests.agent.world import TurnedClock
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO])
-def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporary_error_is_retried(number: int, caplog: pytest.LogCaptureFixture) -> None:
     clock, left = TurnedClock(), [number] * 3
 
     def work() -> str:
@@ -33,7 +33,7 @@ def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("error", [PermissionError, FileNotFoundError, GivenUp])
-def test_what_does_not_pass_is_said_at_once(error: type[OSError]) -> None:
+def test_a_lasting_error_is_raised_at_once(error: type[OSError]) -> None:
     def work() -> None:
         raise error("for good")
 
@@ -66,7 +66,7 @@ def announced(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("work", [taken_over, announced])
-def test_a_leader_begins_when_there_is_room_again(
+def test_a_leader_starts_when_the_disk_has_room_again(
     tmp_path: Path, work: Callable[[RunDir], None]
 ) -> None:
     run_dir, clock = RunDir(tmp_path), Emptied()
@@ -84,7 +84,7 @@ def test_a_leader_begins_when_there_is_room_again(
         assert fence.leader == "me"
 
 
-def test_a_host_is_held_on_a_full_disk(tmp_path: Path) -> None:
+def test_an_agent_takes_its_lock_on_a_full_disk(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.logs.mkdir()
     clock = Emptied()

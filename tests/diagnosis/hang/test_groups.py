@@ -33,7 +33,7 @@ def of_a_mesh(lost: Sequence[int]) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
-def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> None:
+def test_a_rank_without_a_file_between_others_belongs_to_the_job() -> None:
     found = of_a_mesh(lost=(2,))
     assert (found.kind, found.ranks, found.no_dump) == ("never-entered", (2,), (2,))
     assert all(2 in waiting.unknown for waiting in found.waiting)
@@ -64,19 +64,19 @@ def with_a_logger(lost: Sequence[int], desc: str) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
-def test_a_group_that_is_no_axis_has_no_other_members_than_those_that_used_it() -> None:
+def test_a_group_outside_the_mesh_has_only_the_members_that_used_it() -> None:
     for desc in ("undefined", "", "trainers"):
         found = with_a_logger(lost=(), desc=desc)
         assert (found.kind, found.ranks) == ("never-entered", (1,))
 
 
-def test_where_all_that_used_it_wait_it_is_for_one_without_a_dump() -> None:
+def test_if_all_with_dumps_wait_they_wait_for_one_without_a_dump() -> None:
     found = with_a_logger(lost=(1,), desc="undefined")
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
     assert found.confidence <= GUESSED
 
 
-def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_blame() -> None:
+def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
     """Rank 1 is stuck before it ever used the group, so that nobody knows that it is in it."""
     ranks = recorders(4, gloo=True)
     for one in ranks:
@@ -93,7 +93,7 @@ def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_b
 
 
 @pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
-def test_where_every_rank_of_the_job_is_in_a_group_and_waits_the_network_is_to_blame(
+def test_if_every_rank_of_the_job_waits_in_a_group_the_network_is_blamed(
     desc: str,
 ) -> None:
     """Whatever the group is called, there is nobody left who may be in it as well."""

@@ -71,7 +71,7 @@ def seen(stuck: int) -> Mapping[int, RankFacts]:
 
 @pytest.mark.parametrize("stacks", [True, False])
 @pytest.mark.parametrize(("job", "stuck"), [(extra, 1), (coordinator, 2), (evaluates_alone, 3)])
-def test_one_that_is_not_in_a_group_of_its_peers_did_not_leave_their_way(
+def test_a_rank_outside_a_group_of_its_peers_did_not_leave_their_path(
     job: Callable[[], list[Recorder]], stuck: int, stacks: bool
 ) -> None:
     dumps = dumps_of(job())
@@ -81,7 +81,7 @@ def test_one_that_is_not_in_a_group_of_its_peers_did_not_leave_their_way(
 
 
 @pytest.mark.parametrize("job", [extra, coordinator, evaluates_alone])
-def test_nor_where_there_is_no_dump_of_the_one_that_is_stuck(
+def test_no_other_rank_is_blamed_without_a_dump_of_the_stuck_one(
     job: Callable[[], list[Recorder]],
 ) -> None:
     stuck = {extra: 1, coordinator: 2, evaluates_alone: 3}[job]
@@ -109,14 +109,14 @@ def of_nccl(lost: Sequence[int], skips: int | None = None) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts))
 
 
-def test_nor_where_dumps_name_all_members() -> None:
+def test_a_silent_peer_is_not_blamed_if_dumps_list_all_members() -> None:
     found = of_nccl(lost=())
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     found = of_nccl(lost=(3,))
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ())
 
 
-def test_one_that_left_out_what_its_peers_wait_in_left_their_way() -> None:
+def test_a_rank_that_skipped_an_operation_left_the_path_of_its_peers() -> None:
     """Beside a rank that does other work."""
     found = of_nccl(lost=(), skips=5)
     assert (found.kind, found.ranks, found.hosts) == ("skipped", (5,), ())
@@ -148,6 +148,6 @@ def of_two_orders(stacks: bool) -> Diagnosis:
     return analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
 
 
-def test_another_order_of_what_is_over_goes_behind_one_that_is_elsewhere() -> None:
+def test_another_order_of_completed_calls_is_weaker_than_another_place() -> None:
     found = of_two_orders(stacks=True)
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
