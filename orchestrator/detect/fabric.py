@@ -28,7 +28,7 @@ def judge(
 
 
 def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[str, str]:
-    """Hosts that failed by themselves, and hosts for which most others waited in vain.
+    """Hosts that failed by themselves, and hosts for which most others waited until a timeout.
 
     If the network splits, each half waits for the other half. So a host is named only if a majority
     of all other hosts waited for it. If most hosts would be named, something else is wrong.
@@ -44,7 +44,7 @@ def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[
         elif report.state == "broke":
             named[host] = report.why
         elif 2 * waiting[host] > len(hosts) - 1:
-            named[host] = f"{waiting[host]} of {len(hosts) - 1} other hosts waited for it in vain"
+            named[host] = f"{waiting[host]} of {len(hosts) - 1} other hosts timed out waiting for it"
     return named if 2 * len(named) <= len(hosts) else {}
 
 

@@ -125,7 +125,7 @@ def test_a_host_that_is_cut_off_is_named_although_it_reports_the_others() -> Non
     hosts = names(4)
     others = [failed(host, "h2") for host in hosts if host != "h2"]
     found = judge(hosts, by_host(*others, failed("h2", "h0")))
-    assert found == {"h2": "3 of 3 other hosts waited for it in vain"}
+    assert found == {"h2": "3 of 3 other hosts timed out waiting for it"}
 
 
 def test_two_hosts_that_wait_for_each_other_are_not_named() -> None:
@@ -161,7 +161,7 @@ def test_among_thousands_the_hosts_that_most_waited_for_are_named() -> None:
     )
     reports |= by_host(*(failed(host) for host in missing))
     assert judge(hosts, reports) == dict.fromkeys(
-        missing, "524 of 1023 other hosts waited for it in vain"
+        missing, "524 of 1023 other hosts timed out waiting for it"
     )
 
 

@@ -35,7 +35,7 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
 
 
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
-    """What the leader of `term` said: `address`, `port`, `name`, or `over`; empty before it has."""
+    """What the leader of `term` wrote: `address`, `port`, `name`, or `over`; empty before that."""
     try:
         leader = read_json(run_dir.leader.read_text())
     except (OSError, ValueError):
