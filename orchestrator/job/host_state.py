@@ -1,4 +1,4 @@
-"""What a job knows of its hosts, and of the scheduler that granted them."""
+"""What a job knows about its hosts, and about the scheduler that granted them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,24 +16,25 @@ class HostState:
     """Tells one agent process of the host from the next."""
     alive: bool = True
     back: bool = False
-    """Its agent was given up and came back, perhaps with ranks: it counts once none is left."""
+    """Its agent was given up and came back, perhaps with old ranks. It counts as alive when these
+    ranks are gone."""
     runs: int = 0
-    """The attempt that these are of."""
+    """The attempt of these ranks."""
     lost_at: float = 0.0
     """When its agent was last lost."""
     unfit: str = ""
-    """What is wrong with the host, of what its agent found on it."""
+    """Why the host failed a check of its agent; empty if it did not."""
     checked: bool = False
-    """It was tried together with others, and found in order."""
+    """It passed the check of all hosts together."""
     going: str = ""
-    """Why its agent is about to end, where the scheduler has said so."""
+    """Why its agent is about to end, if the scheduler has said so."""
     sent_away: bool = False
-    """Another host was asked for in its place."""
+    """The scheduler was asked for another host in its place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Away:
-    """How often a host was sent away, for another to come."""
+    """How often the scheduler was asked to replace a host."""
 
     times: int
     last_at: float
@@ -41,7 +42,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """A host that the job decided to do without."""
+    """A host that the job replaced for good."""
 
     at: float
     why: str
@@ -49,46 +50,48 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosts:
-    """The hosts of this launch, and those that are not to be used."""
+    """The hosts of this launch, and the excluded ones."""
 
     by_name: Mapping[str, HostState] = field(default_factory=dict)
     """Every host whose agent ever registered in this launch."""
     settle_until: float = 0.0
-    """Until then a new leader waits for spares as well, to choose among all hosts."""
+    """Until this time a new leader waits for spares too, to choose among all hosts."""
     checks: int = 0
     """How often hosts were checked together."""
     always: tuple[str, ...] = ()
-    """Hosts that no incident excludes: they are pinned."""
+    """Pinned hosts: no incident excludes them."""
     exclude: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that are not to be used -> why."""
+    """Excluded hosts -> why."""
     shut: tuple[str, ...] = ()
-    """Those of them that nothing speaks against but the scheduler, which may open them again."""
+    """Excluded hosts that the scheduler has drained or cordoned, and may open again. There is no
+    other reason against them."""
     draining: Mapping[str, str] = field(default_factory=dict)
-    """Hosts of which the scheduler says that nothing else is to begin there, and that the job keeps
-    until it ends -> its words."""
+    """Hosts that the scheduler drains and that the job keeps until it ends -> the scheduler's
+    reason."""
     carried: tuple[str, ...] = ()
-    """Those of them that were left out in the run before and that nothing else speaks against: the
-    next run may have them again. Else a job of weeks would run out of hosts."""
+    """Excluded hosts that were only excluded from the allocation before. The next allocation may
+    have them again; otherwise a job of weeks would run out of hosts."""
     replaced: Mapping[str, Replaced] = field(default_factory=dict)
-    """Those of them that this job decided to do without: no later leader uses them either, unless a
+    """Excluded hosts that this job replaced for good. Later leaders exclude them too, unless a
     person has cleared or pinned them since."""
     cleared: Mapping[str, float] = field(default_factory=dict)
-    """Hosts that a person said are in order again -> when: what was before does not count."""
+    """Hosts that a person has cleared -> when. Failures before that do not count."""
     away: Mapping[str, Away] = field(default_factory=dict)
-    """Those that were sent away, for others to come, since the newest attempt began."""
+    """Hosts that were replaced since the newest attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerState:
-    """What the job has of its scheduler, and what it asked the scheduler for."""
+    """What the scheduler granted, and what the job asked it for."""
 
     leader: str = ""
-    """Host of the present leader, or the last one."""
+    """The host of the present leader, or of the last one."""
     allocation: Allocation | None = None
-    """What the scheduler granted; None without one."""
+    """What the scheduler granted; None without a scheduler."""
     left_out: tuple[str, ...] = ()
-    """Hosts that the scheduler was asked to do without, and was not told since that it need not."""
+    """Hosts that the scheduler was asked to exclude, and was not asked to include since."""
     given_back: int = 0
-    """How often all hosts were given back for want of some, since the newest attempt began."""
+    """How often all hosts were given back because some were missing, since the newest attempt
+    began."""
     short_since: float = 0.0
-    """When hosts were first waited for that had not come when all were given back."""
+    """When the job began to wait for the hosts that were missing when all were given back."""

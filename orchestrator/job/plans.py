@@ -1,4 +1,4 @@
-"""Plans of a job, and what the planner says to one that did not fit."""
+"""The plans of a job, and the planner's answer to a plan that did not fit into memory."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,17 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refit:
-    """What the planner says to a plan that did not fit into memory."""
+    """The planner's answer to a plan that did not fit into memory."""
 
     found: JobPlan | None
-    """One that takes less and trains the same; None where there is none, or none was asked for."""
+    """A plan that needs less memory and trains alike; None if there is none, or none was asked for.
+    """
     why: str
-    """What it does otherwise, or why there is none."""
+    """How it differs, or why there is none."""
     ways: tuple[str, ...] = ()
     """What a person could change, the cheapest first."""
     edits: tuple[str, ...] = ()
-    """The same without its price: what is typed."""
+    """Each of `ways` as an option of `ndctl submit`, without its price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +41,34 @@ class Shortage:
     """The present plan does not fit into the devices' memory."""
 
     device_bytes: int
-    """What is believed of a device from now on."""
+    """The device memory that the planner assumes from now on."""
     adopt: bool
-    """Go on with a plan that fits into so much; or else end with the ways out."""
+    """Use a plan that fits into this memory; False: end the job and list the ways out."""
     words: str
-    """What the job ends with, unless it goes on."""
+    """The reason if the job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plans:
-    """Plans that take the place of the submitted one, and what the planner was asked."""
+    """Plans that replace the submitted one, and open questions to the planner."""
 
     refitted: JobPlan | None = None
-    """In place of the job's own plan, which did not fit into memory."""
+    """Replaces the submitted plan, which did not fit into memory."""
     replanned: JobPlan | None = None
-    """For fewer hosts than were asked for."""
+    """The plan for fewer hosts than the spec asks for."""
     larger: tuple[JobPlan, ...] = ()
-    """The plans for more hosts that were given up for `replanned`, the largest first."""
+    """Plans for more hosts that `replanned` replaced, the largest first."""
     grown_at: float | None = None
     """When the job was last stopped to go back to one of them."""
     asked_at: float = 0.0
-    """When agents were last asked for on hosts that are missing for them."""
+    """When agents were last asked for on hosts that these plans need."""
     shortage: Shortage | None = None
-    """A plan for less memory is being looked for."""
+    """The planner is looking for a plan that needs less memory."""
     device_bytes: int | None = None
-    """What is believed of a device since a plan did not fit."""
+    """The device memory that the planner assumes since a plan did not fit."""
     refits: int = 0
-    """How often a plan for less memory was taken."""
+    """How many plans for less memory were used."""
     replanning: int | None = None
-    """For how many hosts a plan is being looked for."""
+    """The number of hosts for which the planner is looking for a plan."""
     refused: int | None = None
-    """The fewest hosts for which there is none, since the number of hosts last changed."""
+    """The smallest number of hosts without a plan, since the number of hosts last changed."""

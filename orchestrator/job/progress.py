@@ -19,9 +19,9 @@ class Attempt:
     done: Mapping[str, bool] = field(default_factory=dict)
     """Host without a process of this attempt -> whether all its ranks returned 0."""
     step: int = 0
-    """The last step that ranks reported; until they report one, that of the attempt before."""
+    """The last step that ranks reported; before the first report, that of the attempt before."""
     drills: tuple[int, ...] = ()
-    """Drills that happened in it."""
+    """Drills that happened in this attempt."""
     stragglers: Mapping[int, StragglerFound] = field(default_factory=dict)
     """Rank that keeps its peers waiting -> when and by how much."""
 
@@ -33,17 +33,17 @@ class Progress:
     saved: int = 0
     """Newest complete checkpoint's step; 0 for none."""
     saved_at: float | None = None
-    """When it was complete; None where the journal does not say."""
+    """When it was complete; None if the journal does not say."""
     saves: tuple[int, ...] = ()
     """Steps of the last few checkpoints, oldest first."""
     skipped: tuple[Window, ...] = ()
     """Batches that are skipped on purpose."""
     rollbacks: tuple[Rollback, ...] = ()
-    """Since a person last submitted the job."""
+    """Rollbacks since a person last submitted the job."""
     save_every: int | None = None
-    """Steps between two checkpoints, where the ranks measured that (`checkpoint.every`)."""
+    """Steps between two checkpoints, if the ranks chose them (`checkpoint.every`)."""
     trained_s: float = 0.0
-    """Training time of all attempts, as far as steps were reported."""
+    """Seconds of training in all attempts, up to the last step that was reported."""
     stepped_at: float = 0.0
     """When a step was last reported."""
     drills: tuple[int, ...] = ()

@@ -20,7 +20,7 @@ State = Literal[
     "FAILED",
     "CANCELLED",
 ]
-"""A job in the user's words, which `Job.state` gives."""
+"""The state of a job as the user sees it: `Run.state`."""
 
 
 ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
@@ -28,7 +28,7 @@ ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submitted:
-    """No leader has begun in this launch yet."""
+    """No leader has started in this launch yet."""
 
     title: ClassVar = "submitted"
     since: float = 0.0
@@ -47,7 +47,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """A pause before a restart, because what broke may recover. Agents may come and go."""
+    """A pause before a restart, because the failure may be transient. Agents may come and go."""
 
     title: ClassVar = "waiting before a restart"
     since: float

@@ -131,6 +131,11 @@ def _of_an_attempt(handler: Handler, *stages: type[Stage]) -> Mapping[type[Stage
     return _row((stages or ATTEMPT, handler), ((*LED, *AFTER), no_effect))
 
 
+def _whenever(handler: Handler) -> Mapping[type[Stage], Handler]:
+    """An event that tells how far training came. It counts, however late it comes."""
+    return _row(((*LED, *AFTER), handler))
+
+
 def _from_leader(handler: Handler) -> Mapping[type[Stage], Handler]:
     """An event of a leader or its agents that counts as long as they are at work."""
     return _row((LED, handler), (AFTER, no_effect))
@@ -157,11 +162,11 @@ TABLE: Mapping[type[Event], Mapping[type[Stage], Handler]] = {
     Replanned: _from_leader(replanned),
     ReplanRefused: _from_leader(replan_refused),
     # Ranks.
-    TrainingResumed: _of_an_attempt(training_resumed),
-    StepReached: _of_an_attempt(step_reached),
-    CheckpointSaved: _row(((*LED, *AFTER), checkpoint_saved)),  # it counts, however late
-    CheckpointIntervalChanged: _of_an_attempt(interval_changed),
-    DrillHappened: _of_an_attempt(drill_happened),
+    TrainingResumed: _whenever(training_resumed),
+    StepReached: _whenever(step_reached),
+    CheckpointSaved: _whenever(checkpoint_saved),
+    CheckpointIntervalChanged: _whenever(interval_changed),
+    DrillHappened: _whenever(drill_happened),
     StragglerFound: _of_an_attempt(straggler_found),
     StragglerGone: _of_an_attempt(straggler_gone),
     RankExited: _row((ATTEMPT, rank_exited), (STAGES, no_effect)),

@@ -157,7 +157,20 @@ def test_status_has_all_that_scripts_were_promised() -> None:
     assert body["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
     assert body["hosts"] == ["host-0", "host-1"]
     assert body["checkpoint"]["name"] == "step-20"
+    assert body["ignored_events"] == {}
     assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_events_that_cannot_happen_are_shown_with_their_number() -> None:
+    asked = RequeueRefused(at=START + 39, why="no")
+    shot = snapshot([*recovered(), asked, asked])
+    assert status_json(shot)["ignored_events"] == {"RequeueRefused in Running": 2}
+    (line,) = [line for line in describe_text(shot, UTC).splitlines() if "please report" in line]
+    assert line.split(maxsplit=2) == [
+        "2",
+        "times",
+        "RequeueRefused in Running: this cannot happen, please report it",
+    ]
 
 
 def test_a_failed_save_is_a_warning_in_every_form() -> None:

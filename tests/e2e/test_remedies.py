@@ -17,7 +17,7 @@ def test_a_spoiled_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) 
     assert done.code == 0, done.out + done.err
     (incident,) = ndctl.status()["incidents"]
     assert (incident["failure"], incident["remedy"]) == ("nan-loss", "rollback")
-    assert "back to checkpoint step-8 as attempt 2, and on without batches 9 to 14" in done.out
+    assert "rollback to checkpoint step-8 as attempt 2, skipping batches 9 to 14" in done.out
     standing = fold((ndctl.run_dir / "samples.jsonl").read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=standing.steps) is None

@@ -254,7 +254,7 @@ def test_it_goes_back_to_before_the_first_bad_step(
     assert (job.run.progress.saved, job.run.progress.skipped) == (to, start.skip)
     (incident,) = job.run.history.incidents
     assert (incident.failure, incident.culprit) == ("nan-loss", NOBODY)
-    assert f"and on without batches {left_out[0]} to {left_out[1]} of the data" in incident.action
+    assert f"skipping batches {left_out[0]} to {left_out[1]} of the data" in incident.action
     job.trains(to)
     job.saves(to + 10)
     assert (job.run.progress.saved, job.run.history.fruitless) == (to + 10, 0)
@@ -313,7 +313,7 @@ def test_what_other_data_does_not_help_ends_the_job() -> None:
     job.trains(40)
     (end,) = astray(job, 50, 52)
     assert isinstance(end, EndJob)
-    assert "with other data, too, it went astray at step 50" in end.reason
+    assert "the loss diverged at step 50 with other data too" in end.reason
     job = trained(40, on_nan="rollback")
     for turn in range(MOST_FROM_ONE):
         assert isinstance(astray(job, 60 - turn, 70)[0], StartAttempt)

@@ -1,7 +1,7 @@
-"""A plan that did not fit into the devices' memory, though it was believed to.
+"""A plan that did not fit into the devices' memory, although the planner expected it to.
 
-The planner has what helps: it is asked again, with as much memory as this plan was believed to take
-and a little less. So no plan comes twice, and each one takes less than the one before.
+The planner is asked again, with a little less memory than it expected for this plan. So no plan
+comes twice, and each one needs less than the one before.
 """
 
 import re
@@ -16,24 +16,24 @@ from orchestrator.job.state import Run, with_deadline
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"
-"""On a machine whose devices are its processors this is the devices' memory."""
+"""On a machine without GPUs this is the memory of the devices."""
 LESS = 0.95
 MOST_REFITS = 3
-"""So often a plan for less memory is taken since a person submitted the job."""
+"""Plans for less memory since a person submitted the job, at most."""
 ANSWER_S = 120.0
-"""For the planner to answer."""
+"""Seconds for the planner to answer."""
 CAPACITY = re.compile(r"total capacity of ([\d.]+) (GiB|MiB)")
 UNITS = {"GiB": 1 << 30, "MiB": 1 << 20}
 
 
 def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
-    """Whether a plan that takes less memory on the devices is a way out."""
+    """A plan that needs less device memory can help."""
     name = verdict.failure.name if verdict.failure else ""
     return name == DEVICE or (name == HOST and run.plan.profile == ON_PROCESSORS)
 
 
 def no_help(verdict: Verdict) -> str:
-    """Why the job stops though a rule says to plan anew."""
+    """Why the job stops although a rule says to replan."""
     name = verdict.failure.name if verdict.failure else verdict.kind
     advice = verdict.failure.advice if verdict.failure else ""
     why = f"the job was stopped: no plan for the devices helps {name}"
@@ -41,7 +41,7 @@ def no_help(verdict: Verdict) -> str:
 
 
 def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Shortage:
-    """What is believed of a device after this plan did not fit into it."""
+    """The shortage after this plan did not fit: how much memory the planner may use."""
     plan = run.plan
     known = (
         plan.memory.peak_bytes,
@@ -57,14 +57,14 @@ def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Short
 
 
 def told(verdict: Verdict) -> int | None:
-    """What torch says that the device has."""
+    """The device's memory in torch's message."""
     texts = (verdict.cause, *verdict.evidence.log_tail, verdict.evidence.traceback)
     found = next((match for text in texts if (match := CAPACITY.search(text))), None)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 
 
 def look(run: Run, at: float, short: Shortage) -> tuple[Run, tuple[Replan, ...]]:
-    """Ask the planner; the job waits for its answer."""
+    """Ask the planner. The job waits for the answer."""
     order = Replan(
         hosts=len(run.plan.hosts),
         reason=short.words,
@@ -78,9 +78,9 @@ def look(run: Run, at: float, short: Shortage) -> tuple[Run, tuple[Replan, ...]]
 def with_ways_out(
     run: Run, why: str, ways: tuple[str, ...] = (), edits: tuple[str, ...] = ()
 ) -> tuple[Run, str]:
-    """The incident knows what a person can do; and the words to end with."""
+    """Adds the ways out to the incident, and returns the reason for the end of the job."""
     assert run.plans.shortage is not None
-    # Hosts may have been found wanting while the planner was asked.
+    # Hosts may have failed a check while the planner was asked.
     number = max(n for n, one in enumerate(run.history.incidents) if one.kind != PREFLIGHT)
     last = run.history.incidents[number]
     notes = tuple(f"way out: {way}" for way in ways) or (f"no way out was found: {why}",)

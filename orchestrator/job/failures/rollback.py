@@ -1,8 +1,8 @@
-"""Back one checkpoint, and on without the data that training went astray on.
+"""Rollback: resume from the checkpoint before the loss diverged, and skip the data since then.
 
-The steps after the checkpoint are made again, with what follows in the stream instead of what they
-read before: the same data might lead to the same place. What is left out is in the journal with the
-order to start, in each checkpoint from then on, and in the sample ledger.
+The steps after that checkpoint are repeated with the data that follows in the stream, because the
+same data might diverge again. The skipped batches are in the journal with the action that starts
+the attempt, in each later checkpoint, and in the sample ledger.
 """
 
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ from orchestrator.job.plans import Rollback
 from orchestrator.job.state import Run
 
 MOST_FROM_ONE = 3
-"""Rollbacks to one checkpoint: then it is not the data."""
+"""Rollbacks to one checkpoint, at most: after that the data is not the cause."""
 
 
 def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[Run, Decision]:
-    """The job before it went astray; or as it is, to be stopped, where that cannot be."""
+    """The state before the divergence; or the decision to stop, if there is no way back."""
     error = next((exited.error for exited in exits if exited.error), None)
     if error is None:
-        return run, _refused(decision, "no rank said at which step it went astray")
+        return run, _refused(decision, "no rank reported at which step the loss diverged")
     since, failed = error.since or error.step, error.step
     to = max((step for step in _known(run) if step < since), default=0)
     if why := _why_not(run, to, since):
@@ -42,8 +42,8 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
         ),
     )
     reason = (
-        f"back to {_name(to)} as attempt {run.attempt.number + 1}, and on without batches {window}"
-        f" of the data, which steps {to + 1} to {failed} read"
+        f"rollback to {_name(to)} as attempt {run.attempt.number + 1}, skipping batches {window} of"
+        f" the data, which steps {to + 1} to {failed} read"
     )
     return before, replace(decision, reason=reason)
 
@@ -54,7 +54,7 @@ def _why_not(run: Run, to: int, since: int) -> str:
     if run.progress.saved and not to:
         return f"no checkpoint from before step {since} is known"
     if since in [former.since for former in run.progress.rollbacks]:
-        return f"with other data, too, it went astray at step {since}"
+        return f"the loss diverged at step {since} with other data too"
     if [former.to for former in run.progress.rollbacks].count(to) >= MOST_FROM_ONE:
         return f"{MOST_FROM_ONE} rollbacks to {_name(to)} did not help"
     return ""
@@ -69,5 +69,5 @@ def _name(step: int) -> str:
 
 
 def _known(run: Run) -> tuple[int, ...]:
-    """Checkpoints that there were; of a journal of an older ndctl the newest alone."""
+    """Steps of known checkpoints. Journals of older versions have only the newest."""
     return run.progress.saves or ((run.progress.saved,) if run.progress.saved else ())

@@ -1,8 +1,8 @@
-"""A job that went on with fewer hosts goes back to more when they are there again.
+"""A job that shrank grows again when its hosts are back.
 
-It does so right after a checkpoint, so that little is done twice; by a plan that it had before, so
-that nobody has to plan; and not again before a while has passed, so that a host that comes and goes
-does not stop it all the time. Nobody is to blame, so no budget is spent.
+It does so right after a checkpoint, so that little work is lost; with a plan that it had before, so
+that no new plan is needed; and only once in a while, so that a host that comes and goes does not
+stop it all the time. Nothing failed, so this costs no restart.
 """
 
 from dataclasses import replace
@@ -15,13 +15,13 @@ from orchestrator.job.state import Run, has_successors, hosts_given, switches_of
 from orchestrator.plan.placement.place import room_for
 
 EVERY_S = 1800.0
-"""At least so long from one growth to the next."""
+"""Seconds from one growth to the next, at least."""
 ASK_EVERY_S = 600.0
-"""Between two questions for agents on hosts that are missing."""
+"""Seconds between two requests for agents on missing hosts."""
 
 
 def wish(run: Run, at: float) -> Leaving | None:
-    """Why to stop at this checkpoint and go on with more hosts; None: there is no reason."""
+    """Why to stop at this checkpoint and continue with more hosts; None if there is no reason."""
     if (
         not isinstance(run.stage, Running)
         or run.interruption.leaving is not None
@@ -42,7 +42,7 @@ def wish(run: Run, at: float) -> Leaving | None:
 
 
 def grown(run: Run) -> Run:
-    """With the largest plan that there are hosts for; as it is if they are gone again."""
+    """The state with the largest plan for which there are hosts; unchanged if there is none."""
     found = _within_reach(run)
     if found is None:
         return run
@@ -53,7 +53,7 @@ def grown(run: Run) -> Run:
 
 
 def shrunk(run: Run, at: float, smaller: JobPlan) -> Run:
-    """With a plan for fewer hosts, and in mind what to go back to."""
+    """The state with a plan for fewer hosts. It keeps the plan to grow back to."""
     more = [plan for plan in run.plans.larger if len(plan.plan.hosts) > len(run.plan.hosts)]
     return replace(
         run, plans=replace(run.plans, replanned=smaller, larger=(*more, run.current), asked_at=at)
@@ -61,7 +61,7 @@ def shrunk(run: Run, at: float, smaller: JobPlan) -> Run:
 
 
 def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
-    """Have agents started on hosts that are missing, now and then; whoever comes registers."""
+    """Ask for agents on missing hosts now and then. Those that start will register."""
     waiting = isinstance(run.stage, Running) and bool(run.plans.larger) and not has_successors(run)
     if not waiting or run.interruption.leaving is not None or at < run.plans.asked_at + ASK_EVERY_S:
         return run, ()
@@ -81,7 +81,7 @@ def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
 
 
 def _within_reach(run: Run) -> JobPlan | None:
-    """The largest of the plans given up for which there are enough hosts."""
+    """The largest plan of `larger` for which there are enough hosts."""
     there, switches = usable(run), switches_of(run)
     for larger in run.plans.larger:
         if room_for(larger.plan, there, switches) >= len(larger.plan.hosts):

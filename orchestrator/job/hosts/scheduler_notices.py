@@ -1,4 +1,4 @@
-"""What has changed of that which a scheduler, asked now and then, holds against hosts. Pure."""
+"""Polls the scheduler for the state of hosts: how often, about which hosts, and what is news."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -8,15 +8,15 @@ from orchestrator.job.stage import LIVE, Stopping, Waiting
 from orchestrator.job.state import Run, has_successors, hosts_given
 
 NOTICES_S = 15.0
-"""Between two questions about the hosts …"""
+"""Seconds between two questions about the hosts."""
 UNHEARD_S = 5.0
-"""… where no agent has come from some of them, and none may be able to, …"""
+"""The same while no agent has come from some hosts: perhaps none can."""
 HURRY_S = 2.0
-"""… and where the job waits for agents that are gone: that a host is lost settles it."""
+"""The same while the job waits for a lost agent: that its host is down settles it."""
 
 
 class Notice(Protocol):
-    """What `seams.HostNotice` has."""
+    """The fields of `seams.HostNotice`."""
 
     @property
     def host(self) -> str: ...
@@ -29,19 +29,18 @@ class Notice(Protocol):
 
 
 def asked_about(run: Run) -> tuple[str, ...]:
-    """Also hosts that nobody of the job is on any more: they may be opened again."""
+    """The hosts of the job, and drained hosts that it left: the scheduler may open these."""
     return tuple(dict.fromkeys((*hosts_given(run), *run.hosts.shut)))
 
 
 def heard(found: Sequence[Notice]) -> set[str]:
-    """The hosts of which there is no more to be told, as long as it stays like that. Of one that is
-    drained there is: that its time has come."""
+    """Hosts whose notice is final as long as it stays. A host that only drains may become final."""
     return {one.host for one in found if not one.lets_finish}
 
 
 def next_question_s(run: Run) -> float:
-    """How long after one question the scheduler is asked the next. Where it puts others in the
-    place of hosts that are lost, its word about a host does not matter so soon."""
+    """Seconds until the next question to the scheduler. A scheduler with successors replaces lost
+    hosts by itself, so there is no hurry."""
     waits = isinstance(run.stage, Stopping | Waiting) and not has_successors(run)
     gone = any(
         not host.alive and host.name not in run.hosts.exclude for host in run.hosts.by_name.values()
@@ -52,7 +51,7 @@ def next_question_s(run: Run) -> float:
 
 
 def unheard(run: Run) -> tuple[str, ...]:
-    """Hosts of an allocation that the job waits for, and that no agent has ever come from."""
+    """Hosts of the allocation for which the job waits, and from which no agent has ever come."""
     if (
         not isinstance(run.stage, Waiting)
         or run.scheduler.allocation is None
@@ -69,8 +68,13 @@ def unheard(run: Run) -> tuple[str, ...]:
 def news(
     run: Run, asked: Sequence[str], told: Collection[str], found: Sequence[Notice], at: float
 ) -> tuple[HostFlagged | HostOpened, ...]:
-    """`found` is all that the scheduler holds against the hosts `asked` about; of those `told` it
-    was said before."""
+    """Events for what has changed.
+
+    Args:
+        asked: hosts that the question was about.
+        told: hosts whose notice is known already.
+        found: all notices of the scheduler on these hosts.
+    """
     now: Mapping[str, Notice] = {one.host: one for one in found}
     flagged = [
         HostFlagged(
@@ -87,7 +91,7 @@ def news(
 def _is_news(run: Run, one: Notice) -> bool:
     if one.lets_finish:
         return one.host not in {**run.hosts.exclude, **run.hosts.draining}
-    # One that the job leaves at its next checkpoint may not have so long after all.
+    # A drained host that the job leaves at its next checkpoint may be taken sooner.
     stays = (
         one.host in run.hosts.shut
         and one.host in run.attempt.placement

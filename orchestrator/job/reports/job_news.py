@@ -1,5 +1,4 @@
-"""What is worth an event of a cluster: what of a job's story a person wants to see who looks at its
-object, in few and short texts. Pure."""
+"""Events on the cluster's job object: which changes of a job deserve one, and their short texts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,13 +14,13 @@ from orchestrator.job.state import Run
 
 Reason = Literal["Started", "Incident", "Recovering", "Recovered", "CheckpointFailed", "Ended"]
 MOST_TEXT = 480
-"""Characters: `kubectl describe` has a line for each."""
+"""Characters of a text: `kubectl describe` prints one line for each."""
 BURST = 10
-"""Events that may come together …"""
+"""Events that may come together."""
 ONE_EVERY_S = 30.0
-"""… and between two of a job that fails again and again."""
+"""Seconds between two events of a job that fails again and again."""
 SAME_S = 600.0
-"""The same text is not said again for so long."""
+"""Seconds before the same text is sent again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +32,23 @@ class News:
 
 
 class Reporter(Protocol):
-    """Tells a cluster how its job goes. Never blocks, and never raises: what cannot be told is
-    lost, and training goes on."""
+    """Sends the events of a job to its cluster. It never blocks and never raises: an event that
+    cannot be sent is lost, and training continues."""
 
     def hear(self, before: Run, event: Event, after: Run) -> None:
-        """`event` is in the journal, and made `after` of `before`."""
+        """`event` is in the journal, and changed the state from `before` to `after`."""
 
     def close(self) -> None:
-        """Tell what is left, within seconds."""
+        """Send what is left, within seconds."""
 
 
 @runtime_checkable
 class TellsCluster(Protocol):
-    """A backend whose cluster shows how its jobs go."""
+    """A backend whose cluster shows events of its jobs."""
 
     def reporter(self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]) -> Reporter:
-        """Of the leader, for as long as it lives. `guard` is asked before anything is told, and
-        raises GivenUp where another leader has taken over."""
+        """The reporter of one leader. It calls `guard` before it sends anything; `guard` raises
+        GivenUp if another leader has taken over."""
 
 
 def news_of(before: Run, event: Event, after: Run) -> Iterator[News]:
@@ -113,19 +112,19 @@ def _incident(incident: Incident) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much of the news is told: not the same again and again, and not more than a cluster
-    keeps apart. Its events are in one store with those of all others."""
+    """A rate limit for events: no repetitions, and not too many. The cluster keeps the events of
+    all jobs in one store."""
 
     tokens: float = BURST
     at: float = 0.0
     said: tuple[tuple[str, float], ...] = ()
-    """Texts, and when they were said."""
+    """Texts that were sent, and when."""
     withheld: int = 0
-    """News since the last that was told."""
+    """Events that were dropped since the last one that was sent."""
 
 
 def admit(budget: Budget, news: News) -> tuple[Budget, News | None]:
-    """What is to be told of it; None where it is withheld, which the next one says."""
+    """The event to send; None if it is dropped. The next event says how many were dropped."""
     gained = max(0.0, news.at - budget.at) / ONE_EVERY_S if budget.at else 0.0
     tokens = min(float(BURST), budget.tokens + gained)
     said = tuple((text, at) for text, at in budget.said if news.at - at < SAME_S)
@@ -133,9 +132,9 @@ def admit(budget: Budget, news: News) -> tuple[Budget, News | None]:
     known = f"{news.reason} {news.text}"
     if any(text == known for text, _ in said):
         return budget, None
-    if tokens < 1.0 and news.reason != "Ended":  # of which there is one
+    if tokens < 1.0 and news.reason != "Ended":  # there is only one of these
         return replace(budget, withheld=budget.withheld + 1), None
-    more = f" ({budget.withheld} events before it were left out)" if budget.withheld else ""
+    more = f" ({budget.withheld} events before it were dropped)" if budget.withheld else ""
     told = replace(news, text=short(news.text + more))
     kept = (*said, (known, news.at))[-4 * BURST :]
     return replace(budget, tokens=tokens - 1.0, said=kept, withheld=0), told

@@ -1,5 +1,4 @@
-"""What is said of a job outside of it, in short: where a cluster shows it, and where its journal
-cannot be had."""
+"""A short report of a job, for places without its journal: the cluster's object, and copies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,25 +14,25 @@ from orchestrator.job.state import Run
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     launch: int
-    """Number of the submission that it is of."""
+    """The number of the submission."""
     state: State
     message: str
-    """Why the job is in that state, in a line."""
+    """Why the job is in that state, in one line."""
     step: int
     """The last step that is known to be done."""
     steps: int
     attempt: int
     updated: float
-    """When this was so, in Unix seconds."""
+    """The time of the report in Unix seconds."""
     checkpoint: int = 0
     """Step of the newest complete checkpoint; 0 for none."""
     culprit: str = ""
-    """Rank or host to blame for the last incident; empty where there is no culprit."""
+    """The culprit of the last incident; empty if there is none."""
     loss: float | None = None
 
 
 def report_of(run: Run, at: float) -> JobReport:
-    """Of a job that was submitted."""
+    """The report at the time `at`. The job must have been submitted."""
     assert run.job is not None
     last = run.history.incidents[-1] if run.history.incidents else None
     blamed = last is not None and last.culprit != NOBODY
@@ -51,7 +50,7 @@ def report_of(run: Run, at: float) -> JobReport:
 
 
 def is_news(report: JobReport, run: Run, known_at: float) -> bool:
-    """Whether it tells more of the same launch than what is known up to `known_at`."""
+    """The report is of the same launch, and newer than `known_at`."""
     same = run.job is not None and run.job.launch.launch == report.launch
     return same and report.updated > known_at
 
@@ -61,7 +60,7 @@ def is_newer(report: JobReport, before: JobReport) -> bool:
 
 
 def read_report(run_dir: RunDir) -> JobReport | None:
-    """The one that a copy of a job has; None where there is none, or another ndctl wrote it."""
+    """The report in a copy of a run directory; None if there is none that this version reads."""
     try:
         body = read_json(run_dir.report.read_bytes())
         return decode(JobReport, body) if isinstance(body, Mapping) else None

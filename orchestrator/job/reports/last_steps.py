@@ -1,4 +1,4 @@
-"""How fast a job trains now, of the end of its metrics: for who tells it outside of the job."""
+"""How fast a job trains at present, from the end of its metrics file."""
 
 import math
 import os
@@ -20,11 +20,11 @@ class Pace:
     loss: float | None = None
     tokens_per_second: float | None = None
     step_s: float | None = None
-    """Seconds a step takes, checkpoints and all; None where there are too few."""
+    """Seconds per step, including checkpoints; None with fewer than two steps."""
 
 
 def pace_of_last(metrics: Path) -> Pace | None:
-    """None where no step is written. Raises OSError."""
+    """None if no step is written. Raises OSError."""
     if not metrics.exists():
         return None
     with metrics.open("rb") as file:
