@@ -440,7 +440,7 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
         "never",
         "burnt connector",
     )
-    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
+    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "repaired")
     assert said.startswith("pinned node9 of tb: always used")
     assert ndctl("hosts", *root, "unpin", "node9") == (0, "unpinned node9 in tb\n")
     code, said = ndctl("hosts", *root, "unpin", "node9")

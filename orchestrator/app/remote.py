@@ -1,4 +1,4 @@
-"""Find jobs by name, also jobs in a cluster, of which this machine keeps a copy of the journal."""
+"""Find jobs by name, also jobs in a cluster if this machine has a copy of their journal."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -44,7 +44,9 @@ def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[
         elif report.state == "broke":
             named[host] = report.why
         elif 2 * waiting[host] > len(hosts) - 1:
-            named[host] = f"{waiting[host]} of {len(hosts) - 1} other hosts timed out waiting for it"
+            named[host] = (
+                f"{waiting[host]} of {len(hosts) - 1} other hosts timed out waiting for it"
+            )
     return named if 2 * len(named) <= len(hosts) else {}
 
 

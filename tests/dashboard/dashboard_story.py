@@ -40,7 +40,7 @@ PODS = LeaderStarted(
     pid=99,
     allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
 )
-"""Of a job whose hosts are made anew where they are lost."""
+"""A job whose lost hosts are created again."""
 
 
 def names(hosts: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from tests.job.test_remedies import astray, trained
 
 
 def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
-    """A journal, of which a leader's snapshot knows the first `cut` lines."""
+    """A journal with a snapshot of its first `cut` lines."""
     path.mkdir(exist_ok=True)
     run_dir = RunDir(path)
     lines = [to_line(entry) for entry in entries]

@@ -47,7 +47,7 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     assert holding(run, False) is None
     assert holding(run, True) is None
     assert holding(run, False) is None
-    assert len(asked) == 3, "asked anew when a leader has gone"
+    assert len(asked) == 3, "asked again when a leader has gone"
 
 
 STOPPED = LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")

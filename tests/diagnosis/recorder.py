@@ -7,7 +7,7 @@ from orchestrator.diagnosis.dumps.dump import RankDump, condense
 
 
 class Pg(NamedTuple):
-    """A process group; `desc` is `undefined` where whoever made it gave it none."""
+    """A process group; `desc` is `undefined` if it was created without one."""
 
     name: str
     desc: str

@@ -305,7 +305,7 @@ def drawn(
 
 
 def active_only(found: "Standstill") -> "Standstill":
-    """The same, of which NCCL's recorders dumped nothing but what was under way. gloo's dump all in
+    """The same if NCCL's recorders dumped only pending operations. gloo's recorders dump all in
     any case: they never call an entry complete."""
     dumps = {
         rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()

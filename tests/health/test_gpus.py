@@ -132,7 +132,7 @@ def test_a_sound_host_with_all_its_gpus(tmp_path: Path) -> None:
 
 
 def why_not(found: Iterable[Finding]) -> str:
-    """Why a host is unfit, without what would mend it."""
+    """Why a host is unfit, without the fix."""
     return (why_unfit(found) or "").partition(" (")[0]
 
 

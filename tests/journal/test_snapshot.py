@@ -1,4 +1,4 @@
-"""A snapshot and the rest of the journal come to what the whole comes to; or it is not used."""
+"""A snapshot and the later lines give the same state as the whole journal, or it is ignored."""
 
 import json
 import logging

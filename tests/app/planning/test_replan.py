@@ -229,7 +229,7 @@ HOSTS_OF_H100 = "{profile: h100-sxm-80gb, hosts: 8, devices_per_host: 8}"
 def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
     tmp_path: Path, train: dict[str, Any], cluster: int, less: float
 ) -> None:
-    """Whoever resumes plans with all the memory that a device is said to have."""
+    """A resume plans with the full memory that a device is said to have."""
     run_dir, former = llama(tmp_path, fixed=True, hosts=cluster, **train)
     limit = int(less * former.memory.peak_bytes)
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})

@@ -261,7 +261,7 @@ def test_an_unreadable_subfolder_is_reported_and_skipped(
         (tmp_path / host).mkdir()
     for path in FLIGHT.iterdir():
         shutil.copyfile(path, tmp_path / "node0" / path.name)
-    monkeypatch.chdir(tmp_path)  # so that whoever is not root need not read what is above it
+    monkeypatch.chdir(tmp_path)  # users other than root may not read folders above it
     tmp_path.chmod(0o755)
     (tmp_path / "lost+found").chmod(0)
     us = os.geteuid()

@@ -36,7 +36,7 @@ def call(group: tuple[str, str], seq: int, numel: int, over: bool = True) -> dic
 def verdict(
     calls: Mapping[int, Sequence[dict[str, Any]]], ended: set[int], mesh: Mesh | None = None
 ) -> Diagnosis:
-    """Of four ranks, of which those in `calls` wrote what they had called."""
+    """Four ranks. Those in `calls` wrote their last calls."""
     dumps = {rank: condense(rank, {"entries": list(made)}) for rank, made in calls.items()}
     axes = {} if mesh is None else axes_of(mesh)
     return differing(HangEvidence(dumps=dumps, world=4, axes=axes), ended)

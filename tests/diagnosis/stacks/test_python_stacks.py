@@ -34,7 +34,7 @@ def told(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
 
 
 def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
-    """Sixteen ranks without a dump, of which one is in its data loader."""
+    """Sixteen ranks without a dump. One is in its data loader."""
     facts = {}
     for rank in range(16):
         lines = told(LOADER if rank == 5 else GLOO, deep=deep)
