@@ -26,7 +26,7 @@ JOB = "e2e"
 
 @dataclass
 class NoCluster:
-    """A backend that writes down what it is asked for."""
+    """A backend that records its calls."""
 
     submitted: list[LaunchPlan] = field(default_factory=list)
     cleared: list[LaunchPlan] = field(default_factory=list)
@@ -34,12 +34,12 @@ class NoCluster:
     held: str | None = None
     """What a scheduler still has of the job."""
     says: LaunchStatus | None = None
-    """What it says of each job, in place of that."""
+    """Its answer about each job, instead of the default."""
     obstacle: str | None = None
     on_clear: Callable[[], None] = lambda: None
     """What the processes that end did hold."""
     asked: int = 0
-    """How often somebody looked."""
+    """Number of calls."""
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         if self.obstacle is not None:

@@ -76,9 +76,7 @@ def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
     assert line.endswith(": burnt); to use it: ndctl hosts unpin node2")
 
 
-def test_nothing_is_asked_where_no_strike_was_ever_written(
-    tmp_path: Path, clock: TurnedClock
-) -> None:
+def test_without_a_strikes_file_no_scheduler_is_asked(tmp_path: Path, clock: TurnedClock) -> None:
     backend = slurm()
     assert excluded_hosts(tmp_path, backend, {}, clock) == ()
     assert isinstance(backend.shell, FakeSlurm)
@@ -93,7 +91,7 @@ def a_run(root: Path, exclude: Mapping[str, str]) -> Run:
     return replace(run, hosts=replace(run.hosts, exclude=exclude))
 
 
-def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
+def test_each_excluded_host_has_the_command_that_allows_it(
     cluster: NoCluster, tmp_path: Path, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To forget the strikes alone does not change what Slurm was asked for."""
@@ -137,7 +135,7 @@ def test_the_incident_that_excluded_a_host_is_named(
     )
 
 
-def test_the_host_of_a_leader_that_could_write_nothing_any_more_is_told_as_that(
+def test_a_leader_that_could_not_write_is_reported_with_its_host(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)

@@ -150,7 +150,7 @@ def test_a_scheduler_is_asked_for_the_job_as_this_machine_sees_it(found: Found) 
 # Looks
 
 
-def test_a_copy_that_cannot_be_brought_up_to_date_says_why(found: Found) -> None:
+def test_a_copy_that_cannot_be_updated_says_why(found: Found) -> None:
     copy_of(found).broken = True
     with pytest.raises(BackendError):
         refresh(found)
@@ -192,7 +192,7 @@ WAITS = LaunchStatus("it waits for GPUs", held=True)
 PENDING = LaunchStatus("Pending", held=True)
 
 
-def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
+def test_a_cluster_that_was_just_unreachable_is_not_asked_again(
     found: Found, cluster: NoCluster
 ) -> None:
     copy_of(found).stale, copy_of(found).led_at = Unreachable("prod is away", fix="look"), 70.0
@@ -201,9 +201,7 @@ def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
     assert (seen.held, seen.at, cluster.asked) == (True, 70.0, 0)
 
 
-def test_of_pods_that_run_and_may_not_be_asked_nothing_is_known(
-    found: Found, cluster: NoCluster
-) -> None:
+def test_the_state_of_pods_that_cannot_be_read_is_unknown(found: Found, cluster: NoCluster) -> None:
     copy_of(found).stale = BackendError("no right to pods/exec", fix="ask for it")
     assert asked(found, cluster, RUNS).unknown == "no right to pods/exec"
     assert asked(found, cluster, WAITS) == WAITS, "no leader can live there"
@@ -221,7 +219,7 @@ def test_an_end_that_the_journal_does_not_know_of_is_remembered(
     assert copy_of(found).remembered == [("CANCELLED", "it was deleted")]
 
 
-def test_what_the_scheduler_says_is_told_until_the_leader_begins(found: Found) -> None:
+def test_the_schedulers_answer_is_shown_until_the_leader_starts(found: Found) -> None:
     copy, said, told = copy_of(found), iter([PENDING, PENDING, RUNS]), list[object]()
     copy.has_begun = False
     copy.comes = [(), (), (submitted(found.run_dir),)]
@@ -241,7 +239,7 @@ def test_a_leader_that_never_comes_is_not_waited_for(found: Found) -> None:
     assert "ndctl logs" in str(told)
 
 
-def test_a_resumed_jobs_story_begins_with_its_launch(found: Found) -> None:
+def test_the_report_of_a_resumed_job_starts_with_its_launch(found: Found) -> None:
     first, again = submitted(found.run_dir, NOW, 1), submitted(found.run_dir, NOW + 9, 2)
     write(found.run_dir, first)
     assert lines_before(found, NOW) == 0
@@ -272,7 +270,7 @@ def test_the_last_lines_of_a_copy_are_waited_for(found: Found) -> None:
 @pytest.mark.parametrize(
     ("held", "waits_s"), [(None, cancel_job.LAST_WORDS_S), ("2 pods run", 40.0)]
 )
-def test_cancel_waits_for_a_leader_that_went_away_no_longer_than_it_may_take(
+def test_cancel_waits_a_limited_time_for_a_lost_leader(
     found: Found,
     cluster: NoCluster,
     held: str | None,
@@ -310,7 +308,7 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
     assert said == "job: CANCELLED, cancelled by me"
 
 
-def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
+def test_cancel_reads_what_the_leader_wrote_instead_of_guessing(
     found: Found, cluster: NoCluster
 ) -> None:
     """Of a job that was cancelled before its leader had begun, and which was handed over at another
@@ -329,7 +327,7 @@ def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
     assert found.run_dir.journal.read_bytes().index(b"\n") + 1 > guessed
 
 
-def test_the_log_of_one_rank_is_asked_of_its_host_alone(found: Found) -> None:
+def test_the_log_of_a_rank_is_fetched_only_from_its_host(found: Found) -> None:
     remote.fetch_logs(found, 3, None)
     write(found.run_dir, *started())
     remote.fetch_logs(found, 3, None)

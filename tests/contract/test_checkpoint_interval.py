@@ -22,7 +22,7 @@ def test_the_optimum_is_youngs_formula_if_saves_are_cheap() -> None:
 def test_the_optimum_wastes_no_more_than_nearby_intervals(cost: float, mtbf: float) -> None:
     """Compared by Daly's exact time to solution, which the formula approximates."""
     if cost > mtbf / 2:
-        return  # where hardly anything is got done
+        return  # almost no work would be done
 
     def waste(interval: float) -> float:
         return math.expm1(min(500.0, (interval + cost) / mtbf)) / interval

@@ -69,7 +69,7 @@ def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
     check_everywhere(tmp_path / "run", journal(story()))
 
 
-def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+def test_the_same_holds_after_a_return_to_an_older_checkpoint(tmp_path: Path) -> None:
     entries = astray_and_on()
     check_everywhere(tmp_path / "run", entries)
     assert fold_seen(ReplayedJob(), entries).run.progress.rollbacks
@@ -77,7 +77,7 @@ def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path)
 
 @settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(0, 40), st.booleans())
-def test_so_it_is_whatever_happens(
+def test_the_same_holds_for_any_events(
     tmp_path_factory: pytest.TempPathFactory, random: Random, hosts: int, turns: int, shrink: bool
 ) -> None:
     cluster = Cluster(random, hosts, 1, shrink=shrink)
@@ -133,7 +133,7 @@ def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
     assert found == [place(n) for n in (0, 0, 2, 2, 4, 4, 4)]
 
 
-def test_a_text_that_looks_like_an_order_is_none(tmp_path: Path) -> None:
+def test_a_text_that_looks_like_a_command_is_not_executed(tmp_path: Path) -> None:
     said = '{"kind":"StartAttempt"'
     fake = CheckpointFailed(at=1.0, attempt=1, step=2, why=said)
     slow = HealthChanged(at=2.0, attempt=1, ranks=((0, 0),), health="slow", age_s=3.0)

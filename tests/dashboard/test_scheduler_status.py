@@ -28,7 +28,7 @@ def on_slurm() -> Run:
     return replace(run, job=replace(run.job, backend="slurm"))
 
 
-def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
+def test_the_scheduler_is_asked_at_intervals_without_a_leader() -> None:
     asked: list[Run] = []
 
     def ask(run: Run) -> LaunchStatus | None:
@@ -106,7 +106,7 @@ def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_a
     assert effective_state(run, True, START + 9999, launch_status=AWAY).as_of is None
 
 
-def test_what_the_leader_told_its_cluster_later_counts() -> None:
+def test_a_newer_report_of_the_leader_counts() -> None:
     run = on_slurm()
     told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
     found = effective_state(run, False, START + 9999, launch_status=AWAY, report=told)
@@ -118,7 +118,7 @@ def test_what_the_leader_told_its_cluster_later_counts() -> None:
     assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
 
 
-def test_what_was_deleted_is_cancelled_at_once() -> None:
+def test_a_deleted_job_is_cancelled_at_once() -> None:
     gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
     found = effective_state(on_slurm(), False, START + 9999, launch_status=gone)
     assert (found.state, found.reason, found.since) == (
@@ -133,7 +133,7 @@ def test_what_was_deleted_is_cancelled_at_once() -> None:
 FAILED = LaunchStatus("it has Failed", held=False, over="FAILED")
 
 
-def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
+def test_a_job_whose_hosts_may_still_write_is_followed_further(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
@@ -153,7 +153,7 @@ def on_kubernetes() -> list[Event]:
     return [replace(first, backend="kubernetes"), *rest]
 
 
-def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
+def test_following_reports_an_outage_once_and_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = RunDir(tmp_path)

@@ -58,12 +58,12 @@ def test_ranks_are_starting_until_the_first_step_and_ok_from_then_on() -> None:
     assert health(view_of(started())) == ["ok"] * 4
 
 
-def test_health_follows_what_was_told_last() -> None:
+def test_health_is_that_of_the_last_report() -> None:
     events = [*started(), changed(1, "slow"), changed(2, "silent"), changed(1, "ok")]
     assert health(view_of(events)) == ["ok", "ok", "silent", "ok"]
 
 
-def test_a_rank_that_exited_is_dead_whatever_is_told_later() -> None:
+def test_a_rank_that_exited_stays_dead_despite_later_reports() -> None:
     events = [*broken(), changed(1, "silent")]
     assert health(view_of(events)) == ["ok", "dead", "ok", "ok"]
 
@@ -100,7 +100,7 @@ def test_all_ranks_are_done_after_success() -> None:
     assert shown.elapsed_s == 82
 
 
-def test_a_job_without_a_leader_has_failed_and_says_how_to_go_on() -> None:
+def test_a_job_without_a_leader_has_failed_and_shows_how_to_resume() -> None:
     shown = view_of(recovered(), metrics(21, 30, 2), now=START + 5000, leader_alive=False)
     assert shown.state == "FAILED"
     assert "the leader on host-0 died without recording a reason" in shown.reason
@@ -179,7 +179,7 @@ def test_hosts_that_wait_are_spares() -> None:
     assert view_of([*started(spares=1)[:3]]).spares == ()
 
 
-def test_waiting_says_how_many_hosts_are_here() -> None:
+def test_a_waiting_job_shows_how_many_hosts_have_registered() -> None:
     assert view_of(started()[:3]).stage == "waiting for agents, 1 of 2 registered"
 
 

@@ -35,7 +35,7 @@ def by_host(*reports: Checked) -> dict[str, Checked]:
 def ring(
     hosts: Sequence[str], slow_hosts: Collection[str] = (), slow_links: Collection[int] = ()
 ) -> Mapping[str, Checked]:
-    """What is measured when some hosts make all their links slow, and some links are so alone."""
+    """Measured times if all links of some hosts are slow, and some single links too."""
     count = len(hosts)
 
     def took(first: int) -> float:

@@ -1,4 +1,4 @@
-"""Who keeps the peers waiting by its own work, for how long, and what that costs."""
+"""Which ranks delay their peers by their own work, for how long, and the cost."""
 
 from collections.abc import Mapping
 from random import Random

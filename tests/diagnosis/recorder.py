@@ -74,7 +74,7 @@ def recorders(world: int, gloo: bool = False) -> list[Recorder]:
 
 
 def dumps_of(ranks: Iterable[Recorder], lost: Sequence[int] = ()) -> Mapping[int, RankDump]:
-    """Reduced; there is none of those in `lost`."""
+    """Reduced dumps, except of the ranks in `lost`."""
     return {one.rank: condense(one.rank, one.dump()) for one in ranks if one.rank not in lost}
 
 

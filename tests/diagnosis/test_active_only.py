@@ -32,7 +32,8 @@ def judged(
 def test_no_healthy_rank_and_no_healthy_host_is_named(
     lost: float, evaluator: bool, stacks: bool
 ) -> None:
-    """Where two called what does not fit, and nothing tells who is right, both are named."""
+    """If two ranks called mismatched operations and nothing shows which is right, both are
+    named."""
     named = 0
     for seed in JUDGED[:90]:
         found, verdict = judged(seed, lost=lost, evaluator=evaluator, stacks=stacks)

@@ -22,7 +22,7 @@ from orchestrator.diagnosis.hang.analyse import analyse
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
 CPU_S = 60.0
-"""For what takes 12 s where nothing else runs; without bounds some of these take minutes."""
+"""Seconds. The tests take 12 s on an idle machine; without limits some would take minutes."""
 MOST_KIB = 3 << 20
 
 
@@ -119,7 +119,7 @@ def test_dead_readers_are_replaced_up_to_a_limit(tmp_path: Path) -> None:
 
 
 def test_results_of_many_files_keep_their_order(tmp_path: Path) -> None:
-    """Several readers, one of which dies in the middle of what it had not yet sent."""
+    """Several readers. One dies with results that it has not sent."""
     good = (FLIGHT / "trace_1").read_bytes()
     for rank in range(MANY):
         path = tmp_path / f"flight-{rank}"

@@ -38,14 +38,14 @@ ONE = setting(
     stall_s=10.0,
     write_s=50.0,
 )
-"""Saves begin at 100, 210, 320 …, and are complete 50 s later."""
+"""Saves start at 100, 210, 320 …, and are complete 50 s later."""
 
 
 @pytest.mark.parametrize(
     ("at", "lost", "stalled"),
     [
         (90.0, 90.0, 0.0),
-        (149.0, 139.0, 10.0),  # the first save has begun, and is of no use yet
+        (149.0, 139.0, 10.0),  # the first save has started but is not complete
         (151.0, 41.0, 10.0),
         (215.0, 100.0, 15.0),  # in the stall of the second, with the first one complete
         (300.0, 80.0, 20.0),

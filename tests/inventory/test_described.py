@@ -1,4 +1,4 @@
-"""Hosts by the words of a spec alone."""
+"""Hosts described only by a spec."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Inventories that a person wrote."""
+"""Inventories in files of users."""
 
 from pathlib import Path
 

@@ -35,7 +35,7 @@ from tests.job.supervise_stage import Job, exited, raised, submitted
 
 
 class FakeClock:
-    """Time passes by sleeping alone."""
+    """Time passes only by sleeping."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -193,7 +193,7 @@ def test_another_process_can_see_whether_the_journal_has_a_writer(
 
 
 class Disk:
-    """`os` as the journal sees it, with a disk that fails as told."""
+    """`os` for the journal, with a disk that fails as configured."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -311,7 +311,7 @@ def test_zeros_further_back_than_one_write_are_damage(path: Path, clock: FakeClo
 def test_the_end_of_a_large_journal_is_enough(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, hole: int
 ) -> None:
-    """Whatever part of it is looked at first, and however far back the hole begins."""
+    """For any size of the part that is read first, and any start of the zeros."""
     lines = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in range(1, 601)]
     behind = b"".join(lines[600 - hole :]) if hole else b""
     data = b"".join(lines[: 600 - hole]) + (bytes(70_000) + behind if hole else b"")

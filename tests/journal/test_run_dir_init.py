@@ -1,4 +1,4 @@
-"""A run directory begins: which launch may, and what is in it then."""
+"""Creating a run directory: which launches are accepted, and which files they get."""
 
 import json
 from dataclasses import replace
@@ -72,7 +72,7 @@ def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir)
 
 
 def test_a_launch_differs_from_another_submission_with_its_number(run_dir: RunDir) -> None:
-    """By all that was asked for: hosts are in the launch, a learning rate in the spec alone."""
+    """All requested values count: hosts are in the launch, a learning rate only in the spec."""
     asked = of(run_dir)
     assert is_same_launch(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
     end(run_dir)

@@ -32,7 +32,7 @@ def again(run: Run) -> Run:
 
 
 def same(one: Run, other: Run) -> bool:
-    """In the order of what they hold, too: of hosts it decides."""
+    """Also compares the order of items, because the order of hosts influences decisions."""
     return one == other and json.dumps(encode(one)) == json.dumps(encode(other))
 
 

@@ -1,4 +1,4 @@
-"""The supervisor's loop: on disk first, then done; a restart stands where it stood."""
+"""The supervisor: lines are on disk before actions, and a restart has the same state."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +121,7 @@ STORM: list[Event] = [
     StepReached(at=START + 54, attempt=1, step=30, loss=1.0, tokens_per_second=None),
     exited(1, at=START + 55),
 ]
-"""What comes when an attempt is being stopped, and late news."""
+"""Events while an attempt is being stopped, and late reports."""
 
 
 def test_events_are_taken_together_up_to_the_first_with_an_action(

@@ -187,7 +187,7 @@ def test_folders_of_killed_processes_are_removed_and_live_ones_kept(
 def test_without_working_locks_no_folder_is_removed(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents of other jobs would hear nothing of their ranks any more."""
+    """Agents of other jobs would be cut off from their ranks."""
     with private_folder({}) as lives:
         monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
         remove_abandoned(scratch)

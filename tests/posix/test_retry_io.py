@@ -42,7 +42,7 @@ def test_a_lasting_error_is_raised_at_once(error: type[OSError]) -> None:
 
 
 class Emptied(TurnedClock):
-    """After a while somebody makes room on the disk."""
+    """After a while the disk has room again."""
 
     def __init__(self) -> None:
         super().__init__()

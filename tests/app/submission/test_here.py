@@ -124,7 +124,7 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
         ({"SLURM_JOB_ID": "9"}, "Slurm job 9 is not running", "unset SLURM_JOB_ID"),
     ],
 )
-def test_outside_of_an_allocation_it_is_refused_with_what_to_type(
+def test_outside_an_allocation_it_is_refused_with_a_fix(
     shell: Shell, more: dict[str, str], told: str, fix: str
 ) -> None:
     with pytest.raises(JobError, match=told) as refused:
@@ -141,9 +141,7 @@ def test_an_allocation_that_ends_too_soon_is_refused(shell: Shell) -> None:
     shell.submit(*TWO, "cluster.slurm.notice_s=30")
 
 
-def test_nodes_that_cannot_be_used_are_left_out(
-    shell: Shell, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_nodes_are_not_planned_for(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     shell.slurm.nodes["node2"] = "DOWN"
     for attempt in (1, 2):
         strike = host_strikes.Strike(
@@ -162,7 +160,7 @@ def test_nodes_that_cannot_be_used_are_left_out(
         shell.submit(*TWO, **more)
 
 
-def test_a_job_that_never_begins_is_started_three_times(shell: Shell) -> None:
+def test_a_job_that_never_starts_is_tried_three_times(shell: Shell) -> None:
     job = shell.submit(*TWO)
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
@@ -201,7 +199,7 @@ def test_srun_that_was_killed_has_cancelled_nothing(shell: Shell) -> None:
     assert shell.starts() == 3
 
 
-def test_where_the_allocation_is_over_no_step_is_started(shell: Shell) -> None:
+def test_after_the_end_of_the_allocation_no_step_is_started(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.job.state = "TIMEOUT"
     assert shell.run(job) == exit_codes.FAILED
@@ -243,7 +241,7 @@ def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:
         assert shell.slurm.said.count(warned) == times
 
 
-def test_a_signal_that_slurm_sends_the_batch_script_warns_them_as_well(shell: Shell) -> None:
+def test_slurms_signal_to_the_batch_script_reaches_the_agents(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.slurm.steps = {"7.0": "ndctl-e2e"}
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)

@@ -77,7 +77,7 @@ def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
     assert out.getvalue().count("\n") == 30
 
 
-def test_a_job_that_nobody_submitted_has_no_dashboard(run_dir: RunDir) -> None:
+def test_a_job_that_was_never_submitted_has_no_dashboard(run_dir: RunDir) -> None:
     made, _ = console(False)
     with pytest.raises(JobError, match="has no journal of a job"):
         run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys, ask=nobody)

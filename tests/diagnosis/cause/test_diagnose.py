@@ -1,4 +1,4 @@
-"""Who did it: tables of what is known of an attempt, and the verdict."""
+"""Tables of the facts about an attempt, and the expected verdict."""
 
 import itertools
 import signal
@@ -81,7 +81,7 @@ MISMATCH = (
     " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
     " Is there a distributed collective mismatch in your code?",
 )
-"""What gloo said of a drill `shape`, before it ended the process."""
+"""Message of gloo in a drill `shape`, before it aborts the process."""
 
 
 def test_different_sizes_are_a_mistake_of_the_program() -> None:
@@ -180,7 +180,7 @@ CAUSES = [
 
 
 def aborted(message: str) -> RankExited:
-    """As C++ ends over an exception that nobody caught."""
+    """The end of a C++ program with an uncaught exception."""
     thrown = "terminate called after throwing an instance of 'std::runtime_error'"
     tail = ("before", thrown, *f"  what():  {message}".splitlines())
     return exited(0, signal=signal.SIGABRT, log_tail=tail)
@@ -307,7 +307,7 @@ def test_hosts_lost_at_the_same_moment_are_no_culprits() -> None:
 
 
 def alone(host: str, since: float = START + 40, at: float = START + 66) -> HostStopped:
-    """Its agent stopped the ranks for want of a leader, and is heard again."""
+    """Its agent stopped the ranks because the leader was lost, and is heard again."""
     return HostStopped(at=at, attempt=1, host=host, finished=False, alone_s=at - since)
 
 
@@ -349,7 +349,7 @@ BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 
 def test_the_same_hardware_error_on_several_hosts_blames_none_of_them() -> None:
-    """As where a setting of all of them is wrong."""
+    """For example if a setting of all hosts is wrong."""
     said = verdict(raised(0, BUSY), raised(2, BUSY, at=START + 50.5), raised(3, GLOO_CLOSED))
     assert (said.kind, said.culprit) == ("exception", NOBODY)
     assert said.cause.startswith("2 hosts had gpu-lost at once: host-0, host-1 (first: rank 0")
@@ -839,7 +839,7 @@ def failure_name(ended: RankExited, own: FailureRule) -> str:
     return said.failure.name
 
 
-# The word of a host's kernel
+# Kernel logs of hosts
 
 FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
 CONTAINED = "[51.0] NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained: SM."

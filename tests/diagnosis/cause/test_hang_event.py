@@ -1,4 +1,4 @@
-"""What evidence of hosts amounts to where storage held some of it back."""
+"""The verdict if storage blocked some of the evidence."""
 
 import pytest
 

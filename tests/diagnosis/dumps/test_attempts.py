@@ -89,7 +89,7 @@ def test_dumps_of_two_jobs_of_equal_size_are_not_mixed(tmp_path: Path) -> None:
 
 
 def test_a_dump_of_a_rank_that_was_late_for_long_belongs_to_the_attempt(tmp_path: Path) -> None:
-    """What others called since overlaps with what it called last."""
+    """The calls of the others overlap with its last calls."""
     raw = hung(4, 2, NOW)
     for rank in (0, 1, 3):
         raw[rank]["entries"][-1]["time_created_ns"] += int(3600e9)

@@ -60,7 +60,7 @@ def test_a_damaged_dump_is_unreadable(data: bytes) -> None:
 
 @pytest.mark.parametrize("entries", [{"entries": []}, {}])
 def test_the_dump_of_a_rank_without_calls_is_valid(entries: dict[str, Any]) -> None:
-    """torch 2.13 leaves `entries` out of JSON where there are none."""
+    """torch 2.13 omits `entries` in JSON if there are none."""
     groups = {"": {"desc": "", "name": "", "ranks": "[0]"}}
     idle = {"comm_lib_version": "", "pg_config": groups, "pg_status": {}, "version": "2.10"}
     assert condense(0, parse(json.dumps({**idle, **entries}).encode())).seats == {}
@@ -211,7 +211,7 @@ def test_a_folder_without_readable_files_is_an_error_with_the_reason(tmp_path: P
     assert "and 2 more" in str(result.exception)
 
 
-# Folders of several hosts, each in one of its own
+# One folder per host
 
 
 OF_RANKS = sorted(FLIGHT.iterdir(), key=lambda path: rank_of(path.name) or 0)
@@ -307,7 +307,7 @@ TAILS = {
 
 
 def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
-    """`lasts`: rank -> size of what it called last; `tails`: of the host's ranks."""
+    """`lasts`: rank -> size of its last call; `tails`: last lines of the host's ranks."""
     for rank, last in lasts.items():
         (folder / f"last-flight-{rank}").write_bytes(ends(last))
     if tails is not None:
@@ -345,7 +345,7 @@ def test_a_rank_aborted_over_sizes_that_wrote_a_dump_is_not_the_culprit(tmp_path
 def test_a_peer_that_is_silent_for_another_reason_is_not_blamed(
     tmp_path: Path, tails: object
 ) -> None:
-    """Who is killed is mute as well, and its peers lose a connection."""
+    """A killed rank is silent too, and its peers lose a connection."""
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
     assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
     assert "do not show which rank is wrong" in found.cause
@@ -354,7 +354,7 @@ def test_a_peer_that_is_silent_for_another_reason_is_not_blamed(
 def test_a_hang_is_judged_by_its_own_evidence_and_not_by_exits(
     tmp_path: Path,
 ) -> None:
-    """Ranks that are stopped raise as well, in whatever operation they are."""
+    """Stopped ranks raise too, in any operation."""
     for path in FLIGHT.iterdir():
         shutil.copy(path, tmp_path)
     before = diagnose_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Who is to blame: simulated standstills over meshes of all axes."""
+"""Culprits of simulated hangs, over meshes of all axes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -260,7 +260,7 @@ def test_a_rank_on_another_path_is_named_before_ranks_without_a_dump() -> None:
 
 
 def test_a_rank_without_a_dump_in_another_operation_is_named() -> None:
-    """Two of four gave no dump; the stack of one is not where those are that wait for both."""
+    """Two of four gave no dump. One of them is not where the ranks that wait for both are."""
     found = standstill(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
     assert found.culprit is not None
     other = (found.culprit + 1) % 4

@@ -1,4 +1,4 @@
-"""Who is in a group that no dump of gloo's names the members of, and who is a rank of the job."""
+"""Members of groups that gloo's dumps do not list, and ranks of the job."""
 
 from collections.abc import Sequence
 
@@ -77,7 +77,7 @@ def test_if_all_with_dumps_wait_they_wait_for_one_without_a_dump() -> None:
 
 
 def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
-    """Rank 1 is stuck before it ever used the group, so that nobody knows that it is in it."""
+    """Rank 1 hangs before it ever used the group, so no dump shows that it is a member."""
     ranks = recorders(4, gloo=True)
     for one in ranks:
         one.call(ALL)
@@ -96,7 +96,7 @@ def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
 def test_if_every_rank_of_the_job_waits_in_a_group_the_network_is_blamed(
     desc: str,
 ) -> None:
-    """Whatever the group is called, there is nobody left who may be in it as well."""
+    """Whatever the group's name is, no other rank can be a member."""
     ranks = recorders(4, gloo=True)
     everybody = Pg("1", desc, range(4))
     for one in ranks:

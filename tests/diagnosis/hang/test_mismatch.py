@@ -39,7 +39,7 @@ def extra() -> list[Recorder]:
 
 
 def coordinator() -> list[Recorder]:
-    """Rank 0 talks to rank 2 alone now and then, and the others among each other. Rank 2 is
+    """Rank 0 sometimes talks only to rank 2, and the others among each other. Rank 2 is
     stuck."""
     ranks = recorders(4, gloo=True)
     for number in range(10):
@@ -117,13 +117,13 @@ def test_a_silent_peer_is_not_blamed_if_dumps_list_all_members() -> None:
 
 
 def test_a_rank_that_skipped_an_operation_left_the_path_of_its_peers() -> None:
-    """Beside a rank that does other work."""
+    """With a rank that does other work."""
     found = of_nccl(lost=(), skips=5)
     assert (found.kind, found.ranks, found.hosts) == ("skipped", (5,), ())
 
 
 def of_two_orders(stacks: bool) -> Diagnosis:
-    """Rank 1 calls what belongs to two axes in another order than its peers, which hurts nobody:
+    """Rank 1 calls operations of two axes in another order than its peers, which is harmless:
     all of it is done. Rank 3 is stuck, for which rank 1 waits, and rank 0 for that."""
     tp = [Pg(str(1 + i), "tp", (2 * i, 2 * i + 1)) for i in range(4)]
     dp = [Pg(str(5 + i), "dp", range(i, 8, 2)) for i in range(2)]

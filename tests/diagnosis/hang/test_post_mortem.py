@@ -93,7 +93,7 @@ def tp_calls(pair: int, last: int) -> list[dict[str, Any]]:
 def test_the_silent_one_of_two_ranks_is_found_by_calls_of_other_pairs(
     usual: int, ranks: tuple[int, ...]
 ) -> None:
-    """Where the one that can say called something else than these, it may be either of both."""
+    """If the only rank with a dump called something else, either of the two may be wrong."""
     calls = {0: tp_calls(0, usual), 1: tp_calls(0, usual), 2: tp_calls(1, USUAL)}
     found = verdict(calls, {3}, Mesh(dp_shard=2, tp=2))
     sure = found.ranks if found.confidence >= SURE else ()

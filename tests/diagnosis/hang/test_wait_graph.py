@@ -1,4 +1,4 @@
-"""Who is waited for and waits for nobody, of dumps that are written out here."""
+"""Ranks that others wait for and that wait for no rank, from dumps written in this file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def seen(rank: int, **more: Any) -> RankFacts:
 
 
 def test_a_dump_of_a_rank_that_never_entered_is_stronger_than_no_dump() -> None:
-    """Rank 6 waits as well, and happened to be in the kernel as its state was read."""
+    """Rank 6 waits too, and was in the kernel by chance when its state was read."""
     found = verdict({"process_state": "D"})
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     assert found.confidence >= SURE

@@ -1,4 +1,4 @@
-"""No host is left out for what a program only speaks of; what it reports counts in any shape."""
+"""Mentions of failures exclude no host. Reports of failures count in any form."""
 
 import pytest
 

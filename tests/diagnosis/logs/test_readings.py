@@ -1,4 +1,4 @@
-"""Whatever a rank wrote, its class is found in time that grows with the text alone."""
+"""Any text of a rank is classified in time that grows linearly with the text."""
 
 import random
 import string
@@ -313,7 +313,7 @@ def test_normal_messages_of_drivers_have_no_class(line: str) -> None:
 
 
 def test_every_sample_has_the_same_class_at_the_end_of_a_log() -> None:
-    """What is told of a sample alone holds as well where it ends a longer log."""
+    """A sample has the same class at the end of a longer log."""
     path = Path(__file__).parents[2] / "captured" / "failures" / "samples.yaml"
     steps = tuple(f"step {n}  loss 2.2" for n in range(30))
     wrong = []

@@ -1,4 +1,4 @@
-"""Every Xid means what NVIDIA's catalog says is to be done about it."""
+"""The class of every Xid agrees with the action in NVIDIA's catalog."""
 
 import pytest
 

@@ -164,7 +164,7 @@ def test_the_spec_selects_nodes() -> None:
 
 
 def test_the_state_is_shown_in_the_terms_of_the_cluster() -> None:
-    """`kubectl` users would look for a drain that nobody asked for."""
+    """Otherwise users of `kubectl` would look for a drain that does not exist."""
     cordoned, small = node("b", {"pool": "train"}, unschedulable=True), node("c", {"pool": "train"})
     small["status"]["allocatable"] = {**small["status"]["allocatable"], "memory": "64Gi"}
     items = [node("a"), cordoned, small]

@@ -1,4 +1,4 @@
-"""What a plan asks of where its pods come to lie."""
+"""The topology that a plan requests for its pods."""
 
 from typing import Any
 

@@ -64,7 +64,7 @@ SIDECAR = {"restartPolicy": "Always"}
         (pod("n", {}), 0),
         (pod("n", container(gpu="1"), init=[container(gpu="4"), container(gpu="2")]), 4),
         (pod("n", container(gpu="4"), init=[container(gpu="1")]), 4),
-        # A sidecar goes on beside the containers and the init containers after it.
+        # A sidecar keeps running beside later init containers and the containers.
         (pod("n", container(gpu="4"), init=[{**container(gpu="1"), **SIDECAR}]), 5),
         (
             pod(
