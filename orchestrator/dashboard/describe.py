@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.next_steps import incident_log_command
@@ -30,7 +30,7 @@ MAX_HOSTS = 32
 
 
 def describe_text(
-    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver] = ()
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[SkippedCheckpoint] = ()
 ) -> str:
     """The full report; `passed_over`: unusable checkpoints that are on disk at present."""
     sections = (
@@ -104,7 +104,7 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _checkpoints(
-    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver]
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[SkippedCheckpoint]
 ) -> Iterator[str]:
     found = snapshot.seen.checkpoint
     yield row("newest", checkpoint_text(found, snapshot.view))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import (
@@ -77,7 +77,7 @@ class CheckpointView:
     """0: none yet."""
     at: float | None = None
     """Unix time of its completion; None if the journal does not have it."""
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that the last resume could not use."""
     failed: FailedSave | None = None
     """The last save, if it failed and no later one succeeded."""

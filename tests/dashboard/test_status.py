@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.actions import (
@@ -562,7 +562,9 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
             stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()},
         ),
     ]
-    text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
+    text = describe_text(
+        snapshot(events), UTC, [SkippedCheckpoint("step-9", "its marker is missing")]
+    )
     assert "(confidence 98%)\n" in text
     assert "waiting: mesh_tp, operation 7" in text
     assert "stack of rank 2" in text
@@ -656,7 +658,7 @@ def test_status_needs_no_heavy_import() -> None:
 
 
 def all_events() -> list[Event]:
-    passed = (PassedOver("step-40", "its marker is missing"),)
+    passed = (SkippedCheckpoint("step-40", "its marker is missing"),)
     return [
         *failed(),
         *finished(),

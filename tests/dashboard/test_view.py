@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.events import (
     AgentLost,
     CheckpointFailed,
@@ -140,7 +140,7 @@ def test_there_is_no_eta_while_nothing_trains() -> None:
 def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> None:
     shown = view_of(recovered())
     assert (shown.checkpoint.step, shown.checkpoint.at) == (20, START + 25)
-    passed = (PassedOver("step-40", "its marker is missing"),)
+    passed = (SkippedCheckpoint("step-40", "its marker is missing"),)
     events: list[Event] = [
         *broken(),
         CheckpointSaved(at=START + 30.5, attempt=1, step=40),

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from orchestrator.contract.files.checkpoint_names import (
-    PassedOver,
+    SkippedCheckpoint,
     defect_of,
     newest_complete,
     read_marker,
@@ -60,7 +60,7 @@ WORKINGS = (
 class Found:
     folder: Path | None
     """What to go on from; None to begin at step 0."""
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[SkippedCheckpoint, ...]
     skip: Sequence[Window] = ()
     """Data to be left out, of which nothing was read yet."""
 
@@ -95,9 +95,11 @@ def find_checkpoint(
         refused[folder.name] = defect
 
 
-def _of_another_run(checkpoints: Path) -> tuple[PassedOver, ...]:
+def _of_another_run(checkpoints: Path) -> tuple[SkippedCheckpoint, ...]:
     names = [folder.name for folder in checkpoints.glob("step-*") if not defect_of(folder)]
-    return tuple(PassedOver(name, "the job's journal does not know it") for name in sorted(names))
+    return tuple(
+        SkippedCheckpoint(name, "the job's journal does not know it") for name in sorted(names)
+    )
 
 
 def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:

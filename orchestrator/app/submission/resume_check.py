@@ -14,7 +14,7 @@ from orchestrator.app.commands import commands_of
 from orchestrator.app.submission.inputs import Looked
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.files.checkpoint_names import (
-    PassedOver,
+    SkippedCheckpoint,
     Trained,
     newest_complete,
     trained,
@@ -142,7 +142,7 @@ def steps_left(spec: JobSpec, run: Run) -> JobError | None:
 
 
 def _lost(
-    run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[PassedOver, ...]
+    run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[SkippedCheckpoint, ...]
 ) -> JobError | None:
     """The error if the run saved checkpoints but none is complete: it would start at step 0."""
     if folder is not None or not run.progress.saved:

@@ -23,7 +23,7 @@ checksum in hexadecimal digits) and `trained` (a `Trained`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SkippedCheckpoint:
     """A checkpoint that cannot be resumed from."""
 
     name: str
@@ -111,18 +111,18 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 def newest_complete(
     checkpoints: Path, damaged: Mapping[str, str] = NONE
-) -> tuple[Path | None, tuple[PassedOver, ...]]:
+) -> tuple[Path | None, tuple[SkippedCheckpoint, ...]]:
     """The newest complete checkpoint, and the newer ones that are skipped, each with its reason.
 
     `damaged` has checkpoints whose files were read and found wrong, each with its reason.
     """
     folders = [f for f in checkpoints.glob("step-*") if step_of(f.name) is not None]
-    passed: list[PassedOver] = []
+    passed: list[SkippedCheckpoint] = []
     for folder in sorted(folders, key=lambda f: (step_of(f.name) or 0, f.name), reverse=True):
         defect = damaged.get(folder.name) or defect_of(folder)
         if defect is None:
             return folder, tuple(passed)
-        passed.append(PassedOver(folder.name, defect))
+        passed.append(SkippedCheckpoint(folder.name, defect))
     return None, tuple(passed)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from orchestrator.contract.check_results import Finding
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.messages.rank_phase import Phase
@@ -127,7 +127,7 @@ class TrainingResumed:
     at: float = 0.0
     attempt: int
     step: Step
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

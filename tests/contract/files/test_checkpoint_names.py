@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.files.checkpoint_names import (
     MARKER,
-    PassedOver,
+    SkippedCheckpoint,
     checksum,
     damage,
     newest_complete,
@@ -31,7 +31,7 @@ def test_a_checkpoint_known_to_be_damaged_is_skipped_with_its_reason(tmp_path: P
     save(tmp_path, 2)
     assert newest_complete(tmp_path, {"step-2": "0 is garbled"}) == (
         tmp_path / "step-1",
-        (PassedOver("step-2", "0 is garbled"),),
+        (SkippedCheckpoint("step-2", "0 is garbled"),),
     )
 
 
