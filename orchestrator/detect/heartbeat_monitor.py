@@ -116,14 +116,17 @@ class HeartbeatMonitor:
         first = self.step
         for digest in digests:
             rank = self.ranks.get(digest.rank)
-            if rank is None:
+            if rank is None:  # a rank of an attempt with another number of ranks
                 continue
             if digest.rank == 0:
                 self._time_save(rank, digest, now)
             rank.heard = max(rank.heard, now - digest.age_s)
             rank.step, rank.phase, rank.ended = digest.step, digest.phase, digest.ended
+            # During start-up a rank reports only when it advances, so its last report counts as
+            # progress. Elsewhere it reports although it may stand still.
             by_words = digest.phase in ALIVE_BY_WORDS
             rank.told, rank.still = now, digest.age_s if by_words else digest.still_s
+            # Steps during `init` are not new: after a resume, a rank reports the checkpoint's step.
             if digest.phase != "init" and digest.step > first:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
@@ -135,6 +138,7 @@ class HeartbeatMonitor:
             self.save_begun = changed
         elif before.phase == "checkpoint" and digest.phase != "checkpoint":
             took_s = changed - self.save_begun
+            # Until a few saves are known, none is slow.
             usual_s = statistics.median(self.saves) if len(self.saves) >= FEW_SAVES else math.inf
             if took_s > max(SLOW_SAVE * usual_s, SLOW_SAVE_FLOOR_S):
                 slow = CheckpointSlow(
@@ -147,7 +151,8 @@ class HeartbeatMonitor:
         if digest.steps is not None:
             self.durations.extend(_lengths(digest.steps))
             self.adapted = self._adapt()
-        # A loss that is not finite is reported as None, but the step is still progress.
+        # A loss that is not finite is reported as None, as is the loss of the checkpoint's step
+        # before any training. Only a second step without a loss is certainly progress.
         done = digest.loss is not None or self.trained
         self.step, self.trained = digest.step, True
         if not done or now - self.recorded < RECORD_EVERY_S:
@@ -195,8 +200,12 @@ class HeartbeatMonitor:
         phases."""
         ranks = [rank for rank in self.ranks.values() if not rank.ended]
         shortest = min(self.limit(phase) for phase in get_args(Phase))
+        # One rank that moves may release the others, so all must stand still. The shortest limit of
+        # all phases excludes most calls quickly.
         if not ranks or any(_standstill(rank, now) <= shortest for rank in ranks):
             return None
+        # A rank in a phase with a long limit, such as a save, may be the one that the others wait
+        # for, so the longest limit applies to all.
         phase = max(sorted({rank.phase for rank in ranks}), key=self.limit)
         limit = self.limit(phase)
         if min(_standstill(rank, now) for rank in ranks) <= limit:
@@ -250,6 +259,7 @@ class HeartbeatMonitor:
             if rank.ended:
                 continue
             age, limit = now - rank.heard, limits[rank.phase]
+            # Half of the limit for phases other than training, whose limits are minutes.
             health: Health = "ok"
             if age > max(SILENT_FLOOR_S, limit if rank.phase == "train" else limit / 2):
                 health = "silent"
@@ -283,6 +293,9 @@ def _spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 def _standstill(rank: _RankWatch, now: float) -> float:
     """Seconds for which the rank is known to stand still; if it never reported, since the start."""
     since = now - rank.told
+    # A host that reported recently knows how long its rank stands still. If it has been silent
+    # for too long, the silence is added. A rank that never reported (step < 0) stood still
+    # since the start.
     heard = rank.step >= 0 and since <= UNHEARD_S
     return rank.still if heard else rank.still + since
 

@@ -89,6 +89,8 @@ class Stragglers:
 
     def changes(self, now: float) -> tuple[Change, ...]:
         """Changes after a complete round; empty in between."""
+        # Rounds have a minimum duration and every rank's minimum number of steps, so that one
+        # interruption, or a rank whose digest is late, does not decide.
         if now - self.begun < ROUND_S:
             return ()
         if min((known.count for known in self.sums.values()), default=0) < ROUND_STEPS:
@@ -107,6 +109,8 @@ class Stragglers:
         verdicts = compare({rank: seen.own_s[rank] for rank in ranks}, seen.step_s)
         for rank in ranks:
             is_slow = rank in self.slow
+            # A rank that is slow must fall below the lower limit to recover, which keeps a rank
+            # near the limit from changing its verdict in every round.
             against = rank not in verdicts.over if is_slow else rank in verdicts.slow
             self.otherwise[rank] = self.otherwise.get(rank, 0) + 1 if against else 0
             if self.otherwise[rank] < ROUNDS:
@@ -171,5 +175,6 @@ def compare(own_s: Mapping[int, float], step_s: float) -> Comparison:
 
 def cost(rate: float, step_s: float, waited_s: float) -> float:
     """Tokens per second that a job at `rate` loses because each step of `step_s` waits so long."""
+    # The wait is shorter than the step; 0.99 keeps the cost finite.
     waited_s = min(max(0.0, waited_s), 0.99 * step_s)
     return rate * waited_s / (step_s - waited_s)

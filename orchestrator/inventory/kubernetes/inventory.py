@@ -129,16 +129,17 @@ def _standing(node: Node, used: Taken, use: Use) -> tuple[State, str, int]:
         return "not selected", why, every
     if (why_shut := shut(node, use.tolerations)) is not None:
         return why_shut.state, why_shut.reason, every
+    # A GPU label without GPUs to give: the device plugin is down or all devices are unhealthy.
     if use.device is not None and not node.can_give(use.device) and PRODUCT in node.labels:
         why = f"none of its {use.device} is available: check its device plugin"
         return "not ready", why, every
-    if use.patient:
+    if use.patient:  # the job waits in a queue, so current use does not matter
         return "free", "", every
     for name, amount in use.requests.items():
         if node.can_give(name) - used.of(name) < amount:
             return "busy", _taken_by(node, used, name), every
     left = _devices(node.can_give(use.device or CPU) - used.of(use.device or CPU), use)
-    if every and not left:
+    if every and not left:  # all devices are in use
         return "busy", _taken_by(node, used, use.device or CPU), every
     return "free", "", left
 
@@ -156,6 +157,7 @@ def _unselected(node: Node, use: Use) -> str:
     for label, value in use.node_selector.items():
         if (said := node.labels.get(label)) != value:
             if said is None:
+                # A missing label and a label with another value need different fixes.
                 return f"without the label {label}={value}"
             return f"has {label}={said}, but node_selector requires {value}"
     for name, amount in use.requests.items():

@@ -40,10 +40,12 @@ def _switches(plan: Plan, inventory: Inventory, topology: Topology, total: int) 
     """Number of switches above the plan's hosts, plus as many of the fullest others as the spares
     need; None if any hosts fit, or if the switch of a host is unknown."""
     able = [host.name for host in inventory.with_devices(plan.ranks_per_host)]
+    # With an unknown switch, a limit could exclude hosts that would fit.
     if not all(topology.switches.get(host) for host in (*plan.hosts, *able)):
         return None
     room = Counter(topology.switches[host] for host in able)
     used = {topology.switches[host] for host in plan.hosts}
+    # Spares that do not fit below the plan's own switches need more of them.
     left = total - sum(room[leaf] for leaf in used)
     count = len(used)
     for _, hosts in Counter(
@@ -55,6 +57,7 @@ def _switches(plan: Plan, inventory: Inventory, topology: Topology, total: int) 
     leaves = {
         topology.switches[host.name] for host in inventory.hosts if host.name in topology.switches
     }
+    # A limit that allows all switches of the cluster says nothing.
     return count if count < len(leaves) else None
 
 
@@ -64,7 +67,7 @@ def _segment(plan: Plan, topology: Topology, total: int) -> int | None:
     if not all(host in topology.blocks for host in plan.hosts):
         return None
     sizes = Counter(topology.blocks[host] for host in plan.hosts)
-    if len(sizes) == 1:
+    if len(sizes) == 1:  # one block holds the whole plan: keep everything together if it is enough
         (block,) = sizes
         whole = sum(name == block for name in topology.blocks.values())
         return total if 1 < total <= whole else None

@@ -50,10 +50,13 @@ def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None 
     if node.state == "IDLE" and not node.flags:
         return Standing(state="free", gpus=node.gpus)  # the usual case, for thousands of nodes
     state, why = BASES.get(node.state, ("drained", f"in an unknown state: {node.state}"))
+    # Flags of the administrator come first: a node with DRAIN may be IDLE, but nothing starts
+    # there.
     if given_up := [words for flag, words in GIVEN_UP.items() if _counts(flag, node, reservation)]:
         return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
     if state == "drained":
         return Standing(state=state, reason=_said(why, node), gpus=node.gpus)
+    # A reserved node is idle but only jobs of its reservation can use it.
     if "RESERVED" in node.flags and not _is_of(node, reservation):
         why = f"reserved: {node.reservation}" if node.reservation else "reserved"
         return Standing(state="busy", reason=why, gpus=node.gpus)
@@ -104,6 +107,7 @@ def _shared(node: Node, exclusive: bool) -> Standing:
     """For a node of which other jobs use a part."""
     if exclusive:
         return Standing(state="busy", reason="other jobs use a part of it", gpus=node.gpus)
+    # Without GPU accounting, a mixed node may have no GPU left, so do not plan with it.
     if node.gpus and node.gpus_used is None:
         return Standing(state="busy", reason="other jobs use an unknown part of it", gpus=node.gpus)
     left = node.gpus - (node.gpus_used or 0)
