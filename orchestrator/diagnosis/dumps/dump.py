@@ -323,18 +323,20 @@ class _Condenser:
         backend, _, kind = _text_of(entry["profiling_name"]).partition(":")
         done = _is_done(entry, backend)
         self.any_done = self.any_done or done
+        # A coalesced operation is an entry of its own, which comes last and so is read first. Its
+        # parts have no state, so they take that of the whole.
         if kind.endswith("coalesced"):
             group.bundles[talks, seq] = done
         elif group.bundles:
             done = group.bundles.get((talks, seq), done)
         if talks:
             self._take_talk(group.id, kind, done)
-        elif seq != group.oldest:
+        elif seq != group.oldest:  # further parts of a coalesced operation have the same number
             self._take_call(group, Call(seq, _op(kind, entry), _started(entry)), done)
 
     def _group(self, name: Any, desc: Any) -> _Open:
         if type(name) is not str or type(desc) is not str:
-            raise TypeError("the name of a group is no text")
+            raise TypeError("the name of a group is not text")
         group = self.groups.get((name, desc))
         if group is None:
             known = GroupId(_text_of(name), _text_of(desc), self._members(name))
@@ -353,6 +355,7 @@ class _Condenser:
         between its neighbours."""
         if type(record) is int:
             if self.record is not None and record != self.record - 1:
+                # Calls before and after the gap are not neighbours, so every path ends here.
                 self.has_gap = True
                 self.ended_paths += self.paths.values()
                 self.paths = {}
@@ -368,6 +371,7 @@ class _Condenser:
         group.newest = max(group.newest, call.seq)
         group.oldest = call.seq
         if not done:
+            # Entries are read from newest to oldest, so the last assignment is the oldest call.
             self.first = group.id
         elif not group.done:
             group.done = call.seq
@@ -379,9 +383,10 @@ class _Condenser:
             return
         peer = int(found[3])
         known = group.members
+        # In a group with known members the peer is a rank in the group.
         peer = known[peer] if peer < len(known) else peer
         self.talks.append(PeerCall(group, found[1] == "send", peer))
-        self.first = None
+        self.first = None  # the oldest pending call is a send or receive
 
 
 def _is_done(entry: Mapping[str, Any], backend: str) -> bool:
