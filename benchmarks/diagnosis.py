@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.timing import machine
 from orchestrator.diagnosis.dumps.load_evidence import read_folder
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 from tests.diagnosis.standstill import (
     FAULTS,
     JUDGED,
@@ -65,7 +65,7 @@ def score(
     faults: int,
     lost: float,
     evaluator: bool = False,
-    judge: Callable[[Scene], Diagnosis] = analyse,
+    judge: Callable[[HangEvidence], Diagnosis] = analyse,
 ) -> Score:
     right: Counter[str] = Counter()
     all_: Counter[str] = Counter()

@@ -37,7 +37,7 @@ from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Journal, Place, to_line
-from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_told
+from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_journalled
 from orchestrator.leader.snapshot_writer import CALM, EVERY_LINES
 from orchestrator.system import SystemClock
 from tests.job.supervise_stage import START, exited, host, raised, submitted
@@ -77,7 +77,7 @@ class Story:
         for event in self._events(attempts):
             before = self.run
             self.run, actions = step(before, event)
-            if is_told(event, before, self.run):
+            if is_journalled(event, before, self.run):
                 self.number += 1
                 size += file.write(to_line(Entry(seq=self.number, event=event, actions=actions)))
             if self.number >= kept.place.lines + EVERY_LINES and isinstance(self.run.stage, CALM):

@@ -1,22 +1,22 @@
-"""Every error that ndctl raises on purpose, and the exit code of each.
+"""All errors that ndctl raises on purpose, with their exit codes.
 
     NdctlError
     ├── SpecError        the job spec cannot be read as a JobSpec
     ├── PlanError        no plan fits the spec and the cluster
-    ├── JobError         the job is unknown, or not in a state that allows the verb
-    │   └── InUse        another process writes its journal: later it may not
-    ├── BackendError     the cluster refused
-    │   ├── Unanswered   it did not answer: nothing is known, and to ask again may help
-    │   │   └── Unreachable   no connection to it can be made: the next question would fail as well
-    │   ├── Refused      it does not take the job: nothing of it is queued, and nothing runs
-    │   ├── Unsettled    it stopped answering in the middle: some of what was asked may be done
-    │   ├── Ended        it has nothing of the job any more: to ask again does not help
-    │   ├── MustLeave    it may not end an agent, which can leave by itself
-    │   └── CannotLead   from where the leader runs it cannot be asked: the job ends there
-    └── TrainingError    the trainer refuses its configuration; trying again would not help
+    ├── JobError         the job is unknown, or its state does not allow the command
+    │   └── InUse        another process writes its journal; trying again later may help
+    ├── BackendError     the scheduler refused
+    │   ├── Unanswered   the scheduler did not answer: nothing is known, and retrying may help
+    │   │   └── Unreachable   no connection is possible, so the next question would fail too
+    │   ├── Refused      the scheduler refused the job: nothing is queued, and nothing runs
+    │   ├── Unsettled    the scheduler stopped answering midway: the request may be partly done
+    │   ├── Ended        the scheduler no longer has the job: retrying does not help
+    │   ├── MustLeave    the backend may not end an agent; the agent must exit itself
+    │   └── CannotLead   the leader's host cannot ask the scheduler: the job ends
+    └── TrainingError    the trainer refuses its configuration: retrying does not help
 
 A message holds the offending value and the limit; `fix` says what to type or to change.
-The codes are listed in `contract/files/exit_codes.py`, the one place that documents them.
+`contract/files/exit_codes.py` documents the exit codes.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from orchestrator.contract.files import exit_codes
 
 
 class NdctlError(Exception):
-    """What happened, and in `fix` what to do about it."""
+    """`message` says what happened, `fix` what to do about it."""
 
     exit_code: ClassVar[int] = exit_codes.FAILED
 
@@ -46,7 +46,7 @@ class SpecError(NdctlError):
     def __init__(
         self, message: str, *, fix: str = "", placed: Sequence[tuple[str, Problem]] = ()
     ) -> None:
-        """`placed`: the problems that the message tells, each with its place, for programs."""
+        """`placed`: the problems in the message, each with its place, for programs."""
         super().__init__(message, fix=fix)
         self.placed = tuple(placed)
 

@@ -1,18 +1,17 @@
-"""Hosts that broke jobs: strikes that fade with time, and what a person says about a host.
+"""Hosts that broke jobs: strikes that fade with time, and what users decided about a host.
 
-A strike counts half as much with each day. A host that was replaced because it kept its peers
-waiting broke nothing: that is half a strike the first time, and one when it happens again. A rank
-that was killed by SIGKILL, and no kernel or hardware tells why, was most likely killed by a person
-or a daemon: that is a quarter of a strike. A host
-whose strikes count 1.5 together, as two do that are a day apart, is left out until they count half
-of that: a day for these two, longer for a host that breaks again and again, also where its strikes
-are further apart. Whoever pins a host overrules that, until it is unpinned.
+A strike loses half its weight per day. A rank that was killed by SIGKILL without an explanation in
+the kernel log was most likely killed by a person or a daemon, so that is a quarter of a strike. A
+host that was replaced as a straggler broke nothing, so that is half a strike the first time and a
+full one after that. A host whose strikes weigh 1.5 together (as two strikes a day apart do) is
+excluded until they weigh half of that: a day for these two, longer for a host that fails again and
+again. A pin by a user overrides the strikes until the host is unpinned.
 
-One file per cluster under the run root, to which the leaders of many jobs append whole lines. A
-line that cannot be read, as the torn one of a crash, is passed over. (On NFS two appends from two
-hosts in the same moment may cost one of them; the next incident of a bad host is not far.) Who
-appends shares the file's lock; who holds it alone puts a shorter file in its place
-(`leader/strike_compaction.py`).
+There is one file per cluster under the run root, and the leaders of many jobs append lines to it. A
+line that cannot be read, such as one cut short by a crash, is ignored. (On NFS, of two appends from
+two hosts at the same moment one may be lost. That is acceptable: a bad host soon fails again.) A
+writer shares the file's lock. A process with the exclusive lock replaces the file with a shorter
+one (`leader/strike_compaction.py`).
 """
 
 import contextlib
@@ -39,35 +38,36 @@ log = logging.getLogger(__name__)
 
 FOLDER = ".hosts"
 LOCAL = "local"
-"""The cluster of jobs that play their hosts on one machine: these are names, none is left out."""
+"""Cluster of local jobs. Their hosts are only names on one machine, so none is excluded."""
 HALF_LIFE_S = 24 * 3600.0
-"""After which a strike counts half."""
+"""Seconds in which a strike loses half its weight."""
 EXCLUDED_FROM = 1.5
 UNTIL = EXCLUDED_FROM / 2
 STRAGGLER = "straggler"
-"""Kind of the strike of a host that was replaced for being slow …"""
+"""Kind of the strike of a host that was replaced as a straggler."""
 FIRST_STRAGGLER = 0.5
-"""… and what the first of these counts; slowness may pass."""
+"""Weight of a host's first straggler strike, because slowness may pass."""
 UNEXPLAINED_KILL = "sigkill-from-outside"
-"""Class of a rank that was killed by SIGKILL where nothing that the kernel said explains it …"""
+"""Class of a rank that was killed by SIGKILL, if nothing in the kernel log explains it."""
 KILLED = 0.25
-"""… and what a strike for it counts: seven within an hour exclude the host."""
+"""Weight of a strike for such a kill. Seven within an hour exclude the host."""
 HOOK = "before-hook"
-"""Class of a host on which the spec's own line of shell failed. The line may be wrong, so other
-jobs hear nothing of it."""
+"""Class of a host on which `hooks.before` of the spec failed. The hook itself may be wrong, so no
+strike is recorded for other jobs."""
 LEAST = 0.01
-"""Strikes that count less, which is after a week, are shown on demand alone."""
+"""Strikes with less weight, which means older than a week, are shown only on request."""
 MOST_EVIDENCE = 5
-"""Lines that a strike keeps."""
+"""Number of evidence lines that a strike keeps."""
 MOST_LINE = 64 << 10
-"""Bytes; ndctl writes at most a few thousand."""
+"""Longest line in bytes that is read; ndctl writes at most a few thousand."""
 MOST_NAMED = 3
-"""Lines of a file that cannot be read and are named one by one."""
+"""Number of unreadable lines of a file that are logged one by one."""
 MOST_REASON = 160
 HOST_KINDS = frozenset({"host-lost", "leader-lost", "hang", "preflight"})
-"""Kinds of incidents whose culprit is the machine, where they name one."""
+"""Kinds of incidents in which a named culprit is the machine."""
 HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
-"""Of `rank-killed`: from the kernel or the memory. A program or a person causes the others."""
+"""Signals in `rank-killed` that come from the kernel or memory errors. Others come from a program
+or a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,17 @@ class Strike:
     kind: str
     cause: str
     evidence: tuple[str, ...] = ()
-    """What shows it, in lines: the end of a log, a signal, a stack."""
+    """Lines that show it: the end of a log, a signal, a stack."""
     submitted: float | None = None
-    """When the job was, for one that is begun anew counts its attempts anew; None: written by an
-    ndctl that did not tell."""
+    """When the job was submitted. Needed because a new run of the job counts attempts from 1 again.
+    None: written by an older ndctl."""
     weight: float = 1.0
-    """What it counts on the day that it is written."""
+    """Weight of the strike on the day it is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleared:
-    """A person said that the host is in order again."""
+    """A user declared that the host is in order again."""
 
     at: float
     host: str
@@ -101,7 +101,7 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """A person said that the host is to be used never, or always, whatever its strikes."""
+    """A user decided that the host must never, or always, be used, whatever its strikes."""
 
     at: float
     host: str
@@ -112,7 +112,7 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpinned:
-    """Its strikes count again."""
+    """The pin was removed, so the host's strikes count again."""
 
     at: float
     host: str
@@ -124,7 +124,7 @@ Line = Strike | Cleared | Pinned | Unpinned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneLine:
-    """What a line of the file holds: one of these."""
+    """Content of a line of the file; exactly one field is set."""
 
     strike: Strike | None = None
     cleared: Cleared | None = None
@@ -134,20 +134,20 @@ class OneLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What is held against one host."""
+    """What is recorded about one host."""
 
     host: str
     strikes: tuple[Strike, ...]
-    """Since it was last cleared, oldest first."""
+    """Since the host was last cleared, oldest first."""
     excluded_until: float | None
-    """Unix seconds, by its strikes; None where they leave it in use."""
+    """Unix seconds, as its strikes decide; None: they do not exclude it."""
     score: float = 0.0
-    """What its strikes count by now."""
+    """Current weight of its strikes."""
     pin: Pinned | None = None
 
     @property
     def is_excluded(self) -> bool:
-        """It is not to be used, by its strikes or by a person's word."""
+        """Whether the host must not be used, because of its strikes or of a pin."""
         if self.pin is not None:
             return self.pin.use == "never"
         return self.excluded_until is not None
@@ -160,11 +160,11 @@ def path_of(run_root: Path, cluster: str) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What of an incident decides whether the machine is to blame."""
+    """The parts of an incident that decide whether the machine is the culprit."""
 
     kind: str
     name: str = ""
-    """Of its class."""
+    """Failure class."""
     signal: str | None = None
     drill: str | None = None
     scope: Scope | None = None
@@ -172,11 +172,11 @@ class Failure:
 
 
 def weight(failure: Failure) -> float:
-    """What an incident counts as a strike against the host that it names; 0: it is none.
+    """Weight of the strike against the host that an incident names; 0: no strike.
 
-    Not a program's own exception or exit, nor a kill for the memory that it took, not a preemption,
-    and not what was rehearsed. By whichever sign a rank ended: a host that its class speaks
-    against, and that was left out for it.
+    No strike follows from a program's own exception or exit, a kill for the memory that it took, a
+    preemption or a drill. Otherwise a strike follows if the failure class is about hosts and the
+    host was replaced, however the rank ended.
     """
     if failure.drill is not None or failure.scope == "user" or failure.name == HOOK:
         return 0.0
@@ -190,15 +190,16 @@ def weight(failure: Failure) -> float:
 
 
 def record(path: Path, line: Line) -> None:
-    """Append; many processes may at once. Raises OSError when the disk does not take it."""
+    """Append a line. Many processes may do so at once. Raises OSError if the disk does not accept
+    it."""
     data = to_line(line)
     fd = _open_shared(path)
     try:
         size = os.fstat(fd).st_size
         if size and os.pread(fd, 1, size - 1) != b"\n":
-            data = b"\n" + data  # a torn line must not swallow this one
+            data = b"\n" + data  # an incomplete last line must not merge with this one
         if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, "only a part of a line fitted", str(path))
+            raise OSError(errno.ENOSPC, "only part of a line was written", str(path))
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -210,7 +211,8 @@ def to_line(line: Line) -> bytes:
 
 
 def _open_shared(path: Path) -> int:
-    """With its lock shared: nobody puts another file in its place before it is closed."""
+    """A descriptor with the shared lock, so that no process replaces the file until it is
+    closed."""
     while True:
         fd = _open(path)
         try:
@@ -225,7 +227,7 @@ def _open_shared(path: Path) -> int:
 
 
 def is_there(fd: int, path: Path) -> bool:
-    """Whether the open file has that name still."""
+    """Whether the open file still has that name."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -233,10 +235,10 @@ def is_there(fd: int, path: Path) -> bool:
 
 
 def _open(path: Path) -> int:
-    """To append. Whoever comes first makes it for all who share the run root."""
+    """A descriptor to append. The first writer creates the file for all users of the run root."""
     flags = os.O_RDWR | os.O_APPEND
     try:
-        # Without O_CREAT, which Linux forbids for another's file in a sticky folder.
+        # Without O_CREAT, because Linux forbids it for a file of another user in a sticky folder.
         return os.open(path, flags)
     except FileNotFoundError:
         folder = path.parent
@@ -252,17 +254,17 @@ def _open(path: Path) -> int:
 
 
 def share(path: Path, run_root: Path, most: int) -> None:
-    """Let those read and write here who may in the run root, whatever this user's umask."""
+    """Give the file the group and permissions of the run root, whatever this user's umask."""
     like = run_root.stat()
-    with contextlib.suppress(OSError):  # not a member of its group
+    with contextlib.suppress(OSError):  # this user is not a member of the group
         os.chown(path, -1, like.st_gid)
-    with contextlib.suppress(OSError):  # a file system that has none
+    with contextlib.suppress(OSError):  # the file system has no permissions
         path.chmod(like.st_mode & most)
 
 
 def recall(path: Path) -> tuple[Line, ...]:
-    """Every line that can be read; none where there is no file. The log names the others: many
-    users write this file, and one of them must not stop the rest. Raises OSError."""
+    """Every readable line; empty if there is no file. Other lines are logged and ignored: many
+    users write this file, and a bad line of one must not stop the others. Raises OSError."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -275,20 +277,20 @@ def recall(path: Path) -> tuple[Line, ...]:
         except ValueError as exc:
             skipped.append((number, str(exc)))
     for number, why in skipped[:MOST_NAMED]:
-        _warn_once(f"skipped line {number} of {path}: {why}")
+        _warn_once(f"ignoring line {number} of {path}: {why}")
     if len(skipped) > MOST_NAMED:
-        _warn_once(f"skipped {len(skipped) - MOST_NAMED} more lines of {path}")
+        _warn_once(f"ignoring {len(skipped) - MOST_NAMED} more lines of {path}")
     return tuple(lines)
 
 
 @functools.lru_cache(maxsize=1024)
 def _warn_once(said: str) -> None:
-    """A leader reads the file again and again."""
+    """A leader reads the file again and again, so each warning is logged once."""
     log.warning("%s", said)
 
 
 def lines_in(text: bytes) -> tuple[Line, ...]:
-    """What a line of the file says; nothing where it cannot be read."""
+    """The entry in a line of the file; empty if it cannot be read."""
     try:
         return said_in(text)
     except ValueError:
@@ -296,7 +298,7 @@ def lines_in(text: bytes) -> tuple[Line, ...]:
 
 
 def said_in(text: bytes) -> tuple[Line, ...]:
-    """What a line of the file says. Raises ValueError with a reason of one short line."""
+    """The entry in a line of the file. Raises ValueError with a reason of one short line."""
     try:
         value = read_json(text, most=MOST_LINE)
         _check_text(value)
@@ -316,20 +318,20 @@ def _check_strike(line: Strike) -> None:
     if line.submitted is not None:
         check_time(line.submitted)
     if not 0 <= line.weight <= 1:
-        raise ValueError(f"a strike weighs 0 to 1, not {line.weight}")
+        raise ValueError(f"a strike must weigh 0 to 1, got {line.weight}")
 
 
 def _check_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as exc:
-        raise ValueError("it holds half of a surrogate pair, which is no character") from exc
+        raise ValueError("it contains half of a surrogate pair, which is no character") from exc
 
 
 def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
-    """What is held against each host at `now`, by name. Pure.
+    """The records of all hosts at `now`, sorted by name. Pure.
 
-    An incident that is told twice, as by a leader that performs an action again, counts once.
+    An incident that is recorded twice, for example by a leader that repeats an action, counts once.
     """
     held: dict[str, dict[tuple[str, float, int, str], Strike]] = {}
     pins: dict[str, Pinned] = {}
@@ -352,7 +354,8 @@ def fold(lines: Iterable[Line], now: float) -> tuple[Record, ...]:
 
 
 def _record(host: str, strikes: tuple[Strike, ...], pin: Pinned | None, now: float) -> Record:
-    """Left out from the strike that brings the score to EXCLUDED_FROM until it falls to UNTIL."""
+    """A host is excluded from the strike that raises its score to EXCLUDED_FROM until the score has
+    fallen to UNTIL."""
     score, last, until, was_slow = 0.0, now, None, False
     for strike in strikes:
         is_slow = strike.kind == STRAGGLER
@@ -376,30 +379,30 @@ def _faded(score: float, seconds: float) -> float:
 
 
 def excluded(path: Path, now: float) -> Mapping[str, str]:
-    """Host to why it is excluded, in words; none where hosts are only names."""
+    """Host -> why it is excluded, in words; empty for local jobs."""
     return {found.host: describe(found) for found in excluded_records(path, now)}
 
 
 def excluded_records(path: Path, now: float) -> tuple[Record, ...]:
-    """Of the hosts that are not to be used now; none where hosts are only names."""
+    """Records of the hosts that must not be used now; empty for local jobs."""
     return tuple(found for found in _held(path, now) if found.is_excluded)
 
 
 def always(path: Path, now: float) -> tuple[str, ...]:
-    """Hosts that are to be used whatever happens on them."""
+    """Hosts that must be used whatever happens on them."""
     held = _held(path, now)
     return tuple(found.host for found in held if found.pin and found.pin.use == "always")
 
 
 def cleared(path: Path) -> Mapping[str, float]:
-    """Host to when a person last said that it is in order again, also of one without a strike."""
+    """Host -> when a user last cleared it; also for hosts without a strike."""
     said = (line for line in _recalled(path) if isinstance(line, Cleared))
     return {line.host: line.at for line in sorted(said, key=lambda line: line.at)}
 
 
 def _held(path: Path, now: float) -> tuple[Record, ...]:
-    """What counts for a job. A file that cannot be read keeps none from starting: a bad host will
-    be found again."""
+    """The records that count for a job. If the file cannot be read, jobs start without it: a bad
+    host is detected again."""
     return fold(_recalled(path), now)
 
 
@@ -409,12 +412,12 @@ def _recalled(path: Path) -> tuple[Line, ...]:
     try:
         return recall(path)
     except OSError as exc:
-        log.warning("the strikes against hosts cannot be read, so none is left out: %s", exc)
+        log.warning("excluding no hosts, failed to read host strikes: %s", exc)
         return ()
 
 
 def describe(found: Record) -> str:
-    """Why and until when it is left out, or what there is against it; why it is pinned."""
+    """Why and until when the host is excluded, or its strikes; and why it is pinned."""
     words = _against(found)
     if found.pin is not None:
         pin = found.pin
@@ -438,7 +441,7 @@ def stamp(at: float) -> str:
 
 
 def records(run_root: Path, now: float) -> Mapping[str, tuple[Record, ...]]:
-    """Cluster to what is held against its hosts at `now`. Raises JobError."""
+    """Cluster -> records of its hosts at `now`. Raises JobError."""
     files = sorted((run_root / FOLDER).glob("*.jsonl"))
     with said_to_a_person():
         return {path.stem: fold(recall(path), now) for path in files}
@@ -446,21 +449,21 @@ def records(run_root: Path, now: float) -> Mapping[str, tuple[Record, ...]]:
 
 @contextlib.contextmanager
 def said_to_a_person() -> Iterator[None]:
-    """Of a file that cannot be read or written: what to do about it."""
+    """Translates the OSError of a file that cannot be read or written."""
     try:
         yield
     except OSError as exc:
         raise JobError(
-            f"the strikes against hosts cannot be read or written: {exc}",
-            fix="the owner of the file lets others of the run root read and append to it:"
-            " `chmod g+rw,o+rw FILE`, as far as the run root itself is theirs",
+            f"host strikes cannot be read or written: {exc}",
+            fix="ask the owner of the file to let all users of the run root read and write it:"
+            " `chmod g+rw,o+rw FILE`, as far as they can use the run root itself",
         ) from exc
 
 
 def still_counting(
     found: Mapping[str, tuple[Record, ...]], now: float
 ) -> Mapping[str, tuple[Record, ...]]:
-    """Without strikes that have faded, and hosts that have nothing else."""
+    """Without faded strikes, and without hosts that have only such strikes."""
     return {
         cluster: tuple(
             replace(record, strikes=tuple(s for s in record.strikes if _counts_at(s, now)))
@@ -484,14 +487,14 @@ def hosts_json(found: Mapping[str, tuple[Record, ...]]) -> list[dict[str, Any]]:
 
 
 def hosts_text(found: Mapping[str, tuple[Record, ...]]) -> str:
-    """A line for each host, its strikes with their evidence below it."""
+    """One line per host, with its strikes and their evidence below."""
     lines = []
     for cluster, held in found.items():
         for record in held:
             count = len(record.strikes)
             many = f"{count} strike{'' if count == 1 else 's'}"
             if count:
-                many += f" with a weight of {record.score:.2f} by now"
+                many += f" with a current weight of {record.score:.2f}"
             lines.append(f"{cluster}/{record.host}  {many}, {_standing(cluster, record)}")
             for strike in record.strikes:
                 lines.append(

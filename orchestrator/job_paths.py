@@ -1,4 +1,4 @@
-"""Where jobs are, by name. Imports next to nothing: every verb begins here."""
+"""Finds jobs by name. It imports almost nothing, because every command starts here."""
 
 import errno
 import os
@@ -17,26 +17,26 @@ def run_root_of(option: str | None, environ: Mapping[str, str], spec_root: str =
 
 
 def find_job(run_root: Path, name: str) -> RunDir:
-    """Raises JobError, with the names there are, when there is no such job."""
+    """Raises JobError with the existing names if there is no such job."""
     run_dir = RunDir((run_root / name).absolute())
     if not has_run(run_root, name):
         known = ", ".join(job.path.name for job in jobs(run_root)) or "none"
         raise JobError(
-            f"no job {name!r} in {run_root.absolute()}; there are: {known}",
-            fix="name one of them, or give --run-root or NDCTL_RUN_ROOT; a job whose script was"
-            " given to sbatch is there once it has begun; a running job whose folder was moved or"
-            " removed ends itself within seconds, and its journal moves along",
+            f"no job {name!r} in {run_root.absolute()}; existing jobs: {known}",
+            fix="give one of these names, or --run-root or NDCTL_RUN_ROOT; a job whose script was"
+            " submitted with sbatch appears once it has started; if the folder of a running job is"
+            " moved or removed, the job ends within seconds, and its journal moves with the folder",
         )
     return run_dir
 
 
 def is_pattern(name: str) -> bool:
-    """No job's name has any of these characters."""
+    """Whether `name` is a pattern. Job names cannot have these characters."""
     return any(char in name for char in "*?[")
 
 
 def has_run(run_root: Path, name: str) -> bool:
-    """Raises JobError where the run directory is another user's."""
+    """Raises JobError if the run directory belongs to another user."""
     path = run_root / name
     try:
         journal = path / "journal.jsonl"
@@ -49,11 +49,11 @@ def has_run(run_root: Path, name: str) -> bool:
         if not os.access(run_root, os.X_OK, effective_ids=True):
             raise denied(PermissionError(errno.EACCES, "", path.absolute())) from exc
         raise JobError(
-            f"{path.absolute()} may not be read: it is the run directory of {owner_of(path)}",
-            fix=f"its owner lets its group in with `chmod -R g+rX {path.absolute()}`",
+            f"{path.absolute()} cannot be read: it is the run directory of {owner_of(path)}",
+            fix=f"its owner can give the group access: `chmod -R g+rX {path.absolute()}`",
         ) from exc
 
 
 def jobs(run_root: Path) -> list[RunDir]:
-    """Every job of the run root, by name."""
+    """All jobs in the run root, sorted by name."""
     return [RunDir(path.parent.absolute()) for path in sorted(run_root.glob("*/journal.jsonl"))]

@@ -1,10 +1,10 @@
-"""The secret of a job: how its agents, its leader and who cancels it know one another.
+"""The secret of a job, with which agents, leader and `ndctl cancel` authenticate each other.
 
 It is one text: a line with a random key, then the private key and the certificate of the job's
-leader as PEM. The certificate is the job's, not a host's, so a leader on any host has it. Clients
-take no other certificate (its SHA-256 is pinned). They prove that they know the key without sending
-it: the leader gives each connection a random number, and the answer is an HMAC over that and over
-who asks for what, with a key for that host which is derived from the job's.
+leader as PEM. The certificate belongs to the job and not to a host, so a leader on any host can use
+it. Clients accept no other certificate (its SHA-256 is pinned). They prove that they know the key
+without sending it: the leader sends a random number on each connection, and the client answers with
+an HMAC over that number and its claim, with a key for its host that is derived from the job's key.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from pathlib import Path
 from orchestrator.contract.messages.agent_protocol import Claim
 
 YEARS = 50
-"""For which the certificate is valid; clients pin it and look at no date."""
+"""Validity of the certificate. Clients pin it and do not check dates."""
 MARK = "ndctl-job-key "
 
 
@@ -32,12 +32,12 @@ class JobSecret:
 
 
 class NoSecret(ValueError):
-    """The text is no secret of a job."""
+    """The text is not the secret of a job."""
 
 
 def draw() -> str:
     """The text of a new secret."""
-    # Late: whoever submits needs it, agents and views do not.
+    # Imported late, because only `submit` needs these modules, not agents and views.
     from datetime import UTC, datetime, timedelta
 
     from cryptography import x509
@@ -46,7 +46,7 @@ def draw() -> str:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "ndctl job")])
-    # Nothing of this machine or of the time is to be read from it.
+    # The certificate must not reveal anything about this machine or the time.
     begins = datetime(2020, 1, 1, tzinfo=UTC)
     certificate = (
         x509.CertificateBuilder()
@@ -82,10 +82,11 @@ def secret_from(text: str) -> JobSecret:
 
 
 def server_context(secret: JobSecret, folder: Path) -> ssl.SSLContext:
-    """For the leader. OpenSSL reads the key from a file: one in `folder`, for a moment."""
+    """TLS context of the leader. OpenSSL reads the key only from a file, so one exists in `folder`
+    for a moment."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # No session is taken up again: to make tickets would be work for nothing.
+    # Clients never resume a session, so tickets would be useless work.
     context.num_tickets = 0
     path = folder / f"leader-{secrets.token_hex(8)}.pem"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -99,7 +100,8 @@ def server_context(secret: JobSecret, folder: Path) -> ssl.SSLContext:
 
 
 def client_context() -> ssl.SSLContext:
-    """For a client that compares the fingerprint itself, which says more than any name or date."""
+    """TLS context of a client. The client compares the fingerprint, so names and dates are not
+    checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -108,14 +110,15 @@ def client_context() -> ssl.SSLContext:
 
 
 def is_pinned(secret: JobSecret, certificate: bytes | None) -> bool:
-    """Whether a server that showed this certificate (DER) is the job's leader."""
+    """Whether a server with this certificate (DER) is the job's leader."""
     return hmac.compare_digest(hashlib.sha256(certificate or b"").digest(), secret.fingerprint)
 
 
 def prove(secret: JobSecret, nonce: str, claim: Claim) -> str:
-    """What only a holder of the secret can say, and what is right for this `nonce` alone."""
+    """The proof of `claim`, which only a holder of the secret can compute, valid for this
+    `nonce`."""
     host_key = hmac.digest(secret.key, f"ndctl host {claim.host}".encode(), "sha256")
-    # As JSON, for no two claims to be the same bytes.
+    # JSON, so that two different claims never have the same bytes.
     said = json.dumps([nonce, claim.purpose, claim.host, claim.launch, claim.incarnation])
     return hmac.digest(host_key, said.encode(), "sha256").hex()
 

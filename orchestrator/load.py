@@ -1,7 +1,7 @@
-"""A YAML job spec, and what `--set` changes in it, to a JobSpec; every problem with its place.
+"""Loads a YAML job spec, with `--set` overrides, as a JobSpec; every problem has its place.
 
-What the values mean is left to the contract's codec, not to pydantic: its import alone takes most
-of the time that `ndctl plan` may (benchmarks/cli.py).
+The contract's codec interprets the values. pydantic is not used, because importing it takes most of
+the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,16 +28,16 @@ from orchestrator.yaml_document import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """A spec, and where each value of it was written."""
+    """A spec, and where in the file each of its values is."""
 
     spec: JobSpec
     path: Path
-    """Absolute."""
+    """Absolute path of the file."""
     overrides: tuple[str, ...]
     document: Document
 
     def refused(self, problems: Iterable[Problem], also: Sequence[NdctlError] = ()) -> SpecError:
-        """Each problem with its place, and what `also` stands in the way."""
+        """An error with each problem and its place, and the errors in `also`."""
         placed = [(self.document.place_of(problem.path), problem) for problem in problems]
         return spec_error(self.document.source, placed, also)
 
@@ -52,18 +52,18 @@ def read_spec(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def read_written(path: Path, overrides: Sequence[str] = ()) -> Written:
-    """The same, with the places of its values."""
+    """The spec with the places of its values."""
     text = read_text(path, "examples/ has specs")
     spec, document = _load(text, str(path), overrides)
     return Written(spec=spec, path=path.absolute(), overrides=tuple(overrides), document=document)
 
 
 def load_spec(text: str, source: str, overrides: Sequence[str] = ()) -> JobSpec:
-    """The spec written in `text`, which is from `source`, with `a.b.c=VALUE` overrides on top.
+    """The spec in `text`, with `a.b.c=VALUE` overrides. `source` names the text in messages.
 
     Raises:
-        SpecError: with all problems, each with its place, value, limit and fix. The cause of it
-            is an `Invalid` with the same problems as values.
+        SpecError: with all problems, each with its place, value, limit and fix. Its cause is an
+            `Invalid` with the same problems as values.
     """
     return _load(text, source, overrides)[0]
 
@@ -77,7 +77,7 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Do
             path="",
             value="an empty file" if empty else document.data,
             limit=limit,
-            fix="begin with examples/quickstart.yaml",
+            fix="start from examples/quickstart.yaml",
         )
         raise spec_error(source, [(f"{source}:1", problem)])
     _override(document, overrides)
@@ -86,9 +86,9 @@ def _load(text: str, source: str, overrides: Sequence[str]) -> tuple[JobSpec, Do
 
 
 def _check_patterns(document: Document) -> None:
-    """A class of the user's is looked for in any text that a job writes: its patterns are those of
-    an engine whose time grows with the text alone, which the contract, that also the trainer
-    imports, does not know."""
+    """Compile the user's patterns. They are searched in all text that a job writes, so they must be
+    of an engine whose time grows only linearly with the text. The contract does not know that
+    engine, because the trainer also imports the contract."""
     resilience = document.data.get("resilience")
     classes = resilience.get("failure_classes") if isinstance(resilience, dict) else None
     for number, rule in enumerate(classes if isinstance(classes, list) else ()):
@@ -103,8 +103,8 @@ def _check_patterns(document: Document) -> None:
 
 
 def dump_spec(spec: JobSpec) -> str:
-    """`spec` as YAML with every default written out, but for a Kubernetes on which it does not run;
-    `load_spec` reads it back as an equal spec."""
+    """`spec` as YAML with every default written out, without `kubernetes` if the job does not use
+    it. `load_spec` reads it back as an equal spec."""
     body, cluster = _without_absent(spec), spec.cluster
     if cluster.backend != "kubernetes" and cluster.kubernetes == KubernetesSpec():
         del body["cluster"]["kubernetes"]
@@ -113,7 +113,7 @@ def dump_spec(spec: JobSpec) -> str:
 
 
 def _without_absent(spec: Any) -> Any:
-    """`spec` encoded, without the keys that are null because they were not given."""
+    """`spec` encoded, without keys that are null because they were not given."""
     if not is_dataclass(spec):
         return encode(spec)
     given = {f: getattr(spec, f.name) for f in fields(spec)}
@@ -132,7 +132,7 @@ def _override(document: Document, overrides: Sequence[str]) -> None:
         keys = path.split(".")
         place = f"--set {override}"
         if not (equals and all(keys)):
-            limit = "written KEY=VALUE"
+            limit = "written as KEY=VALUE"
             fix = "for example --set train.steps=100"
             document.problems.append((place, Problem(path=path, limit=limit, fix=fix)))
             continue
@@ -163,7 +163,7 @@ def _put(document: Document, keys: Sequence[str], value: Any) -> None:
         inside = inside[key]
         if not isinstance(inside, dict):
             above = ".".join(keys[:depth])
-            limit = f"a key of a mapping, and {above} is a value of its own"
+            limit = f"a key of a mapping, but {above} is a single value"
             problem = Problem(path=path, limit=limit, fix=f"set {above} itself: --set {above}=…")
             document.problems.append((f"--set {path}", problem))
             return

@@ -1,4 +1,4 @@
-"""The model's config.json, from wherever a spec says that it is."""
+"""Reads the model's config.json from the place that a spec names."""
 
 import re
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from orchestrator.contract.spec.model_spec import ModelSpec
 from orchestrator.errors import SpecError
 
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-"""What may be the name of a model on the Hugging Face hub."""
+"""Pattern of names of models on the Hugging Face hub."""
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
-    """Where huggingface_hub keeps what it fetched, by its own environment variables."""
+    """Folder where huggingface_hub keeps downloads, according to its environment variables."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if name in environ:
             return Path(environ[name])
@@ -25,13 +25,14 @@ def hub_cache(environ: Mapping[str, str]) -> Path:
 
 
 def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
-    """The values of the model's config; `hub` is the local Hugging Face cache. Nothing is fetched.
+    """The values of the model's config. `hub` is the local Hugging Face cache. Nothing is
+    downloaded.
 
     Raises:
-        SpecError: `model.path` leads to no readable config.json.
+        SpecError: `model.path` has no readable config.json.
     """
     if model.preset is not None:
-        return deepcopy(dict(PRESETS[model.preset]))  # transformers writes into what it is given
+        return deepcopy(dict(PRESETS[model.preset]))  # transformers modifies its argument
     if model.config is not None:
         return deepcopy(dict(model.config))
     assert model.path is not None
@@ -40,7 +41,7 @@ def read_model_config(model: ModelSpec, hub: Path) -> dict[str, Any]:
         config = read_json(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         message = f"model.path: {file} cannot be read as JSON ({exc})"
-        raise SpecError(message, fix="fetch it again, or save the model's config anew") from exc
+        raise SpecError(message, fix="download it again, or save the model's config again") from exc
     if not isinstance(config, dict):
         message = f"model.path: {file} must hold a JSON object, got {type(config).__name__}"
         raise SpecError(message, fix="give the config.json of a transformers model")
@@ -55,7 +56,7 @@ def _find(path: str, hub: Path) -> Path:
         return local / "config.json"
     if local.is_dir():
         raise SpecError(
-            f"model.path: must be a folder with a config.json, {local} has none",
+            f"model.path: must be a folder with a config.json, but {local} has none",
             fix="give the folder that save_pretrained wrote",
         )
     files = (folder / "config.json" for folder in cached_snapshots(path, hub))
@@ -63,8 +64,8 @@ def _find(path: str, hub: Path) -> Path:
     if cached is None:
         raise SpecError(
             f"model.path: must be a folder or a hub id in the local cache, got {path!r};"
-            f" there is no {local} and nothing of it under {hub}",
-            fix=f"fetch its config first: hf download {path} config.json"
+            f" there is no {local}, and {hub} has no such model",
+            fix=f"download its config first: hf download {path} config.json"
             if HUB_ID.fullmatch(path)
             else "there is no such folder: check the path",
         )
@@ -72,8 +73,8 @@ def _find(path: str, hub: Path) -> Path:
 
 
 def cached_snapshots(name: str, hub: Path, *, main_alone: bool = False) -> list[Path]:
-    """Folders of the hub cache that hold `name`: the revision that `main` names, and unless it
-    alone is asked for the others, the last in name order first."""
+    """Folders of the hub cache with revisions of `name`: the one that `main` names, then (unless
+    `main_alone`) the others in reverse name order."""
     repository = hub / f"models--{name.replace('/', '--')}"
     main = repository / "refs" / "main"
     named = [main.read_text().strip()] if main.is_file() else []

@@ -2,10 +2,10 @@
 
     python -P …/orchestrator/run_module.py MODULE [ARGUMENT …]
 
-`python -m MODULE` looks into the working directory first. A job is submitted where its user works,
-and a `trainer.py` that lies there would be trained instead of ours, and a `torch.py` imported.
-With `-P` the working directory is not searched, and `orchestrator` and `trainer` are those beside
-this file, whatever else is installed under these names. PYTHONPATH is the user's own and stays.
+`python -m MODULE` searches the working directory first. A user may submit a job from a folder that
+has a `trainer.py` or `torch.py`, which would then be run or imported. With `-P` the working
+directory is not searched, and `orchestrator` and `trainer` are the packages beside this file,
+whatever else is installed under these names. PYTHONPATH is left as the user set it.
 """
 
 import runpy
@@ -14,11 +14,11 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 FLAGS = ("-P", __file__)
-"""What stands between the interpreter and the module."""
+"""Arguments between the interpreter and the module."""
 
 
 def command(python: str, module: str) -> list[str]:
-    """How `module` is started as a program on this machine."""
+    """The command that starts `module` as a program on this machine."""
     return [python, *FLAGS, module]
 
 
@@ -37,5 +37,5 @@ if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     for name in (here.name, "trainer"):
         _load(here.parent / name)
-    del sys.argv[0]  # as `python -m` would have it: the module is the program
+    del sys.argv[0]  # as with `python -m`: the module sees its own name and arguments
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,7 +1,8 @@
-"""The JSON schema of a job spec, from the dataclasses that define it; editors complete from it.
+"""JSON schema of a job spec, derived from its dataclasses; editors use it for completion.
 
-It says what one value may be. What two values must be together (the warm-up within the steps, the
-micro batch within the global batch) is left to the loader, which knows more and says it better.
+It describes the possible values of each key. Conditions across keys (the warm-up must not exceed
+the steps, the micro batch must divide the global batch) are left to the loader, whose messages are
+better.
 """
 
 import ast
@@ -38,7 +39,7 @@ ONE_OF: Mapping[type, tuple[str, ...]] = {
     ValueFrom: ("secret", "config_map"),
     EnvFrom: ("secret", "config_map"),
 }
-"""Keys of which exactly one is given."""
+"""Keys of which exactly one must be given."""
 
 
 def json_schema() -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
 
 
 def _together(cls: type) -> dict[str, Any]:
-    """What the keys of `cls` must be together, where a schema can say it."""
+    """Conditions across the keys of `cls`, as far as a schema can express them."""
     given = [
         {"required": [key], "properties": {key: {"not": {"type": "null"}}}}
         for key in ONE_OF.get(cls, ())
@@ -78,7 +79,7 @@ def _together(cls: type) -> dict[str, Any]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """The field's default as JSON; None where there is none or where it is null."""
+    """The field's default as JSON; None if there is no default or it is null."""
     if field.default_factory is not MISSING:
         return encode(field.default_factory())
     return None if field.default is MISSING else encode(field.default)
@@ -125,7 +126,7 @@ def _limit(limit: Limit) -> dict[str, Any]:
 
 @functools.cache
 def _docstrings(cls: type) -> tuple[str, dict[str, str]]:
-    """The docstring of `cls`, and of each of its fields the one that stands below it."""
+    """The docstring of `cls`, and for each field the docstring below it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     notes = {}

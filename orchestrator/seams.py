@@ -1,4 +1,5 @@
-"""Where the world comes in: Protocols that `system.py` and backends implement, and tests play."""
+"""Protocols through which ndctl uses the outside world. `system.py` and the backends implement
+them; tests and the simulation replace them."""
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Runs calls that block, so that the event loop of a leader or an agent goes on meanwhile.
+    """Runs blocking calls, so that the event loop of a leader or an agent continues meanwhile.
 
-    Leader, agent and failover hand it each call that reads storage or asks a scheduler.
-    `asyncio.to_thread` is the real one; the simulation lets the call take virtual time.
+    Leader, agent and failover pass it every call that reads storage or asks a scheduler.
+    `asyncio.to_thread` is the real one. In the simulation a call takes virtual time.
     """
 
     def __call__(
@@ -47,102 +48,101 @@ class Completed:
 
 class Shell(Protocol):
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
-        """Run a command to its end. Raises TimeoutError; a missing program is code 127."""
+        """Run a command to its end. Raises TimeoutError; if the program is missing, code is 127."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """What the scheduler holds against a host of the allocation."""
+    """The scheduler flagged a host of the allocation."""
 
     host: str
     state: str
-    """In the scheduler's words, as `DRAINING`."""
+    """In the scheduler's words, such as `DRAINING`."""
     reason: str
     lets_finish: bool = False
-    """What runs there may run to its end: only nothing else is to begin."""
+    """Running work may finish; only new work must not start."""
 
 
 RunPhase = Literal["running", "ending", "broken", "queued again", "over"]
-"""`ending`: its processes are being ended, and that was asked for; `broken`: nobody asked for it,
-and the job can be queued again still; `queued again`: it waits for its next run, or has begun it.
-"""
+"""`ending`: its processes are being stopped on request; `broken`: it ended without a request, and
+the job can still be requeued; `queued again`: it waits for its next run, or that has started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRun:
-    """What the scheduler says of the run of a job to which the asking host was given."""
+class CurrentRun:
+    """What the scheduler says about the run of the job to which the asking host belongs."""
 
     phase: RunPhase
     words: str
-    """The same in the scheduler's words, as `Slurm job 12 is PENDING`."""
+    """The state in the scheduler's words, such as `Slurm job 12 is PENDING`."""
     hosts: tuple[str, ...] = ()
-    """As they were given."""
+    """The hosts as they were granted."""
     given_up: Mapping[str, str] = field(default_factory=dict)
-    """Of the hosts that were asked about, those that the scheduler has taken out of the run, or
-    takes for dead -> its words."""
+    """The hosts in question that the scheduler has removed from the run or considers dead -> its
+    words."""
     ends_at: float | None = None
-    """Unix seconds of the time limit."""
+    """Time limit in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
-    """How a launch stands with its scheduler."""
+class LaunchStatus:
+    """Status of a launch in its scheduler."""
 
     words: str | None
-    """None: nothing is known of it, and it may be being submitted at this moment."""
+    """The state in words; None: nothing is known, perhaps because it is just being submitted."""
     held: bool
-    """The scheduler still has it, or does not answer."""
+    """The scheduler still has it, or is unreachable."""
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Of a launch that waits: hosts that it does without for other reasons than its spec's, each
-    with the command that lets it have the host."""
+    """For a queued launch: hosts that it excludes for reasons other than its spec, each with the
+    command that allows the host again."""
     unknown: str = ""
-    """Why the scheduler cannot say how it stands; empty where it says."""
+    """Why the scheduler does not know the state; empty if it does."""
     fix: str = ""
-    """What to type about that."""
+    """Command that helps with `unknown`."""
     over: Ending | None = None
-    """How it ended, as the scheduler has it: what was deleted there is CANCELLED. None: it has not,
-    or the scheduler does not tell one ending from another."""
+    """How it ended according to the scheduler; a job deleted there is CANCELLED. None: it has not
+    ended, or the scheduler does not distinguish endings."""
     leaving: bool = False
-    """It is over, and hosts of it may still write a last checkpoint."""
+    """It is over, but some of its hosts may still write a last checkpoint."""
     running: bool = False
-    """Its hosts run, also where none of them can be asked."""
+    """Its hosts run, even if none of them can be asked."""
     resume: str = ""
-    """What lets a job go on that the scheduler has stopped for a while; empty where it has not."""
+    """Command that continues a job that was suspended in the scheduler; empty if it was not."""
     at: float | None = None
-    """Since when it is so; of what is unknown, when a leader was last heard. None: not known."""
+    """Unix seconds since when it has this state; if the state is unknown, when the leader was last
+    heard. None: unknown."""
 
 
 class Scheduler(Protocol):
-    """What a terminal asks about launches that exist.
+    """What commands of a user ask about existing launches.
 
-    Every method raises BackendError when the scheduler refuses or is unreachable.
+    Every method raises BackendError if the scheduler refuses or is unreachable.
     """
 
     def standing(self, launch: LaunchPlan) -> str | None:
-        """The state of the launch in words; None when the scheduler has nothing of it."""
+        """State of the launch in words; None if the scheduler does not know the launch."""
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        """The state of each launch for a person who waits: within seconds; never raises."""
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
+        """State of each launch for a waiting user: takes seconds at most, and never raises."""
 
     def name_of(self, launch: LaunchPlan) -> str | None:
-        """The name that the scheduler gave the launch, from local records only."""
+        """The scheduler's name of the launch, from local records only."""
 
     def cluster(self) -> str:
-        """The name of the cluster. Strikes against hosts are kept per cluster."""
+        """Name of the cluster. Strikes against hosts are kept per cluster."""
 
     def known(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """The `hosts` that may be named to the scheduler. Slurm refuses a whole job for one
-        unknown name."""
+        """The `hosts` that the scheduler knows. Slurm refuses a whole job for one unknown name."""
 
     def clear(self, launch: LaunchPlan) -> None:
-        """End every process of the job; return when none is left."""
+        """End every process of the job. Returns when none is left."""
 
 
 class SubmittingScheduler(Scheduler, Protocol):
     """A scheduler that can also start a launch."""
 
     def describe(self, handover: Handover) -> str:
-        """Exactly what `submit` would start, for a person to read. Asks no scheduler."""
+        """Exactly what `submit` would start, for a user to read. Asks no scheduler."""
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         """What the scheduler reports before anything is queued.
@@ -151,15 +151,15 @@ class SubmittingScheduler(Scheduler, Protocol):
         """
 
     def submit(self, handover: Handover) -> None:
-        """Start one agent on each host, after no process of an earlier launch is left."""
+        """Start one agent on each host, after all processes of earlier launches have ended."""
 
 
 class AllocationBackend(Protocol):
     """What the agents and the leader of a job ask about the hosts that they run on.
 
-    Each property is a narrower interface, or None where the backend has no such thing. A backend
-    returns itself where it implements the interface.
-    Every method raises BackendError when the scheduler refuses or is unreachable.
+    Each property is a narrower interface, or None if the backend does not have it. A backend
+    returns itself if it implements the interface.
+    Every method raises BackendError if the scheduler refuses or is unreachable.
     """
 
     @property
@@ -168,18 +168,18 @@ class AllocationBackend(Protocol):
 
     @property
     def fixed_hosts(self) -> "FixedHosts | None":
-        """Set where the job keeps its hosts until the run ends (Slurm)."""
+        """Set if the job keeps its hosts until the run ends (Slurm)."""
 
     @property
     def successors(self) -> "SuccessorHosts | None":
-        """Set where the cluster starts another agent in place of a lost one (Kubernetes)."""
+        """Set if the cluster starts another agent in place of a lost one (Kubernetes)."""
 
     @property
     def unattended(self) -> "UnattendedAllocation | None":
-        """Set where the hosts may stay allocated after all agents have left (a Slurm batch job)."""
+        """Set if the hosts may stay allocated after all agents have exited (a Slurm batch job)."""
 
     def cluster(self) -> str:
-        """The name of the cluster. Strikes against hosts are kept per cluster."""
+        """Name of the cluster. Strikes against hosts are kept per cluster."""
 
     def replace(
         self,
@@ -196,7 +196,7 @@ class AllocationBackend(Protocol):
         scheduler itself starts nothing on this host, so no exclusion is needed. `silent_s`: age of
         the last heartbeat from this host; a process that started since then is left alone.
 
-        Raises MustLeave where the backend may not end the agent, so the agent has to exit itself.
+        Raises MustLeave if the backend may not end the agent, so that the agent must exit itself.
         """
 
 
@@ -204,13 +204,13 @@ class GrantingScheduler(Protocol):
     """The scheduler that granted the hosts of a run."""
 
     def allocation(self, launch: LaunchPlan) -> Allocation:
-        """What the leader was granted. Raises CannotLead where the scheduler cannot be asked from
-        the leader's host."""
+        """What was granted. Raises CannotLead if the scheduler cannot be asked from the leader's
+        host."""
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         """The `hosts` that the scheduler drains or has given up."""
 
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         """The state of the caller's run, and which of `hosts` no longer belong to it.
 
         One attempt without retries: the caller knows what to do without an answer.
@@ -220,7 +220,7 @@ class GrantingScheduler(Protocol):
         """Why the leader received a signal."""
 
     def standing(self, launch: LaunchPlan) -> str | None:
-        """The state of the launch in words; None when the scheduler has nothing of it."""
+        """State of the launch in words; None if the scheduler does not know the launch."""
 
     def requeue(
         self,
@@ -280,77 +280,78 @@ class UnattendedAllocation(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Former:
-    """What a cluster has of a job of some name."""
+class ExistingJob:
+    """A job of some name that a cluster has already."""
 
     launch: int
-    """Number of the submission that it is of."""
+    """Number of its submission."""
     over: bool
-    """Nothing of it runs, nor will."""
+    """No process of it runs, or will start."""
     words: str
     copy: RunDir | None = None
-    """What is known here of that submission's run directory, as it was last seen."""
+    """Local copy of that submission's run directory, as last seen."""
 
 
-class Copy(Protocol):
-    """A job whose run directory is elsewhere: what is known of it here, to be read as one."""
+class JobCopy(Protocol):
+    """Local copy of a job whose run directory is elsewhere. Commands read it like a run
+    directory."""
 
     run_dir: RunDir
     stale: BackendError | None
-    """Why the last `refresh` failed; None where it did not."""
+    """Why the last `refresh` failed; None if it succeeded."""
     stopping: bool
-    """Ranks were told to stop: what comes next may be the last."""
+    """Ranks were told to stop, so the next refresh may be the last one with news."""
 
     @property
     def has_begun(self) -> bool:
-        """What is known comes from the leader, and is no guess of whoever submitted."""
+        """The copy comes from the leader, and not from the machine that submitted the job."""
 
     @property
     def led_at(self) -> float | None:
-        """When a leader was last known to live; None where none has been heard from here."""
+        """When the leader was last known to live; None if no leader was heard here."""
 
     @property
     def cluster(self) -> str:
-        """Where it is asked for: copies of one cluster are answered alike where it is away."""
+        """Name of the cluster to ask. If a cluster is unreachable, so are all copies from it."""
 
     def here(self, launch: LaunchPlan) -> LaunchPlan:
-        """The launch as this machine has to ask the backend for it."""
+        """The launch with which this machine must ask the backend."""
 
     def refresh(self) -> None:
-        """Bring it up to date. Raises BackendError where that cannot be."""
+        """Update the copy. Raises BackendError if that fails."""
 
     def remember(self, ending: Ending, why: str) -> None:
-        """The scheduler says that it is over, of which the journal here does not know."""
+        """Record that the scheduler reports the job as ended, which the journal here lacks."""
 
     def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> Sequence[str]:
-        """Bring the ranks' logs, of some hosts or of all, and say which could not be had; `follow`:
-        they go on to come as they are written."""
+        """Fetch logs of ranks, of some hosts or of all, and return which could not be fetched.
+        `follow`: keep fetching new lines."""
 
     def cancel(self) -> Completed | None:
-        """Have its leader end the job; None where nothing of it runs that could be asked."""
+        """Ask the leader to end the job; None if none of its processes can be asked."""
 
     def let_go(self) -> None:
-        """No leader of it lives any more: what is known here is for this machine to write."""
+        """Allow this machine to write the copy, because no leader of the job lives any more."""
 
 
-class PendingCopy(Copy, Protocol):
-    """Of a launch that is being handed over; one of the two says what became of that."""
+class PendingJobCopy(JobCopy, Protocol):
+    """Copy of a job that is being submitted. The caller then calls one of these two methods."""
 
     def keep(self) -> None:
         """The cluster has the launch."""
 
     def forget(self) -> None:
-        """The cluster has nothing of the launch: what is known here is as it was before."""
+        """The cluster does not have the launch: restore the copy as it was before."""
 
 
 @runtime_checkable
 class RemoteScheduler(SubmittingScheduler, Protocol):
-    """One whose jobs write their run directories themselves, where whoever submits may not see
-    them: of what `submit` hands over."""
+    """A scheduler whose jobs write their run directories themselves, from what `submit` hands over.
+    The submitting machine may not see these directories."""
 
-    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
-        """What there is of the name already, in the cluster, or as it was last seen from here."""
+    def former(self, launch: LaunchPlan, run_root: Path) -> ExistingJob | None:
+        """The job of this name that the cluster has already, or had when last seen from here."""
 
-    def copy(self, handover: Handover, run_root: Path) -> PendingCopy:
-        """Where this machine keeps what it knows of the job, which is about to be submitted, at
-        `handover.job.at`: made before that, for whatever happens meanwhile."""
+    def copy(self, handover: Handover, run_root: Path) -> PendingJobCopy:
+        """Create the copy of a job before it is submitted at `handover.job.at`, so that it exists
+        whatever happens during the submission."""

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.contract.files.env import without_habits
+from orchestrator.contract.files.env import without_slurm_options
 from orchestrator.contract.visible import VisibleStream
 from orchestrator.seams import Completed
 
@@ -23,7 +23,7 @@ class SystemClock:
 
 
 def log_to_stderr() -> None:
-    """The log of a process that runs on its own; what it quotes of others is made visible."""
+    """Configure the log of a process that runs in the background. Foreign text is made visible."""
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
@@ -32,8 +32,9 @@ def log_to_stderr() -> None:
 
 
 def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
-    """The real `Shell`; commands mean what they say, whatever the user is used to."""
-    import subprocess  # late: the clock is in every command, processes are in few
+    """The real `Shell`. Variables with a user's options for Slurm's commands are removed, so that
+    the commands behave the same for every user."""
+    import subprocess  # imported late: every command needs the clock, few start processes
 
     try:
         done = subprocess.run(
@@ -43,9 +44,9 @@ def run_command(argv: Sequence[str], /, *, timeout: float) -> Completed:
             errors="replace",
             timeout=timeout,
             check=False,
-            env=without_habits(os.environ),
+            env=without_slurm_options(os.environ),
         )
-    except OSError as exc:  # there is no such program, or it may not be run
+    except OSError as exc:  # the program is missing or may not be run
         return Completed(127, "", str(exc))
     except subprocess.TimeoutExpired as exc:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s") from exc

@@ -1,8 +1,8 @@
-"""A YAML file that a person wrote, to plain values, each with its place in the file.
+"""Reads a YAML file that a user wrote as plain values, each with its place in the file.
 
-YAML is read by the core schema of YAML 1.2: `3e-4` is a number, `yes` and `010` are what they look
-like. Each key stands once and is written out, without anchors, so that a place can be named. What
-the values mean is left to the contract's codec.
+YAML is read by the core schema of YAML 1.2: `3e-4` is a number, `yes` is a string and `010` is 10.
+A key may occur only once, and anchors are refused, so that each value has one place. The contract's
+codec interprets the values.
 """
 
 import re
@@ -18,7 +18,7 @@ from orchestrator.errors import NdctlError, SpecError
 
 T = TypeVar("T")
 
-# Written in C where yaml was built with libyaml; one name for either, which mypy cannot follow.
+# The C version is faster but may be missing; mypy cannot follow either name.
 _CLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -32,7 +32,7 @@ CORE_SCHEMA: Sequence[tuple[str, str, str]] = (
         "-+.0123456789",
     ),
 )
-"""Tag, pattern and first characters of the plain scalars that are no strings (YAML 1.2.2, 10.3)."""
+"""Tag, pattern and first characters of plain scalars that are not strings (YAML 1.2.2, 10.3)."""
 
 
 class _Loader(_CLoader):  # type: ignore[misc]
@@ -40,7 +40,7 @@ class _Loader(_CLoader):  # type: ignore[misc]
 
 
 class Dumper(_CDumper):  # type: ignore[misc]
-    """Quotes what either version of YAML would not read as a string."""
+    """Quotes every string that some version of YAML would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -61,11 +61,11 @@ SCALARS: Mapping[str, Callable[[str], Any]] = {
 }
 
 SYNTAX_FIXES = (
-    (r"\btab\b", "indent with spaces, YAML takes no tabs"),
-    (r"mapping values are not allowed", "quote a value that has ': ' in it, and check the indent"),
-    (r"single document", "keep one document: remove what follows the line ---"),
+    (r"\btab\b", "indent with spaces; YAML does not allow tabs"),
+    (r"mapping values are not allowed", "quote a value that contains ': ', and check the indent"),
+    (r"single document", "keep one document: remove everything from the line --- on"),
     (r"undefined alias|anchor|alias", "quote a value that begins with * or &"),
-    (r"special characters|control|surrogate", "remove that character, save as UTF-8 text"),
+    (r"special characters|control|surrogate", "remove that character and save as UTF-8 text"),
 )
 OTHER_SYNTAX_FIX = (
     "check indent, commas and closing quotes there; quote a value with { } [ ] , # * &"
@@ -73,7 +73,7 @@ OTHER_SYNTAX_FIX = (
 
 
 def read_text(path: Path, examples: str) -> str:
-    """What is in the file `path`; `examples` says where there are some, should it not be there.
+    """Content of the file `path`. `examples` is part of the fix if the file does not exist.
 
     Raises:
         SpecError: the file cannot be read.
@@ -82,10 +82,10 @@ def read_text(path: Path, examples: str) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         near = sorted(str(one) for one in path.parent.glob("*.y*ml"))
-        fix = f"there are {', '.join(near[:5])}" if near else f"check the path; {examples}"
+        fix = f"similar files: {', '.join(near[:5])}" if near else f"check the path; {examples}"
         raise SpecError(f"{path}: no such file", fix=fix) from None
     except UnicodeDecodeError as exc:
-        message = f"{path}: must be UTF-8 text, byte {exc.start} is not"
+        message = f"{path}: must be UTF-8 text, but byte {exc.start} is not"
         raise SpecError(message, fix="save the file as UTF-8") from exc
     except OSError as exc:
         message = f"{path}: cannot be read: {exc.strerror}"
@@ -96,8 +96,8 @@ def decode_document(cls: type[T], document: "Document") -> T:
     """`document` as a `cls`.
 
     Raises:
-        SpecError: with all problems, of the text and of its values, each with its place. The
-            cause of it is an `Invalid` with the same problems as values.
+        SpecError: with all problems of the text and its values, each with its place. Its cause is
+            an `Invalid` with the same problems as values.
     """
     value: T | None = None
     try:
@@ -114,7 +114,7 @@ def decode_document(cls: type[T], document: "Document") -> T:
 
 @dataclass
 class Document:
-    """Data on its way to a spec, and where each value of it came from."""
+    """Data of a spec, and where each of its values came from."""
 
     source: str
     data: Any = None
@@ -127,7 +127,8 @@ class Document:
         self.problems.append((self.place_of(problem.path), problem))
 
     def place_of(self, path: str) -> str:
-        """Where `path` was given; of what was not given, where the nearest thing above it was."""
+        """Where `path` was given; for a missing key, where the nearest existing key above it
+        was."""
         for changed in reversed(self.overridden):
             if path == changed or path.startswith((f"{changed}.", f"{changed}[")):
                 return f"--set {changed}"
@@ -141,7 +142,7 @@ class Document:
 
 
 MOST_DEPTH = 64
-"""Mappings and lists within each other."""
+"""Lists and mappings inside each other."""
 
 
 def parse(text: str, source: str) -> Document:
@@ -164,7 +165,7 @@ def parse(text: str, source: str) -> Document:
 
 
 def _refuse_deep(text: str, source: str) -> None:
-    """libyaml composes by recursion, and a text of ten thousand brackets ends the process."""
+    """libyaml is recursive, so a text of ten thousand brackets would crash the process."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -173,7 +174,7 @@ def _refuse_deep(text: str, source: str) -> None:
             line = event.start_mark.line + 1 if event.start_mark else 1
             raise SpecError(
                 f"{source}:{line}: lists and mappings are nested more than {MOST_DEPTH} deep",
-                fix="close each bracket that is opened",
+                fix="close every bracket",
             )
 
 
@@ -238,7 +239,7 @@ class _Reader:
         except (KeyError, ValueError):
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
             limit = f"what its tag says ({tag})" if node.tag in SCALARS else "without a tag"
-            fix = f"remove {tag} and write the value alone"
+            fix = f"remove {tag} and keep only the value"
             self.document.report(Problem(path=path, value=node.value, limit=limit, fix=fix))
             return None
 

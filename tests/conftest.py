@@ -1,4 +1,4 @@
-"""What all tests share: where and in which order they run, and what hypothesis draws."""
+"""Shared by all tests: their order and workers, and the settings of hypothesis."""
 
 import signal
 from pathlib import Path
@@ -14,7 +14,7 @@ pytest_plugins = [
 
 # Times on a loaded machine say nothing about the code.
 EVER = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# The same examples each time: nobody's change fails for what chance has drawn.
+# The same examples each time, so that a change does not fail by chance.
 settings.register_profile("ndctl", EVER, derandomize=True)
 # Others each time, and they are kept: `make test-all` looks for what nobody has thought of.
 settings.register_profile("explore", EVER)

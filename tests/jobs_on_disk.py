@@ -17,7 +17,7 @@ from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import BackendError
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 
 SPEC = Path(__file__).parent / "e2e" / "job.yaml"
@@ -26,20 +26,20 @@ JOB = "e2e"
 
 @dataclass
 class NoCluster:
-    """A backend that writes down what it is asked for."""
+    """A backend that records its calls."""
 
     submitted: list[LaunchPlan] = field(default_factory=list)
     cleared: list[LaunchPlan] = field(default_factory=list)
     broken: bool = False
     held: str | None = None
     """What a scheduler still has of the job."""
-    says: Sighting | None = None
-    """What it says of each job, in place of that."""
+    says: LaunchStatus | None = None
+    """Its answer about each job, instead of the default."""
     obstacle: str | None = None
     on_clear: Callable[[], None] = lambda: None
     """What the processes that end did hold."""
     asked: int = 0
-    """How often somebody looked."""
+    """Number of calls."""
 
     def check(self, handover: Handover) -> tuple[Finding, ...]:
         if self.obstacle is not None:
@@ -50,11 +50,11 @@ class NoCluster:
     def standing(self, launch: LaunchPlan) -> str | None:
         return self.held
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
         self.asked += 1
         if self.says is not None:
             return [self.says] * len(launches)
-        return [Sighting(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
+        return [LaunchStatus(self.held or "Slurm job 12 has ended", self.held is not None)] * len(
             launches
         )
 

@@ -1,4 +1,4 @@
-"""Which ports the processes of a job have open to others, as the kernel tells it."""
+"""Ports that processes of a job have open, according to the kernel."""
 
 import contextlib
 import ipaddress

@@ -78,7 +78,7 @@ def job(cluster: NoCluster, run_root: Path) -> Path:
 # Specs
 
 
-def test_a_valid_spec_is_said_to_be_valid() -> None:
+def test_a_valid_spec_is_reported_as_valid() -> None:
     done = ndctl("validate", str(SPEC))
     assert done.exit_code == 0
     assert f"{SPEC}: valid; 4 ranks" in done.output
@@ -87,7 +87,7 @@ def test_a_valid_spec_is_said_to_be_valid() -> None:
     assert (body["valid"], body["name"]) == (True, "e2e")
 
 
-def test_everything_wrong_with_a_spec_is_said_at_once() -> None:
+def test_all_problems_of_a_spec_are_reported_at_once() -> None:
     wrong = ("--set", "train.steps=0", "--set", "cluster.hosts=none", "--set", "nmae=x")
     done = ndctl("validate", str(SPEC), *wrong)
     assert done.exit_code == exit_codes.BAD_SPEC
@@ -124,7 +124,7 @@ def test_the_schema_is_json() -> None:
 # Submitting
 
 
-def test_submit_says_where_the_run_is_and_what_to_type_next(
+def test_submit_prints_the_run_directory_and_the_next_command(
     cluster: NoCluster, run_root: Path
 ) -> None:
     done = ndctl("submit", str(SPEC), "--drill", "kill:rank=1@step=3")
@@ -135,14 +135,14 @@ def test_submit_says_where_the_run_is_and_what_to_type_next(
 
 
 def typed(text: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[Result]:
-    """Every whole command of a text, as a person types it who stands at `root`."""
+    """Every complete command in a text, as typed in the folder `root`."""
     monkeypatch.delenv("NDCTL_RUN_ROOT", raising=False)
     monkeypatch.chdir(root)
     found = re.findall(r"ndctl ((?:status|describe|dashboard|logs|submit) [^`\n]*)", text)
     return [ndctl(*shlex.split(words)) for words in found]
 
 
-def test_what_is_printed_of_a_job_of_another_run_root_works_when_it_is_typed(
+def test_printed_commands_work_for_jobs_of_another_run_root(
     job: Path, run_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = ndctl("submit", str(SPEC), "--run-root", str(run_root)).stderr
@@ -190,7 +190,7 @@ def test_off_a_cluster_a_slurm_job_is_checked_and_rendered_with_the_hosts_in_a_f
     assert "#SBATCH --nodes=2" in done.output
 
 
-def test_a_file_of_hosts_says_nothing_of_this_machine(cluster: NoCluster) -> None:
+def test_an_inventory_file_does_not_describe_this_machine(cluster: NoCluster) -> None:
     for verb in ("submit", "render"):
         done = ndctl(verb, str(SPEC), "--inventory", HOSTS)
         assert done.exit_code == 2
@@ -255,7 +255,7 @@ def test_a_dry_run_of_the_client_asks_nobody(cluster: NoCluster) -> None:
     assert cluster.submitted == []
 
 
-def test_what_may_make_a_job_wait_is_a_warning_at_submission(cluster: NoCluster) -> None:
+def test_reasons_for_waiting_are_warnings_at_submission(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC))
     assert done.exit_code == 0
     assert "warning: hosts: 2 are there\n  fix: wait\n" in done.stderr
@@ -271,7 +271,7 @@ def test_the_code_of_a_followed_job_is_the_code_of_its_end(
     assert ndctl("submit", str(SPEC), "--follow").exit_code == exit_codes.CANCELLED
 
 
-def test_interrupting_follow_says_how_to_see_the_job_again(
+def test_interrupting_follow_prints_how_to_see_the_job_again(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> int:
@@ -312,7 +312,7 @@ def test_the_option_wins_over_the_environment(
     monkeypatch.setenv("NDCTL_RUN_ROOT", str(run_root / "elsewhere"))
     done = ndctl("status", JOB)
     assert done.exit_code == exit_codes.BAD_JOB_STATE
-    assert "there are: none" in done.stderr
+    assert "existing jobs: none" in done.stderr
     assert ndctl("status", JOB, "--run-root", str(run_root)).exit_code == 0
 
 
@@ -321,7 +321,7 @@ def test_an_unknown_job_is_an_error_with_its_own_code(verb: str, job: Path) -> N
     done = ndctl(verb, "e3e")
     assert done.exit_code == exit_codes.BAD_JOB_STATE, done.output
     assert "no job 'e3e'" in done.stderr
-    assert "there are: e2e" in done.stderr
+    assert "existing jobs: e2e" in done.stderr
 
 
 @pytest.mark.parametrize("verb", ["status", "describe"])
@@ -377,7 +377,7 @@ def test_cancel_ends_a_job_and_a_second_one_is_refused(job: Path, cluster: NoClu
 # Doctor
 
 
-def test_doctor_says_with_its_code_whether_a_job_could_run(
+def test_the_exit_code_of_doctor_shows_whether_a_job_can_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from orchestrator.contract.check_results import Finding
@@ -481,7 +481,7 @@ def test_help_imports_next_to_nothing() -> None:
 
 
 @pytest.mark.process
-def test_status_imports_neither_yaml_nor_what_draws_or_talks(job: Path) -> None:
+def test_status_imports_no_yaml_drawing_or_network_modules(job: Path) -> None:
     assert not imported_by("status", JOB) & {*HEAVY, "yaml"}
 
 
@@ -544,7 +544,7 @@ def test_a_plain_value_under_the_name_of_a_secret_is_warned_of_on_slurm_too() ->
 
 @contextlib.contextmanager
 def another_user(folder: Path) -> Iterator[None]:
-    """To whom the system refuses what it refuses other users."""
+    """A user with only the access rights of other users."""
     if os.geteuid() != 0:
         mode = folder.stat().st_mode
         folder.chmod(0)
@@ -574,13 +574,13 @@ def test_a_run_directory_is_its_owners_alone(
     for above in (run_root, *itertools.takewhile(lambda p: p != Path("/tmp"), run_root.parents)):
         above.chmod(above.stat().st_mode | 0o755)
     verbs = ("status", "logs", "describe", "events", "diagnose", "dashboard", "cancel")
-    for verb in verbs:  # the other user may not read our interpreter's modules either
+    for verb in verbs:  # the other user cannot read our interpreter's modules either
         assert ndctl(verb, "nothing").exit_code == exit_codes.BAD_JOB_STATE
     with another_user(run_dir.path):
         for verb in verbs:
             done = ndctl(verb, JOB)
             assert done.exit_code == exit_codes.BAD_JOB_STATE, (verb, done.output)
-            assert f"{run_dir.path} may not be read: it is the run directory of user" in done.stderr
+            assert f"{run_dir.path} cannot be read: it is the run directory of user" in done.stderr
         assert ndctl("list").exit_code == 0
     for path in (run_dir.path, *run_dir.path.rglob("*")):  # as its owner may
         path.chmod(0o755)

@@ -95,14 +95,14 @@ def test_a_host_that_was_slow_once_has_half_a_strike_and_a_whole_one_the_second_
     assert broken.score == 1.5, "what breaks a job counts one, as ever"
 
 
-def test_two_strikes_further_apart_than_a_day_exclude_nobody(tmp_path: Path) -> None:
+def test_two_strikes_more_than_a_day_apart_exclude_no_host(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
     record(path, strike(at=NOW - HALF_LIFE_S - 60))
     record(path, strike(at=NOW, attempt=2))
     assert excluded(path, NOW) == {}
 
 
-def test_a_host_that_breaks_a_little_less_than_daily_is_left_out_in_the_end() -> None:
+def test_a_host_that_fails_a_little_less_than_daily_is_finally_excluded() -> None:
     """Strikes 25 hours apart never come twice in a day, and add up all the same."""
     lemon = [strike(at=NOW + 25 * 3600 * i, attempt=i) for i in range(4)]
     until = [fold(lemon[:n], lemon[n - 1].at + 1)[0].excluded_until for n in range(1, 5)]
@@ -148,7 +148,7 @@ def test_a_host_can_be_pinned_to_be_used_whatever_its_strikes(tmp_path: Path) ->
     assert always(path, NOW + 8) == ()
 
 
-def test_a_strike_that_is_told_twice_counts_once() -> None:
+def test_a_repeated_strike_counts_once() -> None:
     (found,) = fold([strike(), strike(at=NOW + 5)], NOW + 6)
     assert found.strikes == (strike(),)
     assert found.excluded_until is None
@@ -157,8 +157,8 @@ def test_a_strike_that_is_told_twice_counts_once() -> None:
 
 
 @pytest.mark.parametrize("submitted", [NOW - 1, None])
-def test_a_job_that_is_begun_anew_strikes_anew(submitted: float | None) -> None:
-    """`submit --new` begins at attempt 1 again; older lines do not tell when that was."""
+def test_a_new_run_of_a_job_gives_new_strikes(submitted: float | None) -> None:
+    """`submit --new` starts at attempt 1 again; older lines do not contain when that was."""
     again = strike(at=NOW + 5, submitted=submitted)
     (found,) = fold([replace(strike(), submitted=submitted and NOW - 60), again], NOW + 6)
     assert len(found.strikes) == 2
@@ -178,7 +178,7 @@ def test_when_hosts_were_last_cleared_is_known_also_of_those_without_a_strike(
     assert cleared(local) == {}, "hosts of local jobs are only names"
 
 
-def test_a_host_that_was_cleared_begins_anew() -> None:
+def test_a_cleared_host_starts_without_strikes() -> None:
     said = Cleared(at=NOW + 2, host="node1", by="ada")
     lines: list[Line] = [strike(), strike(at=NOW + 1, attempt=2), said]
     assert fold(lines, NOW + 3) == ()
@@ -247,7 +247,7 @@ def test_a_bad_line_is_skipped_and_named_once(
         assert always(path, NOW) == ()
         assert hosts_text(records(tmp_path, NOW))
     (said,) = [entry.getMessage() for entry in caplog.records]
-    assert said.startswith(f"skipped line 2 of {path}: ")
+    assert said.startswith(f"ignoring line 2 of {path}: ")
     assert len(said) < len(str(path)) + 250
     assert "\n" not in said
 
@@ -260,7 +260,7 @@ def test_of_many_bad_lines_the_first_are_named_and_the_rest_is_counted(
     path.write_bytes(path.read_bytes() + b"no\n" * 1_000)
     assert recall(path) == (strike(),)
     assert len(caplog.records) == 4
-    assert caplog.messages[-1] == f"skipped 997 more lines of {path}"
+    assert caplog.messages[-1] == f"ignoring 997 more lines of {path}"
 
 
 def _append(path: Path, job: str) -> None:
@@ -302,7 +302,7 @@ def test_many_jobs_append_at_once(tmp_path: Path) -> None:
         (Failure(kind="preempted"), 0.0),
     ],
 )
-def test_what_counts_against_a_host(failure: Failure, expected: float) -> None:
+def test_which_incidents_are_strikes(failure: Failure, expected: float) -> None:
     assert weight(failure) == expected
 
 
@@ -319,7 +319,7 @@ def test_what_counts_against_a_host(failure: Failure, expected: float) -> None:
         ("hang", None, "rank", "replace", 1.0),
     ],
 )
-def test_the_class_says_whether_the_host_or_the_program_is_to_blame(
+def test_the_class_decides_between_host_and_program(
     kind: str, signal: str | None, scope: Scope, remedy: Remedy, expected: float
 ) -> None:
     failure = Failure(kind=kind, signal=signal, scope=scope, remedy=remedy)
@@ -328,10 +328,10 @@ def test_the_class_says_whether_the_host_or_the_program_is_to_blame(
 
 
 @pytest.mark.parametrize("remedy", ["restart", "replace"])
-def test_a_kill_that_nothing_explains_is_a_quarter_of_a_strike_also_where_its_host_was_replaced(
+def test_an_unexplained_kill_is_a_quarter_of_a_strike(
     remedy: Remedy,
 ) -> None:
-    """A person types `kill -9`, and no kernel tells of it."""
+    """A person types `kill -9`, which no kernel log shows."""
     killed = Failure(kind="rank-killed", signal="SIGKILL", name=UNEXPLAINED_KILL, scope="host")
     assert weight(replace(killed, remedy=remedy)) == KILLED
     kills = [strike(at=NOW + n, attempt=n, weight=KILLED) for n in range(7)]
@@ -382,9 +382,9 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     assert code == 0
     first, _, _, local, *strikes = said.splitlines()
     assert first.startswith(
-        "local/host-0  2 strikes with a weight of 2.00 by now, may be used: the hosts of local jobs"
+        "local/host-0  2 strikes with a current weight of 2.00, may be used: the hosts of local"
     )
-    assert local.startswith("tb/node1  2 strikes with a weight of 2.00 by now, excluded until 20")
+    assert local.startswith("tb/node1  2 strikes with a current weight of 2.00, excluded until 20")
     assert strikes[0].endswith("host-lost in llama, attempt 1: it said nothing")
     body = json.loads(ndctl("hosts", *root, "--json")[1])
     assert [(row["cluster"], row["host"], row["excluded"]) for row in body] == [
@@ -440,7 +440,7 @@ def test_a_host_is_pinned_and_unpinned_by_name(tmp_path: Path) -> None:
         "never",
         "burnt connector",
     )
-    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "mended")
+    code, said = ndctl("hosts", *root, "pin", "node9", "--always", "--reason", "repaired")
     assert said.startswith("pinned node9 of tb: always used")
     assert ndctl("hosts", *root, "unpin", "node9") == (0, "unpinned node9 in tb\n")
     code, said = ndctl("hosts", *root, "unpin", "node9")
@@ -466,14 +466,14 @@ def test_a_file_that_cannot_be_read_keeps_no_job_from_starting(
     path.mkdir(parents=True)
     assert excluded(path, NOW) == {}
     assert always(path, NOW) == ()
-    assert "cannot be read, so none is left out" in caplog.text
+    assert "excluding no hosts, failed to read host strikes" in caplog.text
 
 
 @pytest.mark.parametrize(
     "words",
     [["hosts"], ["hosts", "clear", "n"], ["hosts", "pin", "n", "--never", "--reason", "x"]],
 )
-def test_a_person_is_told_when_strikes_cannot_be_read(tmp_path: Path, words: list[str]) -> None:
+def test_a_user_gets_an_error_if_strikes_cannot_be_read(tmp_path: Path, words: list[str]) -> None:
     path_of(tmp_path, "tb").mkdir(parents=True)
     done = CliRunner().invoke(cli, [words[0], "--run-root", str(tmp_path), *words[1:]])
     assert isinstance(done.exception, JobError)
@@ -488,7 +488,7 @@ def test_a_person_is_told_when_strikes_cannot_be_read(tmp_path: Path, words: lis
 def test_whoever_shares_the_run_root_shares_the_strikes(
     tmp_path: Path, run_root: int, folder: int, file: int
 ) -> None:
-    """Whatever the umask of who was there first."""
+    """For any umask of the user who wrote first."""
     tmp_path.chmod(run_root)
     path = path_of(tmp_path, "tb")
     with umask(0o077):
@@ -503,7 +503,7 @@ def test_whoever_shares_the_run_root_shares_the_strikes(
 def test_another_user_reads_and_appends(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     fd = os.open(tmp_path, os.O_PATH)
-    path = path_of(Path(f"/proc/self/fd/{fd}"), "tb")  # who may not pass the folders above
+    path = path_of(Path(f"/proc/self/fd/{fd}"), "tb")  # other users cannot enter the folders above
     with umask(0o077):
         record(path, strike())
     os.seteuid(65534)

@@ -30,7 +30,7 @@ def test_each_job_has_a_key_and_a_certificate_of_its_own() -> None:
     assert secret_from(f"\n{TEXT}\n\n") == SECRET
 
 
-def test_a_leader_is_known_by_its_certificate_alone() -> None:
+def test_a_leader_is_identified_only_by_its_certificate() -> None:
     certificate = ssl.PEM_cert_to_DER_cert(TEXT[TEXT.index("-----BEGIN CERT") :])
     assert is_pinned(SECRET, certificate)
     assert not is_pinned(SECRET, certificate[:-1])
@@ -43,14 +43,14 @@ def test_the_private_key_is_in_no_file_once_the_leader_has_it(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_is_not_shown_where_a_value_is_printed() -> None:
+def test_the_secret_is_not_part_of_a_printed_value() -> None:
     shown = repr(SECRET)
     assert SECRET.key.decode() not in shown
     assert "PRIVATE KEY" not in shown
 
 
 @pytest.mark.parametrize("text", ["", "a-token", "ndctl-job-key \nx", "ndctl-job-key abc\nnothing"])
-def test_what_is_no_secret_is_refused(text: str) -> None:
+def test_text_that_is_no_secret_is_refused(text: str) -> None:
     with pytest.raises(NoSecret):
         secret_from(text)
 
@@ -71,7 +71,7 @@ def test_a_proof_is_good_for_one_number_and_one_claim_of_one_job() -> None:
         assert not is_proved(SECRET, "nonce", CLAIM, wrong)
 
 
-def test_no_two_claims_are_the_same_words() -> None:
+def test_two_claims_never_have_the_same_bytes() -> None:
     one = replace(CLAIM, host="a", incarnation='b", "c')
     two = replace(CLAIM, host='a", "b', incarnation="c")
     assert prove(SECRET, "n", one) != prove(SECRET, "n", two)

@@ -34,7 +34,7 @@ from orchestrator.model_config import hub_cache, read_model_config
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SPECS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.stem != "trainer")
-"""trainer.yaml is what the trainer alone reads."""
+"""Only the trainer reads trainer.yaml."""
 GOOD = """\
 name: demo
 model: {preset: llama-tiny}
@@ -85,7 +85,7 @@ BAD: list[tuple[str, str, str, str]] = [
     ),
     ("data.validation.fraction=0.6", "data.validation.fraction", "at most 0.5", "0.5 or less"),
     ("data.validation.fraction=0", "data.validation.fraction", "above 0", "a number above 0"),
-    ("train.eval_every=5", "train.eval_every", "given with data.validation alone", "add data.val"),
+    ("train.eval_every=5", "train.eval_every", "given only together with data", "add data.val"),
     ("train.profile={}", "train.profile.at_step", "given", "add train.profile.at_step"),
     ("train.profile.at_step=0", "train.profile.at_step", "at least 1", "1 or more"),
     (
@@ -211,7 +211,7 @@ BAD: list[tuple[str, str, str, str]] = [
 def test_a_bad_value_is_refused_with_path_limit_and_fix(
     override: str, path: str, limit: str, fix: str
 ) -> None:
-    """Said alike for a value in the file and for one from `--set`."""
+    """The same message for a value in the file and one from `--set`."""
     from_set = refused(GOOD, override)
     assert f"{path}: must be " in from_set
     data = yaml.safe_load(GOOD)
@@ -236,10 +236,10 @@ FILES: list[tuple[str, str, str, str]] = [
     ("just words", "job.yaml:1: ", "got 'just words'", "examples/quickstart.yaml"),
     ("name: a\n\tsteps: 1\n", "job.yaml:2:1: not YAML", "tab", "indent with spaces"),
     ("name:\n\t- 1\n", "job.yaml:2:1: not YAML", "at '\\t- 1'", "indent with spaces"),
-    ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that has ': '"),
+    ("a: b: c\n", "job.yaml:1:5: not YAML", "mapping values", "quote a value that contains ': '"),
     ("a: [1, 2\nb: 3\n", "job.yaml:2:", "at 'b: 3'", "commas and closing quotes"),
     ("data: {files: {stdlib}/*.py}\n", "job.yaml:1:", "not YAML", "quote a value with { }"),
-    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: not YAML", "single document", "remove what follows"),
+    ("a: 1\n---\nb: 2\n", "job.yaml:2:1: not YAML", "single document", "remove everything"),
     ("a: *b\n", "job.yaml:1:4: not YAML", "undefined alias", "begins with * or &"),
     ("a: \x01\n", "job.yaml:1: not YAML", "control", "remove that character"),
     ("a: 'open\n", "job.yaml:2:1: not YAML", "at the end of the file", "closing quotes"),
@@ -279,7 +279,7 @@ def test_the_name_that_is_advised_is_one_that_kubernetes_takes(name: str) -> Non
         assert KUBERNETES_NAME.admits(kubernetes_name(name))
 
 
-def test_all_problems_are_told_at_once_each_at_its_own_line() -> None:
+def test_all_problems_are_reported_at_once_each_at_its_line() -> None:
     text = (
         GOOD.replace("steps: 10", "steps: 0").replace("name: demo", "name: De mo")
         + "parallell: {}\n"
@@ -304,14 +304,14 @@ def test_the_problems_are_also_there_as_values() -> None:
     assert [problem.path for problem in cause.problems] == ["train.steps"]
 
 
-def test_a_missing_key_is_told_at_the_section_that_lacks_it() -> None:
+def test_a_missing_key_is_reported_at_its_section() -> None:
     said = refused(GOOD.replace("  steps: 10\n", ""))
     assert "job.yaml:6: train.steps: must be given" in said
     assert "fix: add train.steps: a whole number (at least 1)" in said
     assert "job.yaml:1: data: must be given" in refused("name: a\nmodel: {preset: llama-tiny}\n")
 
 
-def test_a_key_that_stands_twice_is_told_with_both_lines() -> None:
+def test_a_duplicate_key_is_reported_with_both_lines() -> None:
     said = refused(GOOD + "name: other\n")
     assert "job.yaml:9: name: must be given once" in said
     assert "keep this one or the one at job.yaml:1" in said
@@ -337,11 +337,11 @@ def test_yaml_beyond_plain_values_is_refused(text: str, said: str) -> None:
     ("text", "value"),
     [("3e-4", 3e-4), ("3.0e-4", 3e-4), ("1E+0", 1.0), (".5", 0.5), ("1", 1.0), ("0x10", 16.0)],
 )
-def test_a_number_is_read_however_it_is_written(text: str, value: float) -> None:
+def test_numbers_are_read_in_every_notation(text: str, value: float) -> None:
     assert load_spec(GOOD, "x", [f"train.optimizer.lr={text}"]).train.optimizer.lr == value
 
 
-def test_what_yaml_1_1_would_turn_into_something_else_is_what_it_looks_like() -> None:
+def test_values_that_yaml_1_1_would_convert_keep_their_form() -> None:
     spec = load_spec(GOOD, "x", ["model={config: {a: yes, b: 1:30, c: 2024-01-01, d: 010, 7: ~}}"])
     assert spec.model.config == {"a": "yes", "b": "1:30", "c": "2024-01-01", "d": 10, "7": None}
 
@@ -356,7 +356,7 @@ def test_an_override_makes_the_sections_that_are_not_there() -> None:
     assert (spec.parallel.tp, spec.train.optimizer.lr) == (2, 1e-3)
 
 
-def test_an_override_takes_a_model_away_and_gives_another() -> None:
+def test_an_override_replaces_the_model() -> None:
     spec = load_spec(GOOD, "x", ["model.preset=null", "model.config={model_type: llama}"])
     assert spec.model == ModelSpec(config={"model_type": "llama"})
 
@@ -364,28 +364,28 @@ def test_an_override_takes_a_model_away_and_gives_another() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.steps", "--set train.steps: must be written KEY=VALUE"),
-        ("=3", "must be written KEY=VALUE"),
-        ("train..steps=3", "must be written KEY=VALUE"),
-        ("name.first=a", "--set name.first: must be a key of a mapping, and name is a value"),
+        ("train.steps", "--set train.steps: must be written as KEY=VALUE"),
+        ("=3", "must be written as KEY=VALUE"),
+        ("train..steps=3", "must be written as KEY=VALUE"),
+        ("name.first=a", "--set name.first: must be a key of a mapping, but name is a single"),
         ("trian.steps=3", "--set trian.steps: trian: must be one of the keys"),
         ("train.optimizer={l: 1}", "--set train.optimizer: train.optimizer.l: must be one of"),
         ("train.steps=[1", "--set train.steps: must be a YAML value (while parsing a flow"),
         ("parallel={tp: 1, tp: 2}", "parallel.tp: must be given once"),
     ],
 )
-def test_a_bad_override_is_told_at_the_override(override: str, said: str) -> None:
+def test_a_bad_override_is_reported_at_the_override(override: str, said: str) -> None:
     assert said in refused(GOOD, override)
 
 
-def test_a_file_that_cannot_be_read_is_told_with_the_specs_beside_it(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported_with_similar_files(tmp_path: Path) -> None:
     (tmp_path / "other.yaml").write_text(GOOD)
-    with pytest.raises(SpecError, match=r"no such file\n  fix: there are .*other\.yaml"):
+    with pytest.raises(SpecError, match=r"no such file\n  fix: similar files: .*other\.yaml"):
         read_spec(tmp_path / "job.yaml")
     with pytest.raises(SpecError, match="cannot be read: Is a directory"):
         read_spec(tmp_path)
     (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9")
-    with pytest.raises(SpecError, match="UTF-8 text, byte 9 is not"):
+    with pytest.raises(SpecError, match="UTF-8 text, but byte 9 is not"):
         read_spec(tmp_path / "latin.yaml")
     with pytest.raises(SpecError, match="examples/ has specs"):
         read_spec(tmp_path / "none" / "job.yaml")
@@ -423,7 +423,7 @@ def test_a_dump_writes_every_default_and_no_absent_model_key() -> None:
 
 
 @pytest.mark.parametrize("more", ["cluster.backend=kubernetes", "cluster.kubernetes.shm=1Gi"])
-def test_a_dump_has_the_kubernetes_that_a_job_says_something_of(more: str) -> None:
+def test_a_dump_contains_kubernetes_if_the_job_sets_it(more: str) -> None:
     assert "kubernetes" in yaml.safe_load(dump_spec(load_spec(GOOD, "x", [more])))["cluster"]
 
 
@@ -486,7 +486,7 @@ def test_a_dumped_spec_loads_as_an_equal_spec(spec: JobSpec) -> None:
     ],
     ids=["[", "[]", "{", "-", "indented"],
 )
-def test_what_is_nested_without_end_is_a_spec_error(text: str) -> None:
+def test_very_deep_nesting_is_a_spec_error(text: str) -> None:
     """libyaml ends the process on it."""
     with pytest.raises(SpecError, match=r"x:\d+: lists and mappings are nested more than 64 deep"):
         load_spec(text, "x")

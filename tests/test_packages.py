@@ -1,4 +1,4 @@
-"""The two lists of tested versions: what ndctl needs to run, and what its tests need as well."""
+"""The two lists of tested versions: for running ndctl, and for its tests."""
 
 import re
 import tomllib

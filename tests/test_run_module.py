@@ -21,7 +21,7 @@ print(json.dumps([orchestrator.__file__, trainer.__file__, __name__, sys.argv]))
 def test_a_program_gets_this_copy_of_ndctl_whatever_else_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other packages of the same names, on the user's own path as well."""
+    """Other packages of the same names, also on the user's own path."""
     for folder in ("here", "there"):
         for name in ("orchestrator", "trainer"):
             (tmp_path / folder / name).mkdir(parents=True)

@@ -19,7 +19,7 @@ from orchestrator.schema import json_schema
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SPECS = sorted(path for path in EXAMPLES.glob("*.yaml") if path.stem != "trainer")
-"""trainer.yaml is what the trainer alone reads."""
+"""Only the trainer reads trainer.yaml."""
 SCHEMA = json_schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 GOOD: dict[str, Any] = {
@@ -177,7 +177,7 @@ VALUES: st.SearchStrategy[Any] = st.sampled_from(
 
 @settings(deadline=None)
 @given(st.sampled_from(PATHS), VALUES)
-def test_what_the_loader_accepts_is_valid(path: str, value: Any) -> None:
+def test_specs_that_the_loader_accepts_are_valid(path: str, value: Any) -> None:
     data = with_value(path, value)
     if loads(data):
         VALIDATOR.validate(data)

@@ -12,7 +12,7 @@ from orchestrator.seams import Completed
 
 
 class TestbedError(AssertionError):
-    """The cluster did not do what a test told it to."""
+    """The cluster did not carry out a command of a test."""
 
     __test__ = False
 

@@ -23,8 +23,8 @@ from orchestrator.job.stage import Submitted
 from orchestrator.job.state import Run
 from orchestrator.job_secret import JobSecret, client_context, is_pinned, secret_from
 from orchestrator.journal.journal import Journal, has_writer
-from orchestrator.journal.snapshot import known
-from orchestrator.seams import Clock, Copy
+from orchestrator.journal.snapshot import replay
+from orchestrator.seams import Clock, JobCopy
 
 CANCEL_TIMEOUT_S = 10.0
 JSON = {"Content-Type": "application/json"}
@@ -47,7 +47,7 @@ def cancel(
     Args:
         found: how the job was found. Its run directory may be on another machine.
     """
-    run = known(run_dir)
+    run = replay(run_dir)
     name = run_dir.path.name
     if run.job is None:
         raise JobError(f"the submission of job {name} did not finish", fix="submit it again")
@@ -68,7 +68,7 @@ def cancel(
         with suppress(InUse):
             return _cancel_without_leader(run, run_dir, environ, clock)
     clear(run, environ, clock)
-    if known(run_dir).ending is not None:
+    if replay(run_dir).ending is not None:
         return (
             f"{name} was ended by its scheduler, because its leader could not be reached from here"
         )
@@ -108,7 +108,7 @@ def _cancel_without_leader(
         left = standing(run, environ, clock)
         clear(run, environ, clock)
     except BackendError as exc:
-        raise _not_reached(known(run_dir), run_dir, exc, environ, clock) from exc
+        raise _not_reached(replay(run_dir), run_dir, exc, environ, clock) from exc
     called = name_of(run, environ, clock)
     said = f"{run_dir.path.name} was cancelled {NOT_BEGUN if waiting else 'without a leader'}"
     if called is None:
@@ -130,7 +130,7 @@ def _not_reached(
     )
 
 
-def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock) -> str:
+def _cancel_there(run: Run, copy: JobCopy, environ: Mapping[str, str], clock: Clock) -> str:
     """Cancel in one of the job's pods; if no pod runs, end what the scheduler has of the job."""
     name = copy.run_dir.path.name
     done = copy.cancel()
@@ -138,7 +138,7 @@ def _cancel_there(run: Run, copy: Copy, environ: Mapping[str, str], clock: Clock
         return done.out or f"cancelling {name}"
     with suppress(BackendError):
         copy.refresh()  # the job may have ended since the last refresh
-    if (ended := known(copy.run_dir)).ending is not None:
+    if (ended := replay(copy.run_dir)).ending is not None:
         raise JobError(f"job {name} has already ended: {ended.state}", fix="nothing to cancel")
     clear(run, environ, clock)
     copy.let_go()
@@ -204,7 +204,7 @@ def wait_until_ended(
     """
     alive, leads = True, _leads(run_dir, environ, clock, found)
     # Read again each time: a copy may hold a guessed end, which the line of the leader replaces.
-    while (run := known(run_dir)).ending is None:
+    while (run := replay(run_dir)).ending is None:
         if not alive:
             raise JobError(
                 f"the leader of {run_dir.path.name} died before the job ended",
@@ -245,7 +245,7 @@ def _may_end(found: Found, environ: Mapping[str, str], clock: Clock) -> Callable
             led_at, held = now, True
         elif now - asked_at >= ASK_AGAIN_S:
             asked_at = now
-            run = known(found.run_dir)
+            run = replay(found.run_dir)
             with suppress(BackendError):
                 held = standing(found.here(run), environ, clock) is not None
         return now - led_at < (COME_BACK_S if held else LAST_WORDS_S)

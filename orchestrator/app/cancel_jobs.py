@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from orchestrator.app.cancel_job import cancel, wait_until_ended
 from orchestrator.app.remote import MAX_PARALLEL, Found, kept_fresh
 from orchestrator.errors import NdctlError
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.seams import Clock
 
 
@@ -61,7 +61,7 @@ def cancel_all(
 
 def _ask(found: Found, environ: Mapping[str, str], clock: Clock) -> _Outcome:
     try:
-        run = known(found.run_dir)
+        run = replay(found.run_dir)
         if run.ending is not None:
             return _Outcome(found, ended=run.ending)
         return _Outcome(found, told=cancel(found.run_dir, environ, clock, found))

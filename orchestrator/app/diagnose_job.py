@@ -33,12 +33,12 @@ from orchestrator.diagnosis.dumps.load_evidence import (
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.post_mortem import CLASS, differing
 from orchestrator.diagnosis.hang.report import SHOWN, diagnosis_text
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.errors import JobError
-from orchestrator.journal.journal import having
+from orchestrator.journal.journal import entries_of
 
 
-def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
+def diagnose_folder(folder: Path) -> tuple[HangEvidence, Diagnosis]:
     """Diagnose a folder of dumps and stacks.
 
     Raises:
@@ -65,7 +65,9 @@ def diagnose_folder(folder: Path) -> tuple[Scene, Diagnosis]:
     return judge(scene, last, ended_by_class(folder, CLASS))
 
 
-def judge(scene: Scene, last: Scene, ended: Collection[int]) -> tuple[Scene, Diagnosis]:
+def judge(
+    scene: HangEvidence, last: HangEvidence, ended: Collection[int]
+) -> tuple[HangEvidence, Diagnosis]:
     """Choose between the evidence of a hang and the evidence of ranks that ended, and diagnose it.
 
     The leader does the same. The hang comes first, because errors of ranks that are stopped after
@@ -88,7 +90,7 @@ def judge(scene: Scene, last: Scene, ended: Collection[int]) -> tuple[Scene, Dia
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    scene: Scene
+    scene: HangEvidence
     diagnosis: Diagnosis
     attempt: int
     decided: str = ""
@@ -109,7 +111,9 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
         verdict = Diagnosis(
             kind="healthy", scope=None, ranks=(), hosts=(), confidence=1.0, cause=healthy
         )
-        return Found(scene=Scene(), diagnosis=verdict, attempt=story.newest, in_order=healthy)
+        return Found(
+            scene=HangEvidence(), diagnosis=verdict, attempt=story.newest, in_order=healthy
+        )
     if attempt is not None and not 1 <= attempt <= story.newest:
         raise JobError(
             f"{run_dir.path.name} has no attempt {attempt}; it has {story.newest} attempts",
@@ -118,7 +122,7 @@ def diagnose_job(run_dir: RunDir, attempt: int | None, now: float) -> Found:
     chosen = _newest_with_evidence(run_dir, story) if attempt is None else attempt
     folder = run_dir.traces(chosen)
     there = folder.is_dir()
-    scene, last = Scene(), Scene()
+    scene, last = HangEvidence(), HangEvidence()
     if there:
         scene, last = read_folder(folder, one_attempt=True), read_last(folder)
     begun = story.attempts.get(chosen)
@@ -189,7 +193,7 @@ KINDS = (JobSubmitted, Replanned, StartAttempt, HangDetected, HangJudged, HangOv
 
 def story_of(run_dir: RunDir) -> Story:
     story, plans = Story(), dict[int, Plan]()
-    for entry in having(run_dir.journal, *KINDS):
+    for entry in entries_of(run_dir.journal, *KINDS):
         match entry.event:
             case JobSubmitted(plan=plan, plan_number=number):
                 plans[number] = plan
@@ -215,7 +219,7 @@ def _reported(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[
     """Facts that hosts reported about ranks, and the ranks that ended because of their sizes."""
     facts: dict[int, RankFacts] = {}
     unfit: set[int] = set()
-    for entry in having(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
+    for entry in entries_of(run_dir.journal, EvidenceGathered, RankExited, attempt=attempt):
         match entry.event:
             case EvidenceGathered() as found:
                 facts |= facts_of(found)
@@ -224,7 +228,7 @@ def _reported(run_dir: RunDir, attempt: int) -> tuple[dict[int, RankFacts], set[
     return facts, unfit
 
 
-def _stack(scene: Scene, rank: int) -> tuple[str, ...]:
+def _stack(scene: HangEvidence, rank: int) -> tuple[str, ...]:
     """The stack from the traces; the journal of a large job does not hold stacks."""
     facts = scene.facts.get(rank)
     return facts.stack if facts else ()
@@ -264,7 +268,7 @@ def job_json(found: Found) -> dict[str, Any]:
 
 
 def diagnosis_json(
-    scene: Scene, diagnosis: Diagnosis, attempt: int | None = None
+    scene: HangEvidence, diagnosis: Diagnosis, attempt: int | None = None
 ) -> dict[str, Any]:
     """The verdict and the evidence. `attempt` is null for a folder."""
     return {

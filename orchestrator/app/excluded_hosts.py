@@ -12,7 +12,7 @@ from orchestrator.errors import BackendError
 from orchestrator.job.stage import OUTSIDE
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
-from orchestrator.seams import Clock, RemoteScheduler, Scheduler, Sighting
+from orchestrator.seams import Clock, LaunchStatus, RemoteScheduler, Scheduler
 
 if TYPE_CHECKING:
     from orchestrator.host_strikes import Record
@@ -53,7 +53,7 @@ def excluded_hosts(
 
 
 def excluded_while_queued(
-    run: Run, seen: Sighting, environ: Mapping[str, str], clock: Clock
+    run: Run, seen: LaunchStatus, environ: Mapping[str, str], clock: Clock
 ) -> dict[str, str]:
     """Hosts that a queued job excludes, each with the reason and the command to use it.
 

@@ -10,7 +10,7 @@ from orchestrator.contract.codec import encode, nearest
 from orchestrator.contract.spec.failures import FailureRule, Remedy
 from orchestrator.contract.spec.job_spec import ResilienceSpec
 from orchestrator.contract.spec.policy import PolicyRule
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import FailureSigns, classify
 from orchestrator.diagnosis.classes import default_rules as default_classes
 from orchestrator.errors import SpecError
 from orchestrator.job.failures import policy
@@ -119,7 +119,7 @@ def _resolve(said: str, names: Sequence[str], found: Policy) -> str:
         lines = (
             f"NVRM: Xid (PCI:0000:01:00): {xid[1]}, {rest}" for rest in ("pid=1", "NETIR Fatal")
         )
-        known = classify(Signs(lines=tuple(lines)), found.classes)
+        known = classify(FailureSigns(lines=tuple(lines)), found.classes)
         if known is not None:
             return known.rule.name
     near = ", ".join(prefixed) or nearest(said, names)

@@ -1,4 +1,4 @@
-"""Find jobs by name, also jobs in a cluster, of which this machine keeps a copy of the journal."""
+"""Find jobs by name, also jobs in a cluster if this machine has a copy of their journal."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +17,8 @@ from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, has_run, jobs
 from orchestrator.journal.journal import read
 from orchestrator.journal.run_dir_init import ARCHIVE
-from orchestrator.journal.snapshot import known
-from orchestrator.seams import Clock, Copy
+from orchestrator.journal.snapshot import replay
+from orchestrator.seams import Clock, JobCopy
 
 REFRESH_S = 2.0
 """Seconds between two refreshes of a copy."""
@@ -45,7 +45,7 @@ class Found:
     """A job that was found by its name."""
 
     run_dir: RunDir
-    copy: Copy | None = None
+    copy: JobCopy | None = None
     """Set if the run directory is in a cluster."""
 
     @property
@@ -94,7 +94,7 @@ def find(
         raise JobError(exc.message, fix=fix) from exc
 
 
-def _of(copy: Copy) -> Found:
+def _of(copy: JobCopy) -> Found:
     return Found(copy.run_dir, copy)
 
 
@@ -158,7 +158,7 @@ def refresh_all(jobs: Sequence[Found]) -> None:
 
     firsts = {copy.cluster: copy for copy in reversed(copies)}
 
-    def refresh_one(copy: Copy) -> None:
+    def refresh_one(copy: JobCopy) -> None:
         first = firsts[copy.cluster].stale
         if copy not in firsts.values() and isinstance(first, Unreachable):
             copy.stale = first
@@ -176,7 +176,7 @@ def await_begin(found: Found, ask: Ask, clock: Clock, say: Callable[[str], objec
     scheduler meanwhile. False if the scheduler no longer has the job."""
     said = ""
     while found.copy is not None and not found.copy.has_begun:
-        seen = ask(known(found.run_dir))
+        seen = ask(replay(found.run_dir))
         words = seen and (seen.unknown or seen.words)
         if words and words != said:
             say(words)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.job.hosts.host_pool import is_short
 from orchestrator.job.state import Run
-from orchestrator.seams import Clock, Scheduler, Sighting, SubmittingScheduler
+from orchestrator.seams import Clock, LaunchStatus, Scheduler, SubmittingScheduler
 
 
 def submitter_of(name: str, environ: Mapping[str, str], clock: Clock) -> SubmittingScheduler:
@@ -43,9 +43,9 @@ def name_of(run: Run, environ: Mapping[str, str], clock: Clock) -> str | None:
     return scheduler_of(run.job.backend, environ, clock).name_of(run.job.launch)
 
 
-def sightings(
+def statuses_at_schedulers(
     jobs: Sequence[tuple[Run, bool, bool]], environ: Mapping[str, str], clock: Clock
-) -> list[Sighting]:
+) -> list[LaunchStatus]:
     """The state of each job at its scheduler.
 
     A scheduler is asked once for all jobs. It is not asked about jobs that ended, or that have a
@@ -54,14 +54,14 @@ def sightings(
     Args:
         jobs: each with whether its leader is alive, and whether it is quiet.
     """
-    said: dict[int, Sighting] = {}
+    said: dict[int, LaunchStatus] = {}
     doubtful: dict[str, list[tuple[int, LaunchPlan]]] = {}
     for at, (run, led, quiet) in enumerate(jobs):
         if run.job is None or run.job.backend == "local":
             continue
         if run.ending is not None or (led and not quiet and not is_short(run)):
             backend = scheduler_of(run.job.backend, environ, clock)
-            said[at] = Sighting(backend.name_of(run.job.launch), held=False)
+            said[at] = LaunchStatus(backend.name_of(run.job.launch), held=False)
         else:
             doubtful.setdefault(run.job.backend, []).append((at, run.job.launch))
     for name, launches in doubtful.items():
@@ -70,4 +70,4 @@ def sightings(
             at: replace(one, held=one.held and not jobs[at][1])
             for (at, _), one in zip(launches, seen, strict=True)
         }
-    return [said.get(at, Sighting(None, held=False)) for at in range(len(jobs))]
+    return [said.get(at, LaunchStatus(None, held=False)) for at in range(len(jobs))]

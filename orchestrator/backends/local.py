@@ -16,7 +16,7 @@ from orchestrator.errors import BackendError
 from orchestrator.host_strikes import LOCAL
 from orchestrator.inventory.local import visible_gpus
 from orchestrator.run_module import command
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,8 @@ class LocalBackend:
         """Always None, because there is no queue. `submit` checks the locks of agents."""
         return None
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        return [Sighting("this machine has no queue", held=False) for _ in launches]
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
+        return [LaunchStatus("this machine has no queue", held=False) for _ in launches]
 
     def name_of(self, launch: LaunchPlan) -> str | None:
         return None

@@ -34,10 +34,10 @@ MOST_MISSING = 4
 
 def asker(found: "Found") -> "Ask":
     """A function that asks the scheduler for the state of the job."""
-    from orchestrator.app.sighting import sight
+    from orchestrator.app.launch_statuses import launch_statuses
     from orchestrator.system import SystemClock
 
-    return lambda run: sight([(found, run, False, False)], os.environ, SystemClock())[0]
+    return lambda run: launch_statuses([(found, run, False, False)], os.environ, SystemClock())[0]
 
 
 def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
@@ -47,7 +47,7 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
     if all(one.is_local for _, one in snapshots):
         return [one for _, one in snapshots]
     from orchestrator.app.excluded_hosts import excluded_while_queued
-    from orchestrator.app.sighting import sight
+    from orchestrator.app.launch_statuses import launch_statuses
     from orchestrator.dashboard.scheduler_status import is_quiet
     from orchestrator.system import SystemClock
 
@@ -59,15 +59,15 @@ def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot
         (found, one.seen.run, alive, is_quiet(one.heard_at, clock.now()))
         for (found, one), alive in zip(snapshots, led, strict=True)
     ]
-    sightings = sight(jobs, os.environ, clock)
+    statuses_at_schedulers = launch_statuses(jobs, os.environ, clock)
     return [
         replace(
             one,
             leader_alive=alive,
-            sighting=replace(seen, at=one.heard_at) if alive and seen.resume else seen,
+            launch_status=replace(seen, at=one.heard_at) if alive and seen.resume else seen,
             excluded=excluded_while_queued(one.seen.run, seen, os.environ, clock),
         )
-        for (_, one), alive, seen in zip(snapshots, led, sightings, strict=True)
+        for (_, one), alive, seen in zip(snapshots, led, statuses_at_schedulers, strict=True)
     ]
 
 

@@ -163,14 +163,14 @@ def find(name: str, run_root: str | None, place: "Place | None", *, warns: bool 
     """The job `name`, refreshed. `warns`: print a warning if it cannot be refreshed."""
     from orchestrator.app import remote
     from orchestrator.job_paths import run_root_of
-    from orchestrator.journal.journal import lost_end
+    from orchestrator.journal.journal import damaged_end
     from orchestrator.system import SystemClock
 
     found = remote.find(run_root_of(run_root, os.environ), name, place, os.environ, SystemClock())
     remote.refresh(found)
     if found.stale is not None and warns:
         warn(f"{found.stale.message}; showing the last known state")
-    if lost := lost_end(found.run_dir.journal):
+    if lost := damaged_end(found.run_dir.journal):
         warn(lost)
     return found
 

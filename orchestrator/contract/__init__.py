@@ -1,1 +1,1 @@
-"""What orchestrator and trainer agree on: plain values, written once."""
+"""Values that orchestrator and trainer share: specs, messages and file formats."""

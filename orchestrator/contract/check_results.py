@@ -1,4 +1,4 @@
-"""What a check of a machine found: of `ndctl doctor`, and of each host before ranks start on it."""
+"""Results of the checks of a host, by `ndctl doctor` or before ranks start on the host."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,21 +6,20 @@ from typing import Literal
 
 Verdict = Literal["ok", "note", "warns", "stops"]
 BEFORE_HOOK = "before hook"
-"""What of a host on which the spec's own line of shell failed before its agent began."""
+"""Value of `Finding.what` for a host on which the spec's `hooks.before` failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     what: str
     verdict: Verdict
-    """`stops`: a job cannot run; `warns`: it may suffer; `note`: for information."""
+    """`stops`: a job cannot run; `warns`: it may run badly; `note`: information only."""
     found: str
     fix: str = ""
 
 
 def why_unfit(findings: Iterable[Finding]) -> str | None:
-    """Why no rank may start on a host that found this of itself, and what would mend it; None
-    where one may."""
+    """The findings that forbid ranks on a host, each with its fix; None if ranks may start."""
     return "; ".join(_words(found) for found in findings if found.verdict == "stops") or None
 
 
@@ -29,11 +28,11 @@ def _words(found: Finding) -> str:
 
 
 def words_of_finding(found: Finding) -> str:
-    """As one text, with its fix on a line of its own."""
+    """One text. A fix that the user should apply has a line of its own."""
     fix = f"\n  fix: {found.fix}" if found.fix and found.verdict in ("warns", "stops") else ""
     return f"{found.what}: {found.found}{fix}"
 
 
 def troubles(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that somebody has to see."""
+    """The findings that a user must see."""
     return tuple(found for found in findings if found.verdict in ("warns", "stops"))

@@ -1,10 +1,11 @@
-"""Frozen dataclasses to JSON values and back, with every problem found at once.
+"""Frozen dataclasses to JSON values and back; decoding reports every problem at once.
 
-For what people write: the job spec, the trainer's configuration, inventories. What programs write
-for each other is read by msgspec (`messages/wire.py`), and here only where that cannot. It knows
-dataclasses, unions told apart by a tag or by type, `Literal`, enums (by name), tuples, mappings and
-`Annotated` limits. Standard library alone, and not pydantic, whose import alone takes most of the
-time that `ndctl plan` may (benchmarks/cli.py).
+It reads what people write: the job spec, the trainer's configuration, inventories. Messages between
+programs are read by msgspec (`messages/wire.py`), and here only if msgspec cannot read them.
+
+The codec knows dataclasses, unions (told apart by a tag or by type), `Literal`, enums (by name),
+tuples, mappings and `Annotated` limits. It needs only the standard library. pydantic is not used,
+because importing it takes most of the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
 import dataclasses
@@ -23,7 +24,7 @@ from orchestrator.contract.spec.limits import OneOf
 T = TypeVar("T")
 MISSING = dataclasses.MISSING
 ABSENT: Any = object()
-"""No value at all, which null is not."""
+"""Stands for a value that is missing; null is a value."""
 TAG = "kind"
 
 
@@ -33,7 +34,7 @@ class Problem:
 
     path: str
     value: Any = ABSENT
-    """The offending value; `ABSENT` where there is none."""
+    """The offending value; `ABSENT` if the key is missing."""
     limit: str
     """What the value must be, as the end of "must be …"."""
     fix: str
@@ -49,7 +50,7 @@ class Problem:
 
 
 class Invalid(ValueError):
-    """The value cannot be; `problems` says why, all of them."""
+    """A value that cannot be accepted; `problems` has every reason."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -57,7 +58,7 @@ class Invalid(ValueError):
 
 
 def key_of(name: str) -> str:
-    """The key under which field `name` is written: `async_` is `async`, a word Python keeps."""
+    """The key of field `name`: `async_` is written `async`, which is a keyword in Python."""
     return name.removesuffix("_")
 
 
@@ -77,8 +78,8 @@ def fields_of(cls: type) -> dict[str, tuple[str, Any, bool]]:
 
 
 def encode(value: Any) -> Any:
-    """`value` as what `json.dumps` takes."""
-    if type(value) in SCALARS:  # first: most values are, as the names of 2,048 hosts
+    """`value` as a value that `json.dumps` accepts."""
+    if type(value) in SCALARS:  # tested first because most values are, such as 2,048 host names
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
@@ -90,20 +91,20 @@ def encode(value: Any) -> Any:
     if isinstance(value, (tuple, list, frozenset)):
         items = sorted(value) if isinstance(value, frozenset) else value
         return [encode(item) for item in items]
-    # One that is a number or a word as well, as `signal.SIGKILL`, stands for that.
+    # An enum that is also a number or a string, such as `signal.SIGKILL`, is written as that.
     return value.name if isinstance(value, Enum) and not isinstance(value, int | str) else value
 
 
 @functools.cache
 def is_tagged(kind: Any) -> bool:
-    """Whether values of `kind` are of several dataclasses, so that each has to say which."""
+    """Whether `kind` is a union of dataclasses, so that a value must name its class."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else ()
     return bool(_tagged(members))
 
 
 @functools.cache
 def _tagged(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
-    """Name -> kind where all of several are dataclasses; else nothing."""
+    """Class name -> class if `kinds` are several dataclasses; else empty."""
     if len(kinds) < 2 or not all(dataclasses.is_dataclass(kind) for kind in kinds):
         return {}
     return {kind.__name__: kind for kind in kinds}
@@ -115,7 +116,7 @@ def _origin(kind: Any) -> Any:
 
 
 def encode_tagged(value: Any) -> dict[str, Any]:
-    """One member of a union of dataclasses, told apart by its class name under `kind`."""
+    """A member of a union of dataclasses, with its class name under `kind`."""
     return {TAG: type(value).__name__} | cast(dict[str, Any], encode(value))
 
 
@@ -133,7 +134,7 @@ def decode(cls: type[T] | Any, data: Any, path: str = "") -> T:
 
 
 def words_of(kind: Any) -> str:
-    """What a `kind` is, as the end of "must be …"."""
+    """A description of `kind` that completes "must be …"."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return f"{words_of(args[0])} ({' and '.join(map(str, args[1:]))})"
@@ -175,6 +176,8 @@ def _read_limited(kind: Any, data: Any, path: str, problems: list[Problem]) -> A
     found: list[Problem] = []
     value = _read(base, data, path, found)
     if found:
+        # The type is wrong. The message gives type and limits together, such as "must be a whole
+        # number (at least 1)", so that the user corrects the value once.
         limit = words_of(kind)
         problems += [dataclasses.replace(p, limit=limit) if p.path == path else p for p in found]
         return None
@@ -194,15 +197,17 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
         return _read_tagged(tagged, data, path, problems)
     objects = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
     if isinstance(data, Mapping) and len(objects) == 1:
-        return _read(objects[0], data, path, problems)  # so each mistake in it has its place
+        # Only one member of the union is an object, so report the mistakes inside that object.
+        return _read(objects[0], data, path, problems)
     found: list[Problem] = []
+    # The first member that accepts the value wins. Their problems are reported only if none does.
     for kind in kinds:
         tried: list[Problem] = []
         value = _read(kind, data, path, tried)
         if not tried:
             return value
         found += tried
-    if len(kinds) == 1:
+    if len(kinds) == 1:  # `X | None`: the problems of X say more than "must be X or null"
         problems += found
         return None
     limit = " or ".join(words_of(kind) for kind in kinds)
@@ -210,6 +215,7 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     fix = guesses[0] if guesses else f"set {path} to {limit}"
     problems.append(Problem(path=path, value=data, limit=limit, fix=fix))
     return None
+    # No member fits. One problem lists what all members accept.
 
 
 def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[Problem]) -> Any:
@@ -225,6 +231,7 @@ def _read_tagged(kinds: Mapping[str, Any], data: Any, path: str, problems: list[
 
 def _read_literal(choices: tuple[Any, ...], data: Any, path: str, problems: list[Problem]) -> Any:
     for choice in choices:
+        # `True == 1` in Python, so the types are compared too.
         if data == choice and type(data) is type(choice):
             return choice
     limit = " or ".join(_show(choice) for choice in choices)
@@ -248,7 +255,7 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _read_mapping(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Problem]) -> Any:
-    """Keys are strings, as JSON has them, or whole numbers written as such."""
+    """Keys are strings as in JSON, or whole numbers written as strings."""
     key_kind, item = kinds
     if not isinstance(data, Mapping):
         fix = f"write {path} as {{key: value, …}}"
@@ -294,7 +301,7 @@ def _read_dataclass(cls: type, data: Any, path: str, problems: list[Problem]) ->
         elif required:
             fix = f"add {place}: {_needed(kind)}"
             problems.append(Problem(path=place, limit="given", fix=fix))
-    if len(problems) > before:
+    if len(problems) > before:  # the class's own check needs all fields
         return None
     try:
         return cls(**values)
@@ -304,7 +311,7 @@ def _read_dataclass(cls: type, data: Any, path: str, problems: list[Problem]) ->
 
 
 def _needed(kind: Any) -> str:
-    """What to write for a `kind` that is missing; of a dataclass, the keys that it needs."""
+    """What to add for a missing `kind`; for a dataclass, the keys that it requires."""
     if not dataclasses.is_dataclass(kind):
         return words_of(kind)
     fields = fields_of(cast(type, kind))
@@ -329,6 +336,7 @@ def _read_scalar(kind: Any, data: Any, path: str, problems: list[Problem]) -> An
         return data
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
         data = _as_float(data)
+    # A bool is an int in Python. `steps: true` must not be read as 1.
     fits = isinstance(data, kind) and (kind is bool or not isinstance(data, bool))
     if fits and not (kind is float and not math.isfinite(data)):
         return data
@@ -340,7 +348,7 @@ def _read_scalar(kind: Any, data: Any, path: str, problems: list[Problem]) -> An
 def _as_float(data: int) -> float:
     try:
         return float(data)
-    except OverflowError:  # of more than 308 digits
+    except OverflowError:  # more than 308 digits
         return math.inf
 
 
@@ -361,19 +369,19 @@ def _scalar_fix(kind: Any, data: Any, path: str) -> str:
 
 
 def join(path: str, key: object) -> str:
-    """The path of `key` under `path`."""
+    """The path of `key` inside `path`."""
     return f"{path}.{key}" if path and key else f"{path or key}"
 
 
 def nearest(word: object, known: Iterable[str]) -> str | None:
-    """The known name that `word` was probably meant to be."""
-    import difflib  # for errors alone, and the fast commands have none
+    """The known name that `word` probably stands for; None if no name is similar."""
+    import difflib  # imported only for errors, so that fast commands do not pay for it
 
     return next(iter(difflib.get_close_matches(str(word), known, n=1)), None)
 
 
 def _show(value: Any) -> str:
-    """`value` as it would be written in YAML or JSON."""
+    """`value` as it is written in YAML or JSON, shortened to 80 characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)

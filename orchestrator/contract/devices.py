@@ -1,6 +1,6 @@
-"""The devices that ndctl has a hardware profile of, by name.
+"""Names of the devices that have a hardware profile.
 
-The profiles themselves are in `inventory/profiles/`; the names stand here because a spec says one.
+The profiles are in `inventory/profiles/`. The names are here because a spec may contain one.
 """
 
 GPU_NAMES = (
@@ -14,5 +14,5 @@ GPU_NAMES = (
     "rtx4090-24gb",
 )
 CPU = "cpu"
-"""The profile of ranks without a device."""
+"""Profile of ranks that run without a GPU."""
 PROFILE_NAMES = (*GPU_NAMES, CPU)

@@ -1,4 +1,4 @@
-"""What a backend is asked to start: one agent on each host; and what a scheduler gave for it."""
+"""What a backend must start (one agent on each host), and what the scheduler granted for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,61 +12,61 @@ from orchestrator.contract.spec.slurm_spec import SlurmSpec
 class LaunchPlan:
     job: str
     run_dir: str
-    """Absolute, on a file system that every host sees."""
+    """Absolute path on a file system that every host sees."""
     launch: int
-    """Number of this submission of the job, from 1; fences off agents of an earlier one."""
+    """Number of this submission of the job, from 1. Agents of an earlier one are rejected."""
     hosts: tuple[str, ...]
-    """The hosts asked for, spares last; of a scheduler, which chooses, only their number counts."""
+    """The requested hosts, spares last. A scheduler chooses hosts itself, so only their number
+    counts then."""
     devices_per_host: int
     agent_timeout: float
     slurm: SlurmSpec | None = None
     kubernetes: KubernetesSpec | None = None
-    """Each for the backend of that name."""
+    """`slurm` and `kubernetes` are for the backend of that name."""
     exclude: tuple[str, ...] = ()
-    """Hosts that a scheduler is asked not to give."""
+    """Hosts that the scheduler must not grant."""
 
     @property
     def leader(self) -> str:
-        """The host whose agent carries the supervisor."""
+        """The host whose agent runs the leader."""
         return self.hosts[0]
 
 
 Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "drained", "failed", "unknown"]
-"""Why a scheduler ends, or is about to end, an allocation. `failed`: what it started there for the
-job has broken, as the batch script of a Slurm job that was killed; nobody wants the hosts back."""
+"""Why a scheduler ends an allocation or is about to end it. `failed`: something that the scheduler
+ran for the job broke, such as the batch script of a Slurm job; the hosts are not claimed back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Something that a scheduler ran for a job and that all agents depended on broke, as srun that
-    was killed: no host is to blame."""
+    """Something that all agents depend on broke, such as srun; no host is the culprit."""
 
     what: str
-    """In words, as `SIGKILL ended srun on node3, and with it all agents`."""
+    """For example `SIGKILL ended srun on node3, and with it all agents`."""
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What a scheduler granted, as the leader finds it when it starts."""
+    """What a scheduler granted, as the leader finds it at its start."""
 
     id: str
-    """The scheduler's name of the job."""
+    """The job's name in the scheduler."""
     restarts: int
-    """How often the scheduler has started it again."""
+    """How often the scheduler has restarted the job."""
     hosts: tuple[str, ...]
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Host to its switches from the outermost down, where the scheduler knows them."""
+    """Host -> its switches, outermost first; empty if the scheduler does not know them."""
     ends_at: float | None = None
-    """Unix seconds of the time limit."""
+    """Time limit in Unix seconds."""
     notice_s: float | None = None
-    """How long before its end the scheduler says so; None where nobody can tell."""
+    """Seconds before the end at which the scheduler sends its signal; None if unknown."""
     successor_s: float | None = None
-    """Where the scheduler itself puts another host, of whatever name, in the place of one that is
-    lost: how long that may take, while those that are left wait in place; `hosts` are then those
-    of the moment. None: there are no others than `hosts`."""
+    """Seconds that the scheduler may need to put another host in the place of a lost one, while
+    the remaining hosts wait. `hosts` is then only the current set, and host names may change.
+    None: the scheduler does not replace hosts, so there are no others than `hosts`."""
     broke_before: Breakdown | None = None
-    """What ended the run of the job before this one, where that is known to be no agent's end."""
+    """What ended the previous run of the job, if it was not the end of an agent."""
     names_resolve: bool = True
-    """Hosts reach each other by these names, too; not where they are merely what a scheduler calls
-    the machines below them."""
+    """Whether hosts reach each other by these names. False if the names are only the scheduler's
+    labels of machines."""

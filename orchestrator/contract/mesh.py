@@ -8,7 +8,7 @@ from typing import Annotated
 from orchestrator.contract.spec.limits import AtLeast
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-"""Outermost first: neighbours in rank order differ in tp."""
+"""Outermost first: ranks with consecutive numbers differ in tp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Mesh:
 
     @property
     def data_parallel(self) -> int:
-        """Ranks that read different sequences."""
+        """Number of ranks that read different sequences."""
         return self.dp_replicate * self.dp_shard
 
     def coords(self, rank: int) -> Mapping[str, int]:
-        """Where `rank` stands on each axis."""
+        """Axis -> coordinate of `rank`."""
         coords = {}
         for axis, degree in zip(reversed(AXES), reversed(self.degrees), strict=True):
             rank, coords[axis] = divmod(rank, degree)

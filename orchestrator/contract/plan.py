@@ -1,4 +1,4 @@
-"""The split of a job over ranks, as the planner decided it."""
+"""A plan: how the planner splits a job over ranks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,59 +10,59 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes that a rank needs, the fullest where nothing else is said, by what for; an estimate."""
+    """Estimated bytes that a rank needs, by purpose; by default of the fullest rank."""
 
     peak_bytes: int
     device_bytes: int | None = None
-    """What a device has; None where nobody says."""
+    """Memory of a device; None: unknown."""
     worst_rank: str = "every rank"
-    """Which it is, as in `pp stage 0`."""
+    """Which rank this is, such as `pp stage 0`."""
     items: Mapping[str, int]
     host: Mapping[str, int] = field(default_factory=dict)
-    """What is offloaded to the host's own memory instead, and not among `items`."""
+    """What is offloaded to host memory; not part of `items`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What one rank sends along one axis of the mesh by one kind of collective, each step."""
+    """What one rank sends in each step along one axis of the mesh, by one kind of collective."""
 
     axis: str
-    """One of the mesh, or two that are one group, as in `dp_shard x cp`."""
+    """An axis of the mesh, or two that form one group, such as `dp_shard x cp`."""
     collective: str
     """`all-gather`, `reduce-scatter`, `all-reduce`, `all-to-all`, `send`, `exchange`."""
     what: str
     """`weights`, `gradients`, `activations`, `keys and values`, …"""
     bytes_per_step: int
-    """That the rank with the most of it sends."""
+    """Bytes that the rank with the most traffic sends."""
     messages: int
-    """Calls of the collective in a step."""
+    """Calls of the collective per step."""
     level: str
-    """The widest link that it crosses: `host`, `nvlink block`, `leaf` or `spine`."""
+    """The slowest link that it crosses: `host`, `nvlink block`, `leaf` or `spine`."""
     by_level: Mapping[str, int] = field(default_factory=dict)
-    """Of `bytes_per_step`, what goes over links of each level: the mean of the group's ranks."""
+    """Part of `bytes_per_step` that crosses each level: the mean over the group's ranks."""
     seconds: float
     exposed_seconds: float
-    """Of these, what no computation hides."""
+    """Part of `seconds` that no computation hides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Of one optimizer step, as predicted."""
+    """Predicted time of one optimizer step."""
 
     step_s: float
     tokens_per_second_per_device: float
     mfu: float
-    """Model FLOPs utilisation of the device's dense peak in the type that is computed in."""
+    """Model FLOPs utilisation: share of the device's dense peak in the computation's format."""
     parts: Mapping[str, float]
-    """Seconds by what for: `compute`, `recompute`, `communication` (exposed), `bubble`,
-    `optimizer`, …; they add up to the step."""
+    """Seconds by purpose: `compute`, `recompute`, `communication` (exposed), `bubble`,
+    `optimizer`, …; their sum is the step time."""
     confidence: str
-    """How sure the figure is, and what it was calibrated on."""
+    """Accuracy of the prediction, and what it was calibrated on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One way to run a job, and what it would cost."""
+    """One way to run a job, with its predicted cost."""
 
     mesh: Mesh
     micro_batch_size: int
@@ -70,7 +70,7 @@ class Choice:
     activation_checkpointing: str
     reshard_after_forward: bool | int
     schedule: str | None
-    """Of the pipeline; None without one."""
+    """Pipeline schedule; None without a pipeline."""
     step_s: float
     tokens_per_second_per_device: float
     mfu: float
@@ -79,27 +79,27 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Meshes that are ruled out for one reason, or that are slower than those that are shown."""
+    """Meshes that share one reason: a constraint that rules them out, or they are slower."""
 
     family: str
-    """What they have in common, as in `tp=16 and more`."""
+    """What the meshes have in common, such as `tp=16 and more`."""
     constraint: str
-    """What binds them."""
+    """The constraint that they break."""
     count: int
-    """Of meshes: ways to multiply five degrees to the number of ranks."""
+    """Number of meshes: ways to write the number of ranks as a product of five degrees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCost:
-    """Bytes of a step that all ranks send out of a host, out of a leaf switch, and so on upwards;
-    what leaves a leaf has left a host as well."""
+    """Bytes per step that all ranks together send out of a host, out of a leaf switch, and so on
+    upwards. Bytes that leave a leaf have also left a host."""
 
     levels: tuple[str, ...]
-    """`host`, `nvlink block` where there are any, and as many of `leaf`, `spine` and `core` as
-    there are switches."""
+    """`host`, `nvlink block` if there are any, and then as many of `leaf`, `spine` and `core` as
+    there are levels of switches."""
     crossing: tuple[int, ...]
     by_name: tuple[int, ...]
-    """The same, were the hosts taken in the order of their names."""
+    """The same cost if hosts were used in the order of their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,32 +108,32 @@ class Plan:
     micro_batch_size: int
     gradient_accumulation: int
     activation_checkpointing: Literal["none", "selective", "full", "every_k"] = "none"
-    """What the spec asked for, `auto` decided."""
+    """The spec's choice, with `auto` decided."""
     reshard_after_forward: bool | int = True
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
-    """Decided as well, where pp is more than 1."""
+    """Also decided, if pp is more than 1."""
     hosts: tuple[str, ...]
-    """Names in node-rank order, as planned; the leader binds again to the hosts that came."""
+    """Names in node-rank order, as planned. The leader assigns ranks again to the granted hosts."""
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Host -> the switches above it, outermost first, of all hosts that could come and are known to
-    hang on one. Where there are NVLink blocks the last is the host's block (`tree_of`)."""
+    """Host -> the switches above it, outermost first, for all candidate hosts whose switches are
+    known. With NVLink blocks the last one is the host's block (`tree_of`)."""
     ranks_per_host: int
     placement: PlacementCost | None = None
-    """None where the switches between the hosts are not known."""
+    """None: the switches between the hosts are unknown."""
     memory: Memory
     memory_along_pp: tuple[Memory, ...] = ()
-    """Of every rank along pp, in order, where there are several."""
+    """Memory of each rank along pp, in order; empty without a pipeline."""
     time: StepTime | None = None
     communication: tuple[Traffic, ...] = ()
     profile: str | None = None
-    """Of the hardware that memory and time were predicted for."""
+    """Hardware profile of the prediction of memory and time."""
     alternatives: tuple[Choice, ...] = ()
-    """The next best meshes, each as it runs best; the best first."""
+    """The next best meshes, each with its best settings; best first."""
     rejected: tuple[Rejected, ...] = ()
     methods: Mapping[str, str] = field(default_factory=dict)
-    """How each axis in use does its part, in words: pipeline, data, context, tensor, …"""
+    """Axis (pipeline, data, context, tensor, …) -> how it works, in words, for axes in use."""
     notes: tuple[str, ...] = ()
-    """What a person should know of how the plan came about."""
+    """Remarks for the user about how the plan was made."""
 
     @property
     def world_size(self) -> int:
@@ -141,12 +141,12 @@ class Plan:
 
     @property
     def schedule(self) -> str | None:
-        """Of the pipeline; None without one."""
+        """Pipeline schedule; None without a pipeline."""
         return self.pipeline.schedule if self.mesh.pp > 1 else None
 
     @property
     def choice(self) -> Choice | None:
-        """The plan as its alternatives are told; None where its time was not predicted."""
+        """The plan in the form of its alternatives; None if its time was not predicted."""
         if self.time is None:
             return None
         return Choice(
@@ -172,7 +172,7 @@ class RankPlace:
 
 
 def places(plan: Plan, hosts: tuple[str, ...]) -> Iterator[RankPlace]:
-    """Every rank of `plan` on `hosts`, given in node-rank order."""
+    """Every rank of `plan` on `hosts`, which are in node-rank order."""
     for rank in range(plan.world_size):
         node, local = divmod(rank, plan.ranks_per_host)
         yield RankPlace(

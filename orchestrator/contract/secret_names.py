@@ -1,4 +1,4 @@
-"""Variables whose names say that their values are secret."""
+"""Detects environment variables whose names say that their value is secret."""
 
 import re
 
@@ -6,5 +6,5 @@ _NAME = re.compile(r"(^|_)(TOKEN|KEY|SECRET)$|PASSWORD|PASSWD|CREDENTIAL", re.IG
 
 
 def is_plain_secret(name: str, value: object) -> bool:
-    """Whether a variable has a secret as plain text. The path of a file that has it is none."""
+    """Whether a variable holds a secret as plain text. The path of a file is not a secret."""
     return isinstance(value, str) and bool(value) and value[0] != "/" and bool(_NAME.search(name))

@@ -1,7 +1,7 @@
-"""Data that a job leaves out on purpose: windows of the batches of its stream.
+"""Windows of batches that a job skips on purpose.
 
-Without any, step s reads batch s. A window of batches is never read again, and the steps that come
-after it read what follows: steps are not lost, so as many are made as were asked for.
+Without windows, step s reads batch s. The batches of a window are never read, and the steps after
+it read the batches that follow. The number of steps stays the same.
 """
 
 import json
@@ -16,7 +16,7 @@ from orchestrator.contract.spec.limits import AtLeast
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Window:
-    """Batches of the stream, counted from 1, the last included."""
+    """Batches of the stream, counted from 1; `last` is included."""
 
     first: Annotated[int, AtLeast(1)]
     last: Annotated[int, AtLeast(1)]
@@ -35,7 +35,7 @@ class Window:
 
 
 def batch_of(step: int, windows: Iterable[Window]) -> int:
-    """The batch that `step`, counted from 1, reads; no two windows may overlap."""
+    """The batch that `step`, counted from 1, reads. Windows must not overlap."""
     batch = step
     for window in sorted(windows):
         if batch < window.first:
@@ -44,18 +44,18 @@ def batch_of(step: int, windows: Iterable[Window]) -> int:
     return batch
 
 
-def together(former: Iterable[Window], more: Iterable[Window]) -> tuple[Window, ...]:
-    """`former` and `more`; of the former ones that lie within one of `more`, that one alone."""
+def merge_windows(former: Iterable[Window], more: Iterable[Window]) -> tuple[Window, ...]:
+    """All windows of both, without the former ones that lie inside one of `more`."""
     more = set(more)
     kept = [w for w in former if not any(m.first <= w.first and w.last <= m.last for m in more)]
     return tuple(sorted({*kept, *more}))
 
 
-def read_already(
+def already_read(
     step: int, there: Sequence[Window], wanted: Iterable[Window]
 ) -> tuple[Window, ...]:
-    """Those of the `wanted` windows of which a job that did `step` steps with the windows `there`
-    has read something: it cannot leave them out any more."""
+    """The `wanted` windows of which some batch was read within `step` steps that skipped the
+    windows `there`. It is too late to skip them."""
     last = batch_of(step, there) if step else 0
     return tuple(window for window in wanted if window not in there and window.first <= last)
 
@@ -65,6 +65,6 @@ def to_text(windows: Sequence[Window]) -> str:
 
 
 def from_text(text: str, path: str) -> tuple[Window, ...]:
-    """Raises ValueError, or Invalid, which names `path`."""
+    """Raises ValueError, or Invalid that names `path`."""
     windows: tuple[Window, ...] = decode(tuple[Window, ...], read_json(text), path)
     return windows

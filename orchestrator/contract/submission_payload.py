@@ -1,7 +1,7 @@
-"""What a submission hands over: the beginnings of a run directory, as files.
+"""The files of a submission, from which the job itself creates its run directory.
 
-Where whoever submits cannot write the directory, or its batch script is submitted by hand, the job
-writes it from these. Nothing in it tells of the time: `job.at` is 0 until the job has begun.
+They are needed if the submitting process cannot write to the run directory, or if a user submits
+the batch script by hand. They contain no time: `job.at` is 0 until the job starts.
 """
 
 import gzip
@@ -23,23 +23,24 @@ SPEC = "spec.yaml"
 PLAN = "plan.json"
 TRAINER = "trainer.json"
 PACKED = ".gz"
-"""Ends the name of a file that is compressed."""
+"""Ending of the name of a compressed file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
     job: JobSubmitted
-    """The journal's line of this launch."""
+    """The journal's first line of this launch."""
     spec: str
     """The text of the run directory's spec.yaml."""
     plan: Mapping[str, Any]
-    """Of its plan-<n>.json."""
+    """Content of plan-<n>.json."""
     trainer: Mapping[str, Any]
-    """Of its trainer-<n>.json."""
+    """Content of trainer-<n>.json."""
     new: bool = False
-    """A run of the same name that ended before is put aside first."""
+    """Rename the directory of an ended run of the same name before this one starts."""
     submitted: Mapping[str, Any] | None = None
-    """Of its submitted.json: what was typed. None where that says nothing to the job's hosts."""
+    """Content of submitted.json: what the user typed. None if it means nothing on the job's hosts,
+    such as a path of the user's own machine."""
 
     @property
     def launch(self) -> LaunchPlan:
@@ -53,7 +54,7 @@ class _Submission:
 
 
 def renamed(handover: Handover, run_dir: Path) -> Handover:
-    """The same job in another run directory, which it has its name from."""
+    """The same job in another run directory. The directory's name is the job's name."""
     launch, name = handover.launch, run_dir.name
     if str(run_dir) == launch.run_dir:
         return handover
@@ -63,7 +64,7 @@ def renamed(handover: Handover, run_dir: Path) -> Handover:
     return replace(
         handover,
         job=replace(handover.job, launch=replace(launch, job=name, run_dir=str(run_dir))),
-        # The name is the first key of a spec that ndctl wrote, and needs no escapes.
+        # The name is the first key of a spec that ndctl wrote, and never needs escapes.
         spec=re.sub(r"\Aname: .*", f"name: '{name}'", handover.spec),
         trainer={**handover.trainer, "out": str(run_dir)},
         submitted=submitted,
@@ -88,18 +89,18 @@ def _json(value: Any) -> str:
 
 
 def packed(files: Mapping[str, str]) -> dict[str, bytes]:
-    """The same, compressed; the same text always makes the same bytes."""
+    """The same files, compressed. The same text always gives the same bytes."""
     return {
         f"{name}{PACKED}": gzip.compress(text.encode(), mtime=0) for name, text in files.items()
     }
 
 
 def handover_from(files: Mapping[str, bytes]) -> Handover:
-    """What `files_of` made, compressed or not.
+    """The handover from the files that `files_of` made, compressed or not.
 
     Raises:
-        Invalid: this ndctl does not understand it, being of another version.
-        KeyError: with the name of a file that is not among `files`.
+        Invalid: another version of ndctl wrote it.
+        KeyError: a file is missing; the key is its name.
     """
     texts = {
         name.removesuffix(PACKED): (

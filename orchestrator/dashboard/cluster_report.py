@@ -8,11 +8,13 @@ If the pods are gone, that report may contain later steps and checkpoints than t
 from dataclasses import replace
 
 from orchestrator.dashboard.metrics import Metric, Progress
-from orchestrator.dashboard.view import CheckpointView, Seen
+from orchestrator.dashboard.view import CheckpointView, ReplayedJob
 from orchestrator.job.reports.job_report import JobReport, is_news
 
 
-def apply_report(seen: Seen, progress: Progress, report: JobReport | None) -> tuple[Seen, Progress]:
+def apply_report(
+    seen: ReplayedJob, progress: Progress, report: JobReport | None
+) -> tuple[ReplayedJob, Progress]:
     """`seen` and `progress` with newer values from `report`; unchanged if it has no news."""
     known_at = max(seen.run.history.last_at, (progress.last.time if progress.last else None) or 0.0)
     if report is None or seen.run.ending is not None or not is_news(report, seen.run, known_at):

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import tzinfo
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.visible import visible
 from orchestrator.dashboard import format
 from orchestrator.dashboard.next_steps import incident_log_command
@@ -18,7 +18,7 @@ from orchestrator.dashboard.status import (
 )
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.diagnosis.hang.report import where_words
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, main_thread, place, shortened
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.job.incident import Incident
@@ -30,7 +30,7 @@ MAX_HOSTS = 32
 
 
 def describe_text(
-    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver] = ()
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[SkippedCheckpoint] = ()
 ) -> str:
     """The full report; `passed_over`: unusable checkpoints that are on disk at present."""
     sections = (
@@ -104,7 +104,7 @@ def _training(snapshot: Snapshot) -> Iterator[str]:
 
 
 def _checkpoints(
-    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[PassedOver]
+    snapshot: Snapshot, zone: tzinfo | None, passed_over: Iterable[SkippedCheckpoint]
 ) -> Iterator[str]:
     found = snapshot.seen.checkpoint
     yield row("newest", checkpoint_text(found, snapshot.view))
@@ -218,7 +218,7 @@ def _stacks(found: Mapping[str, tuple[str, ...]], culprit: int | None) -> Iterat
         for rank, stack in found.items()
         if rank not in whole[:MAX_STACKS]
     }
-    for line in where_words(Scene(facts=rest), ()):
+    for line in where_words(HangEvidence(facts=rest), ()):
         yield row("  stacks", format.one_line(line))
 
 

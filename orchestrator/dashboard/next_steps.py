@@ -52,7 +52,7 @@ def _newest(snapshot: Snapshot) -> str:
 def _retry_status(snapshot: Snapshot) -> str:
     """For a job whose state is unknown, because its scheduler or its pods are unreachable."""
     again = f"to ask again: {snapshot.commands.of('status')}"
-    fix = snapshot.sighting.fix if snapshot.sighting is not None else ""
+    fix = snapshot.launch_status.fix if snapshot.launch_status is not None else ""
     return f"{fix}\n{' ' * 14}{again}" if fix else again
 
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
-from orchestrator.dashboard.view import Seen, fold_seen, seen_at
+from orchestrator.dashboard.view import ReplayedJob, fold_seen, seen_at
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, newest
+from orchestrator.journal.journal import BEGINNING, Entry, Place, Tail, position_after
 
 
-def read_snapshot_state(run_dir: RunDir) -> tuple[Seen, Tail]:
+def read_snapshot_state(run_dir: RunDir) -> tuple[ReplayedJob, Tail]:
     """The state at the place of the snapshot, and a reader of the journal from that place on.
 
     Raises:
@@ -23,8 +23,8 @@ def read_snapshot_state(run_dir: RunDir) -> tuple[Seen, Tail]:
     """
     run, tail = snapshot.recall(run_dir)
     if tail.place == BEGINNING:
-        return Seen(), tail
-    began = newest(run_dir.journal, StartAttempt, tail.place)
+        return ReplayedJob(), tail
+    began = position_after(run_dir.journal, StartAttempt, tail.place)
     return seen_at(run, _between(Tail(run_dir.journal, began), tail.place)), tail
 
 
@@ -37,7 +37,7 @@ def _between(tail: Tail, end: Place) -> Iterator[Entry]:
             return
 
 
-def read_state(run_dir: RunDir) -> Seen:
+def read_state(run_dir: RunDir) -> ReplayedJob:
     """The state at the end of the journal."""
     seen, tail = read_snapshot_state(run_dir)
     return fold_seen(seen, tail.each())

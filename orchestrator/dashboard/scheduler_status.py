@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from orchestrator.job.state import Run
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 POLL_INTERVAL_S = 10.0
 QUIET_S = 15.0
 """A job is quiet after so long without a step and without a journal line."""
 
-Ask = Callable[[Run], Sighting | None]
+Ask = Callable[[Run], LaunchStatus | None]
 """Asks the scheduler about the job; returns None if the job has no scheduler."""
 
 
@@ -29,10 +29,10 @@ class SchedulerPoll:
     def __init__(self, ask: Ask, clock: Clock) -> None:
         self.ask = ask
         self.clock = clock
-        self.seen: Sighting | None = None
+        self.seen: LaunchStatus | None = None
         self.asked_at: float | None = None
 
-    def __call__(self, run: Run, led: bool, heard_at: float | None = None) -> Sighting | None:
+    def __call__(self, run: Run, led: bool, heard_at: float | None = None) -> LaunchStatus | None:
         """The last answer of the scheduler; None if it need not be asked.
 
         Args:

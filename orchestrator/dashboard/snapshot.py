@@ -9,20 +9,20 @@ from orchestrator.dashboard.cluster_report import apply_report
 from orchestrator.dashboard.command_hints import Commands
 from orchestrator.dashboard.metrics import Progress, read_ends
 from orchestrator.dashboard.replay import read_state
-from orchestrator.dashboard.view import Seen, Standing, View, effective_state, heard_at, view
+from orchestrator.dashboard.view import ReplayedJob, Standing, View, effective_state, heard_at, view
 from orchestrator.job.reports.job_report import read_report
 from orchestrator.journal import journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     run_dir: RunDir
-    seen: Seen
+    seen: ReplayedJob
     progress: Progress
     leader_alive: bool
     now: float
-    sighting: Sighting | None = None
+    launch_status: LaunchStatus | None = None
     """The scheduler's name of the job and, while the job has no leader, its state there."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """For a pending job: excluded hosts, each with the reason and the command that allows it."""
@@ -56,7 +56,7 @@ class Snapshot:
             self.progress,
             leader_alive=self.leader_alive,
             now=self.now,
-            sighting=self.sighting,
+            launch_status=self.launch_status,
             commands=self.commands,
         )
 
@@ -64,13 +64,13 @@ class Snapshot:
     def standing(self) -> Standing:
         run, fix = self.seen.run, self.commands.submit()
         return effective_state(
-            run, self.leader_alive, self.now, fix, self.sighting, self.seen.report
+            run, self.leader_alive, self.now, fix, self.launch_status, self.seen.report
         )
 
     @property
     def scheduler(self) -> str | None:
         """The scheduler's name of the job, or what it says about it."""
-        return self.sighting.words if self.sighting is not None else None
+        return self.launch_status.words if self.launch_status is not None else None
 
     @property
     def heard_at(self) -> float:
@@ -79,7 +79,7 @@ class Snapshot:
     @property
     def held(self) -> bool:
         """The scheduler still has the job queued, or is unreachable."""
-        return self.sighting is not None and self.sighting.held
+        return self.launch_status is not None and self.launch_status.held
 
 
 def read_snapshot(run_dir: RunDir, now: float, commands: Commands | None = None) -> Snapshot | None:

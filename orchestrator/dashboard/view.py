@@ -1,14 +1,15 @@
 """Everything that a screen shows about one job, as one frozen value.
 
 The job state is small for a job of any size. Screens need more, for example the health of each
-rank; `Seen` holds that and is built here from the same journal entries. Drawing is elsewhere.
+rank; `ReplayedJob` holds that and is built here from the same journal entries. Drawing is
+elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import (
@@ -31,7 +32,7 @@ from orchestrator.job.stage import ENDED, IDLE, Ended, Holding, Queued, State, S
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 
 Health = Literal[
     "culprit", "dead", "silent", "straggler", "slow", "starting", "stopped", "done", "ok"
@@ -76,7 +77,7 @@ class CheckpointView:
     """0: none yet."""
     at: float | None = None
     """Unix time of its completion; None if the journal does not have it."""
-    passed_over: tuple[PassedOver, ...] = ()
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
     """Newer checkpoints that the last resume could not use."""
     failed: FailedSave | None = None
     """The last save, if it failed and no later one succeeded."""
@@ -87,7 +88,7 @@ class CheckpointView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ReplayedJob:
     """What the views read from the journal: the job state and what it does not contain."""
 
     run: Run = field(default_factory=Run)
@@ -109,7 +110,7 @@ class Seen:
         return max(self.run.attempt.number, self.report.attempt if self.report is not None else 0)
 
 
-def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
+def fold_seen(seen: ReplayedJob, entries: Iterable[Entry]) -> ReplayedJob:
     """`seen` after `entries`. Pass many at once, because each call copies the ranks' health."""
     health = dict(seen.health)
     for entry in entries:
@@ -118,15 +119,15 @@ def fold_seen(seen: Seen, entries: Iterable[Entry]) -> Seen:
     return replace(seen, health=health)
 
 
-def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
-    """`Seen` at some place of the journal.
+def seen_at(run: Run, entries: Iterable[Entry]) -> ReplayedJob:
+    """`ReplayedJob` at some place of the journal.
 
     Args:
         run: the job state at that place.
         entries: the entries from the start of the current attempt up to that place.
     """
     health: dict[int, Health] = {}
-    seen = Seen(
+    seen = ReplayedJob(
         run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
     )
     for entry in entries:
@@ -134,7 +135,7 @@ def seen_at(run: Run, entries: Iterable[Entry]) -> Seen:
     return _after_rollback(replace(seen, health=health))
 
 
-def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
+def _after(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> ReplayedJob:
     event = entry.event
     # Late events about an earlier attempt must not change the health of the current one.
     if getattr(event, "attempt", seen.run.attempt.number) == seen.run.attempt.number:
@@ -142,13 +143,13 @@ def _after(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
     run = seen.run
     if any(isinstance(action, StartAttempt) for action in entry.actions):
         health.clear()
-        seen = Seen(
+        seen = ReplayedJob(
             run=run, checkpoint=CheckpointView(step=run.progress.saved, at=run.progress.saved_at)
         )
     return seen
 
 
-def _after_rollback(seen: Seen) -> Seen:
+def _after_rollback(seen: ReplayedJob) -> ReplayedJob:
     """`seen` with an older checkpoint, if a rollback discarded the newest one."""
     run = seen.run
     if seen.checkpoint.step <= run.progress.saved:
@@ -158,12 +159,12 @@ def _after_rollback(seen: Seen) -> Seen:
     )
 
 
-def _apply_event(seen: Seen, entry: Entry, health: dict[int, Health]) -> Seen:
+def _apply_event(seen: ReplayedJob, entry: Entry, health: dict[int, Health]) -> ReplayedJob:
     match entry.event:
         case JobSubmitted(resume=resume):
             health.clear()
             kept = seen.checkpoint if resume else CheckpointView()
-            return Seen(run=seen.run, checkpoint=kept)
+            return ReplayedJob(run=seen.run, checkpoint=kept)
         case HealthChanged(ranks=spans, health=word):
             for first, last in spans:
                 _set_health(health, range(first, last + 1), word)
@@ -234,7 +235,7 @@ def effective_state(
     leader_alive: bool,
     now: float,
     fix: str = "",
-    sighting: Sighting | None = None,
+    launch_status: LaunchStatus | None = None,
     report: JobReport | None = None,
 ) -> Standing:
     """The state of a job, from its journal, its leader process and its scheduler.
@@ -244,24 +245,24 @@ def effective_state(
 
     Args:
         fix: the command that resubmits the job.
-        sighting: the scheduler's answer; None if there is no scheduler or it was not asked.
-        report: as in `Seen`.
+        launch_status: the scheduler's answer; None if there is no scheduler or it was not asked.
+        report: as in `ReplayedJob`.
     """
-    if sighting is not None and sighting.resume and run.state not in ENDED:
+    if launch_status is not None and launch_status.resume and run.state not in ENDED:
         return Standing(
             state="SUSPENDED",
-            reason=sighting.words or "",
-            since=max(run.history.last_at, sighting.at or 0.0),
-            fix=sighting.resume,
+            reason=launch_status.words or "",
+            since=max(run.history.last_at, launch_status.at or 0.0),
+            fix=launch_status.resume,
         )
     if run.state in ENDED or leader_alive:
         return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if report is not None and report.state in ENDED:
         return Standing(state=report.state, reason=report.message, since=report.updated)
-    seen = None if sighting is None else _scheduler_state(run, sighting, report, now)
+    seen = None if launch_status is None else _scheduler_state(run, launch_status, report, now)
     if seen is not None:
         return replace(seen, fix=fix) if seen.state == "FAILED" else seen
-    # Nobody leads the job and its scheduler does not know it.
+    # The job has no leader, and its scheduler does not know it.
     if isinstance(run.stage, Submitted) and now - run.stage.since < LEADER_START_S:
         return Standing(state=run.state, reason=run.stage.reason, since=run.stage.since)
     if isinstance(run.stage, Submitted):
@@ -273,19 +274,19 @@ def effective_state(
 
 
 def _scheduler_state(
-    run: Run, sighting: Sighting, report: JobReport | None, now: float
+    run: Run, launch_status: LaunchStatus, report: JobReport | None, now: float
 ) -> Standing | None:
     """The state of a job without a known leader according to its scheduler, if that tells it."""
-    words = sighting.words or ""
-    if sighting.unknown:
+    words = launch_status.words or ""
+    if launch_status.unknown:
         # The scheduler is unreachable and the job may still train: show the last known state.
-        why, as_of = sighting.unknown, max(run.history.last_at, sighting.at or 0.0)
+        why, as_of = launch_status.unknown, max(run.history.last_at, launch_status.at or 0.0)
         if report is not None and report.updated > as_of:
             return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
         return Standing(state=run.state, reason=why, since=run.stage.since, as_of=as_of)
-    if sighting.over is not None:
-        return Standing(state=sighting.over, reason=words, since=sighting.at or now)
-    if sighting.held:
+    if launch_status.over is not None:
+        return Standing(state=launch_status.over, reason=words, since=launch_status.at or now)
+    if launch_status.held:
         return Standing(state="PENDING", reason=words, since=run.history.last_at)
     if words and isinstance(run.stage, Submitted):
         reason = f"no leader started: {words}"
@@ -349,19 +350,21 @@ class View:
 
 
 def view(
-    seen: Seen,
+    seen: ReplayedJob,
     progress: Progress = NO_PROGRESS,
     *,
     leader_alive: bool,
     now: float,
-    sighting: Sighting | None = None,
+    launch_status: LaunchStatus | None = None,
     commands: Commands | None = None,
 ) -> View:
-    """The view of a job at the Unix time `now`; `sighting` as in `effective_state`."""
+    """The view of a job at the Unix time `now`; `launch_status` as in `effective_state`."""
     run, last = seen.run, progress.last
     assert run.job is not None, "a journal begins with JobSubmitted"
     commands = commands or Commands(job=run.job.launch.job)
-    standing = effective_state(run, leader_alive, now, commands.submit(), sighting, seen.report)
+    standing = effective_state(
+        run, leader_alive, now, commands.submit(), launch_status, seen.report
+    )
     over = standing.state in ENDED
     done = last_step(run, progress)
     return View(
@@ -437,7 +440,7 @@ def _eta(state: State, left: int, progress: Progress, now: float) -> float | Non
     return max(0.0, left * step_s - min(max(0.0, since), step_s))
 
 
-def _host_rows(seen: Seen, state: State) -> Iterable[HostRow]:
+def _host_rows(seen: ReplayedJob, state: State) -> Iterable[HostRow]:
     run, each = seen.run, seen.run.plan.ranks_per_host
     slow = set() if state in ENDED else {found.rank for found in run.attempt.stragglers.values()}
     blamed = set() if state == "SUCCEEDED" else set(_culprit_ranks(run))
@@ -482,7 +485,7 @@ def _health(told: Health, rest: Health) -> Health:
     return rest if rest in ("stopped", "done", "starting") and told != "dead" else told
 
 
-def _rest(seen: Seen, state: State, host: str) -> Health:
+def _rest(seen: ReplayedJob, state: State, host: str) -> Health:
     """The health of the ranks of `host` that have no reported health."""
     run = seen.run
     if state == "SUCCEEDED":

@@ -1,1 +1,3 @@
-"""Detectors: what heartbeats, step times and the all-reduce check say of hosts and ranks. Pure."""
+"""Detectors of hangs, stragglers and bad hosts, from heartbeats, step times and the fabric check.
+
+Pure."""

@@ -1,36 +1,37 @@
-"""Which host keeps the others from talking, from what all said of one small all-reduce. Pure.
+"""Finds hosts that disturb the small all-reduce over all hosts, from the reports of all. Pure.
 
-Where the signs allow more than one reading, nobody is named: to leave out a good host costs more
-than to go on with one that the supervisor will catch when it breaks something.
+If the reports allow several explanations, no host is named: excluding a good host costs more than
+keeping a bad one, which the supervisor detects when it breaks something.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # what is typed folds a journal, and reads no report
+if TYPE_CHECKING:  # not imported at run time: commands fold a journal but read no report
     from orchestrator.contract.messages.agent_protocol import Checked
 
 SLOW = 4.0
-"""Times as long as on the faster links of the ring: more than one switch further costs."""
+"""A slow link takes this many times as long as the fast links of the ring. One switch more does
+not."""
 LEAST_S = 0.005
-"""A message there and back that takes less is never slow."""
+"""Seconds. A faster round trip is never slow."""
 
 
 def judge(
     hosts: Sequence[str], reports: Mapping[str, "Checked"], limit: float = SLOW
 ) -> Mapping[str, str]:
-    """Host to why it should not run ranks, of those that took part in ring order."""
+    """Host -> why it must not run ranks. `hosts` is in ring order."""
     if all(host in reports and reports[host].state == "ok" for host in hosts):
         return _slow(hosts, reports, limit)
     return _failing(hosts, reports)
 
 
 def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[str, str]:
-    """Those that broke by themselves, and those that most of the others waited for in vain.
+    """Hosts that failed by themselves, and hosts for which most others waited until a timeout.
 
-    Of a network that fell into two halves each half waits for the other, so a majority of all that
-    could have waited is asked for; and where that is said of most hosts, something else is wrong.
+    If the network splits, each half waits for the other half. So a host is named only if a majority
+    of all other hosts waited for it. If most hosts would be named, something else is wrong.
     """
     named: dict[str, str] = {}
     waiting = Counter(
@@ -39,21 +40,24 @@ def _failing(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[
     for host in hosts:
         report = reports.get(host)
         if report is None:
-            named[host] = "it did not report from the check of all hosts"
+            named[host] = "it sent no report of the check of all hosts"
         elif report.state == "broke":
             named[host] = report.why
         elif 2 * waiting[host] > len(hosts) - 1:
-            named[host] = f"{waiting[host]} of {len(hosts) - 1} other hosts waited for it in vain"
+            named[host] = (
+                f"{waiting[host]} of {len(hosts) - 1} other hosts timed out waiting for it"
+            )
     return named if 2 * len(named) <= len(hosts) else {}
 
 
 def _slow(
     hosts: Sequence[str], reports: Mapping[str, "Checked"], limit: float
 ) -> Mapping[str, str]:
-    """Those both of whose links are slow, next to one that has a fast link.
+    """Hosts with two slow links next to a host that has a fast link.
 
-    A host with one fast link is not slow itself. So a slow link between it and a host that has no
-    fast one is that host's fault; between two such hosts it is the link's, and names nobody.
+    A host with one fast link is not slow itself, so a slow link between it and a host without any
+    fast link is the other host's fault. Between two hosts without fast links, the link may be at
+    fault, so neither is named.
     """
     links = _ring(hosts, reports)
     if len(links) < 3:
@@ -71,7 +75,7 @@ def _slow(
 
 
 def _ring(hosts: Sequence[str], reports: Mapping[str, "Checked"]) -> Mapping[frozenset[str], float]:
-    """Each link of the ring to the seconds that the slower of its two ends measured."""
+    """Link of the ring -> seconds, the larger value that its two ends measured."""
     took: dict[frozenset[str], float] = {}
     for host in hosts:
         for link in reports[host].links:

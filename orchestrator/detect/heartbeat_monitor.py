@@ -1,12 +1,12 @@
-"""Detectors: what the heartbeats of one attempt amount to.
+"""Detects hangs, late heartbeats and slow checkpoints from the heartbeats of one attempt.
 
-A `Watch` lives as long as an attempt and holds what the journal need not: the last word of every
-rank. Its clock is the leader's monotonic one, passed in; ages are measured by each agent on its own
-host, so clocks that differ between hosts do no harm.
+A `HeartbeatMonitor` lives as long as an attempt and holds what the journal does not need: the last
+heartbeat of every rank. Its clock is the leader's monotonic one, passed in. Ages are measured by
+each agent on its own host, so differences between the hosts' clocks do not matter.
 
-A standstill is judged as of when every host has told of its ranks, never by silence: digests that
-are late, or a leader that does not get to read them, make no hang. Agents tell at once when their
-ranks have stood still for as long as `still_s`, so that this costs no second.
+A hang is judged at a time up to which every host has reported, and never by silence: digests that
+arrive late, or that the leader reads late, cause no hang. Agents report at once when their ranks
+have stood still for `still_s`, so this costs no time.
 """
 
 import heapq
@@ -31,41 +31,41 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.messages.rank_phase import Phase
 
 HANG_STEPS = 5.0
-"""A hang is this many median steps without progress …"""
+"""A hang is this many median step times without progress."""
 HANG_SPREAD = 3.0
-"""… and so many times the longest of the last steps: where they vary it takes more …"""
+"""It is also this many times the longest of the last steps, because step times may vary."""
 OUTLIERS = 64
-"""… though of so many the longest does not count: ranks that wait while a single one saves or
-compiles take that for a step …"""
+"""Of this many steps the longest is ignored: ranks that wait while one rank saves or compiles count
+the time as a step."""
 HANG_SLACK_S = 0.5
-"""… and this for what interrupts any process now and then. The digest that tells of it, and the
-leader's look, take less than another half second."""
+"""Seconds added for interruptions that any process has now and then. The digest that reports it and
+the leader's check take less than another half second."""
 FEW_STEPS = 8
-"""With fewer than these known a hang is …"""
+"""With fewer known steps than this, the two limits below apply."""
 FIRST_STEPS = 10.0
 FIRST_FLOOR_S = 10.0
-"""… so many times the longest of them, and at least this."""
+"""A hang is this many times the longest known step, and at least `FIRST_FLOOR_S`."""
 UNHEARD_S = 10.0
-"""Nobody's word is waited for longer than this."""
+"""Upper limit of how long the report of a host is awaited."""
 CHECKPOINT_LIMIT_S = 900.0
-"""The blocking part of a save, evaluation, and what else is written, on a slow file system; and
+"""Limit for the blocking part of a save, evaluation and other files on a slow file system, and for
 steps under the profiler."""
 EXIT_LIMIT_S = 120.0
-"""From the last step to the process's end: torch waits for the other ranks on its way out."""
+"""From the last step to the end of the process: torch waits for the other ranks when it exits."""
 SILENT_FLOOR_S = 5.0
 SLOW_STEPS = 3.0
 SLOW_FLOOR_S = 2.0
 ALIVE_BY_WORDS: tuple[Phase, ...] = ("init", "eval")
-"""In these a rank speaks only when it gets on: it has packed more data, or begins a batch."""
+"""Phases in which a rank reports only progress: it packed more data, or starts a batch."""
 RECORD_EVERY_S = 30.0
-"""Between two `StepReached` of one attempt."""
+"""Seconds between two `StepReached` of one attempt."""
 STEPS_KEPT = 256
 SLOW_SAVE = 3.0
-"""A checkpoint is slow when it blocks for this many times the median of those before it …"""
+"""A checkpoint is slow if it blocks for this many times the median of the previous ones."""
 SLOW_SAVE_FLOOR_S = 10.0
-"""… and at least for this long: digests come each second, so shorter times are inexact."""
+"""It must also block for this long: digests come each second, so shorter times are inexact."""
 FEW_SAVES = 3
-"""With fewer checkpoints known, none is called slow."""
+"""With fewer known checkpoints, none counts as slow."""
 SAVES_KEPT = 32
 
 
@@ -75,7 +75,7 @@ class Limits:
     """Seconds; None adapts to the observed step time."""
     init: float
     checkpoint: float | None = None
-    """Seconds; None for what a slow file system may take."""
+    """Seconds; None: the default for a slow file system."""
 
 
 @dataclass(slots=True)
@@ -84,57 +84,61 @@ class _RankWatch:
     phase: Phase = "init"
     heard: float = 0.0
     told: float = 0.0
-    """When a digest last told of it …"""
+    """When a digest last reported the rank."""
     still: float = 0.0
-    """… and how long it had stood still by then."""
+    """How long the rank had stood still by then."""
     health: Health = "ok"
     ended: bool = False
 
 
-class Watch:
+class HeartbeatMonitor:
     def __init__(self, attempt: int, ranks: Iterable[int], limits: Limits, now: float) -> None:
         self.attempt = attempt
         self.limits = limits
         self.ranks = {rank: _RankWatch(heard=now, told=now) for rank in ranks}
         self.durations: deque[float] = deque(maxlen=STEPS_KEPT)
-        """Of the last steps, less what has a phase of its own."""
+        """Durations of the last steps, without other phases."""
         self.adapted = limits.init
-        """Of a training step; until one is known, that of the start."""
+        """Time limit of a training step; before the first step, that of the start."""
         self.step = -1
         self.trained = False
-        """A step of the attempt was reported before the newest."""
+        """A step of the attempt was reported earlier than the newest one."""
         self.recorded = float("-inf")
         self.save_begun = now
         self.saves: deque[float] = deque(maxlen=SAVES_KEPT)
         """Seconds for which the last checkpoints blocked rank 0."""
         self.slow_saves: list[CheckpointSlow] = []
-        """Not yielded yet."""
+        """Notices that were not returned yet."""
 
     def observe(self, digests: Iterable[RankDigest], now: float) -> StepReached | None:
-        """Take in a digest; the progress to record, now and then."""
+        """Process digests. Returns progress to record, at intervals."""
         newest: RankDigest | None = None
         first = self.step
         for digest in digests:
             rank = self.ranks.get(digest.rank)
-            if rank is None:
+            if rank is None:  # a rank of an attempt with another number of ranks
                 continue
             if digest.rank == 0:
                 self._time_save(rank, digest, now)
             rank.heard = max(rank.heard, now - digest.age_s)
             rank.step, rank.phase, rank.ended = digest.step, digest.phase, digest.ended
+            # During start-up a rank reports only when it advances, so its last report counts as
+            # progress. Elsewhere it reports although it may stand still.
             by_words = digest.phase in ALIVE_BY_WORDS
             rank.told, rank.still = now, digest.age_s if by_words else digest.still_s
+            # Steps during `init` are not new: after a resume, a rank reports the checkpoint's step.
             if digest.phase != "init" and digest.step > first:
                 newest, first = digest, digest.step
         return self._stepped(newest, now) if newest is not None else None
 
     def _time_save(self, before: _RankWatch, digest: RankDigest, now: float) -> None:
-        """Rank 0 enters the phase `checkpoint` before it saves and leaves it after."""
+        """Rank 0 enters the phase `checkpoint` before a save and leaves it afterwards."""
         changed = now - digest.still_s
         if before.phase != "checkpoint" and digest.phase == "checkpoint":
             self.save_begun = changed
         elif before.phase == "checkpoint" and digest.phase != "checkpoint":
             took_s = changed - self.save_begun
+            # Until a few saves are known, none is slow.
             usual_s = statistics.median(self.saves) if len(self.saves) >= FEW_SAVES else math.inf
             if took_s > max(SLOW_SAVE * usual_s, SLOW_SAVE_FLOOR_S):
                 slow = CheckpointSlow(
@@ -147,7 +151,8 @@ class Watch:
         if digest.steps is not None:
             self.durations.extend(_lengths(digest.steps))
             self.adapted = self._adapt()
-        # A loss that is not finite is told as none; a second step is progress all the same.
+        # A loss that is not finite is reported as None, as is the loss of the checkpoint's step
+        # before any training. Only a second step without a loss is certainly progress.
         done = digest.loss is not None or self.trained
         self.step, self.trained = digest.step, True
         if not done or now - self.recorded < RECORD_EVERY_S:
@@ -162,11 +167,11 @@ class Watch:
 
     @property
     def step_s(self) -> float | None:
-        """Median of the last steps' durations."""
+        """Median duration of the last steps."""
         return statistics.median(self.durations) if self.durations else None
 
     def limit(self, phase: Phase) -> float:
-        """Seconds without progress that are too many in `phase`."""
+        """Seconds without progress that count as a hang in `phase`."""
         match phase:
             case "init" | "compile":
                 return self.limits.init
@@ -182,7 +187,7 @@ class Watch:
                 return self.adapted
 
     def _adapt(self) -> float:
-        """The limit within a training step, by the steps before it."""
+        """The limit within a training step, from the previous steps."""
         number = len(self.durations)
         longest = heapq.nlargest(1 + number // OUTLIERS, self.durations)[-1]
         if number < FEW_STEPS:
@@ -191,11 +196,16 @@ class Watch:
         return steps + HANG_SLACK_S
 
     def hang(self, now: float) -> HangDetected | None:
-        """Whether nobody has moved for longer than the most patient phase allows."""
+        """A hang, if no rank has made progress for longer than the longest limit of their
+        phases."""
         ranks = [rank for rank in self.ranks.values() if not rank.ended]
         shortest = min(self.limit(phase) for phase in get_args(Phase))
+        # One rank that moves may release the others, so all must stand still. The shortest limit of
+        # all phases excludes most calls quickly.
         if not ranks or any(_standstill(rank, now) <= shortest for rank in ranks):
             return None
+        # A rank in a phase with a long limit, such as a save, may be the one that the others wait
+        # for, so the longest limit applies to all.
         phase = max(sorted({rank.phase for rank in ranks}), key=self.limit)
         limit = self.limit(phase)
         if min(_standstill(rank, now) for rank in ranks) <= limit:
@@ -221,7 +231,7 @@ class Watch:
     def hang_over(
         self, hang: HangDetected, digests: Iterable[RankDigest], now: float
     ) -> HangOver | None:
-        """Whether a rank of these digests moves again, so that `hang` is over."""
+        """An event if a rank in these digests made progress again after `hang`."""
         for digest in digests:
             rank = self.ranks.get(digest.rank)
             if rank is None or rank.ended or rank.step < 0:
@@ -233,16 +243,16 @@ class Watch:
         return None
 
     def tell_soon(self) -> None:
-        """The next step is recorded at once."""
+        """Record the next step at once."""
         self.recorded = float("-inf")
 
     def changes(self, now: float) -> tuple[Notice, ...]:
-        """What a person wants to see and no decision depends on, since this was last asked."""
+        """Notices for the user since the last call. No decision depends on them."""
         slow_saves, self.slow_saves = self.slow_saves, []
         return (*slow_saves, *self._health_changes(now))
 
     def _health_changes(self, now: float) -> tuple[HealthChanged, ...]:
-        """Ranks whose health has another name than when last asked, by that name."""
+        """Ranks whose health changed since the last call, grouped by the new health."""
         changed: dict[Health, dict[int, float]] = {}
         step_s = self.step_s
         slow = max(SLOW_FLOOR_S, SLOW_STEPS * (step_s or 0.0))
@@ -251,6 +261,7 @@ class Watch:
             if rank.ended:
                 continue
             age, limit = now - rank.heard, limits[rank.phase]
+            # Half of the limit for phases other than training, whose limits are minutes.
             health: Health = "ok"
             if age > max(SILENT_FLOOR_S, limit if rank.phase == "train" else limit / 2):
                 health = "silent"
@@ -271,7 +282,7 @@ class Watch:
 
 
 def _spans(ranks: Iterable[int]) -> tuple[Span, ...]:
-    """Of ranks in their order."""
+    """Ranges of consecutive ranks. `ranks` is sorted."""
     found: list[Span] = []
     for rank in ranks:
         if found and rank == found[-1][1] + 1:
@@ -282,14 +293,17 @@ def _spans(ranks: Iterable[int]) -> tuple[Span, ...]:
 
 
 def _standstill(rank: _RankWatch, now: float) -> float:
-    """How long it is known to have stood still; of one that never came up, since the start."""
+    """Seconds for which the rank is known to stand still; if it never reported, since the start."""
     since = now - rank.told
+    # A host that reported recently knows how long its rank stands still. If it has been silent
+    # for too long, the silence is added. A rank that never reported (step < 0) stood still
+    # since the start.
     heard = rank.step >= 0 and since <= UNHEARD_S
     return rank.still if heard else rank.still + since
 
 
 def _lengths(steps: StepTimes) -> list[float]:
-    """Of the steps between two digests, of which the longest ones are known, and the mean."""
+    """Durations of the steps between two digests: the longest are known, the others by the mean."""
     told = (*steps.next_s, steps.longest_s)
     rest = steps.count - len(told)
     others = max(0.0, steps.total_s - sum(told)) / rest if rest > 0 else 0.0

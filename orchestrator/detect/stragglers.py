@@ -1,8 +1,8 @@
-"""Which ranks are persistently slower than their peers by their own work, and what that costs.
+"""Detects ranks whose own work is persistently slower than that of their peers, and the cost.
 
-A rank says with each step what it took itself before it entered the step's first collective. That
-leaves out its waiting, so the one that all wait for is the one that stands out. Ranks are compared
-with those that do the same work: of the same pipeline stage. Pure, as `heartbeat_monitor.py`.
+With each step a rank reports how long it worked before the step's first collective. This excludes
+waiting, so the rank for which all wait stands out. Ranks are compared with ranks that do the same
+work, which are those of the same pipeline stage. Pure, like `heartbeat_monitor.py`.
 """
 
 import statistics
@@ -14,19 +14,19 @@ from orchestrator.contract.messages.agent_protocol import RankDigest
 from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 
 ROUND_STEPS = 5
-"""Steps of every rank that are judged together …"""
+"""Number of steps of every rank that are judged together."""
 ROUND_S = 2.0
-"""… and so long at least, for one interruption not to be most of it."""
+"""They must also take this many seconds, so that one interruption does not dominate."""
 ROUNDS = 3
-"""A word is changed when so many rounds in a row say otherwise."""
+"""The verdict on a rank changes after this many rounds in a row that contradict it."""
 COST = 0.1
-"""Part of a step that a rank must keep its peers waiting to be named …"""
+"""A straggler delays its peers by at least this share of a step."""
 COST_GONE = 0.05
-"""… and below which it keeps up again."""
+"""Below this share the rank is no longer a straggler."""
 SPREAD = 6.0
-"""It must stand out from its peers by so many times their median deviation as well."""
+"""It must also differ from its peers by this many median absolute deviations."""
 NORMAL = 1.4826
-"""Makes a median absolute deviation comparable with a standard deviation."""
+"""Factor that makes a median absolute deviation comparable with a standard deviation."""
 
 
 Change = StragglerFound | StragglerGone
@@ -41,7 +41,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Means of some steps."""
+    """Mean values over some steps."""
 
     own_s: Mapping[int, float]
     step_s: float
@@ -49,7 +49,7 @@ class Round:
 
 
 def roles_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
-    """Ranks that do the same work, apart from the tokens: those of one pipeline rank."""
+    """Ranks with the same work except for the tokens: those of one pipeline rank."""
     each = mesh.world_size // mesh.pp
     stages: dict[int, list[int]] = {}
     for rank in range(mesh.pp * each):
@@ -58,7 +58,7 @@ def roles_of(mesh: Mesh) -> tuple[tuple[int, ...], ...]:
 
 
 class Stragglers:
-    """Lives as long as an attempt."""
+    """State of the detector for one attempt."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Stragglers:
         self.begun = now
         self.sums = {rank: _Sum() for ranks in roles for rank in ranks}
         self.rate: float | None = None
-        """Tokens a second of the whole job, as last told."""
+        """Tokens per second of the whole job, as last reported."""
         self.slow: set[int] = set()
         self.otherwise: dict[int, int] = {}
-        """Rounds in a row that spoke against a rank's present word."""
+        """Rank -> number of rounds in a row that contradicted the current verdict."""
 
     def observe(self, digests: Iterable[RankDigest]) -> None:
         for digest in digests:
@@ -88,7 +88,9 @@ class Stragglers:
                 known.total_s += steps.total_s
 
     def changes(self, now: float) -> tuple[Change, ...]:
-        """What a round that is over changes; nothing while it is not."""
+        """Changes after a complete round; empty in between."""
+        # Rounds have a minimum duration and every rank's minimum number of steps, so that one
+        # interruption, or a rank whose digest is late, does not decide.
         if now - self.begun < ROUND_S:
             return ()
         if min((known.count for known in self.sums.values()), default=0) < ROUND_STEPS:
@@ -107,6 +109,8 @@ class Stragglers:
         verdicts = compare({rank: seen.own_s[rank] for rank in ranks}, seen.step_s)
         for rank in ranks:
             is_slow = rank in self.slow
+            # A rank that is slow must fall below the lower limit to recover, which keeps a rank
+            # near the limit from changing its verdict in every round.
             against = rank not in verdicts.over if is_slow else rank in verdicts.slow
             self.otherwise[rank] = self.otherwise.get(rank, 0) + 1 if against else 0
             if self.otherwise[rank] < ROUNDS:
@@ -128,7 +132,7 @@ class Stragglers:
     def _found(
         self, rank: int, seen: Round, peers_s: float, slowest_peer_s: float
     ) -> StragglerFound:
-        """The job would be as fast as its slowest peer, not as fast as the median of its peers."""
+        """The cost assumes that the job would be as fast as the slowest peer, not as the median."""
         own_s, lost = seen.own_s[rank], None
         if self.rate is not None:
             lost = cost(self.rate, seen.step_s, own_s - slowest_peer_s)
@@ -148,15 +152,16 @@ class Stragglers:
 class Comparison:
     usual_s: float
     slow: frozenset[int]
-    """Stand out, and cost more than `COST`."""
+    """Ranks that stand out and cost more than `COST`."""
     over: frozenset[int]
-    """Cost more than `COST_GONE`."""
+    """Ranks that cost more than `COST_GONE`."""
 
 
 def compare(own_s: Mapping[int, float], step_s: float) -> Comparison:
-    """Who of these peers is slow; never more than half of them, and nobody who has no peer.
+    """The slow ranks among peers: at most half of them, and none without a peer.
 
-    Of an even number the lower middle is the usual one: a host that is slow may have half of them.
+    With an even number of peers the lower middle value is the usual one, because a slow host may
+    have half of them.
     """
     usual = statistics.median_low(own_s.values())
     spread = NORMAL * statistics.median_low(abs(own - usual) for own in own_s.values())
@@ -169,6 +174,7 @@ def compare(own_s: Mapping[int, float], step_s: float) -> Comparison:
 
 
 def cost(rate: float, step_s: float, waited_s: float) -> float:
-    """Tokens a second that a job at `rate` does less because its steps wait so long of `step_s`."""
+    """Tokens per second that a job at `rate` loses because each step of `step_s` waits so long."""
+    # The wait is shorter than the step; 0.99 keeps the cost finite.
     waited_s = min(max(0.0, waited_s), 0.99 * step_s)
     return rate * waited_s / (step_s - waited_s)

@@ -28,7 +28,7 @@ PIECE = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signs:
+class FailureSigns:
     """Evidence from one process, or from the kernel log of its host."""
 
     lines: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class _Table:
 
 
 def classify(
-    signs: Signs, own: Sequence[FailureRule] = (), rules: Sequence[FailureRule] | None = None
+    signs: FailureSigns, own: Sequence[FailureRule] = (), rules: Sequence[FailureRule] | None = None
 ) -> Classified | None:
     """The first matching rule, or None.
 
@@ -88,18 +88,18 @@ def classify(
     return next((found for found in fits if found is not None), None)
 
 
-def all_that_fit(signs: Signs, rules: Sequence[FailureRule]) -> tuple[Classified, ...]:
+def all_that_fit(signs: FailureSigns, rules: Sequence[FailureRule]) -> tuple[Classified, ...]:
     """All matching rules, in order."""
     text = signs.text
     found = (_fit(rule, signs, text) for rule in rules)
     return tuple(one for one in found if one is not None)
 
 
-def fit(rule: FailureRule, signs: Signs) -> Classified | None:
+def fit(rule: FailureRule, signs: FailureSigns) -> Classified | None:
     return _fit(rule, signs, signs.text)
 
 
-def _fit(rule: FailureRule, signs: Signs, text: Text) -> Classified | None:
+def _fit(rule: FailureRule, signs: FailureSigns, text: Text) -> Classified | None:
     if rule.phases and signs.phase is not None and signs.phase not in rule.phases:
         return None
     if rule.signals and signs.signal not in rule.signals:

@@ -13,7 +13,7 @@ from orchestrator.failover.journal_watch import runs_without_leader
 from orchestrator.job.hosts.preemption import ASK_S
 from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run, usable
-from orchestrator.seams import OwnRun
+from orchestrator.seams import CurrentRun
 
 UNLED = 3
 """After so many runs in a row without a leader, another run would not help."""
@@ -58,7 +58,7 @@ class AskAgain:
 
 
 def remedy(
-    run: Run, term: Term, host: str, own: OwnRun, now: float
+    run: Run, term: Term, host: str, own: CurrentRun, now: float
 ) -> Leave | QueueAgain | ClearHost | TakeOver:
     """What the agent of `host` does, given the journal and the scheduler's answer about this run.
 
@@ -95,7 +95,7 @@ def remedy(
 
 
 def after_failed_clearing(
-    run: Run, own: OwnRun, why: str, tried_s: float
+    run: Run, own: CurrentRun, why: str, tried_s: float
 ) -> TakeOver | QueueAgain | AskAgain:
     """What to do when the leader's host could not be cleared.
 
@@ -114,7 +114,7 @@ def after_failed_clearing(
     return AskAgain(why)
 
 
-def no_more_of_it(own: OwnRun, host: str) -> str:
+def no_more_of_it(own: CurrentRun, host: str) -> str:
     """Why the leader on `host`, which hears no other agent, must exit; empty if it may continue.
     It must change nothing then, because other processes have the job or will get it."""
     if own.phase in ("queued again", "over"):
@@ -138,25 +138,25 @@ def over_for(run: Run, term: Term) -> str:
     return "another run of the job has a leader" if runs_without_leader(run, term) < 0 else ""
 
 
-def has_spare(run: Run, own: OwnRun) -> bool:
+def has_spare(run: Run, own: CurrentRun) -> bool:
     """Whether enough hosts for the plan are left without the leader's host."""
     return len(_others(run, own)) >= len(run.plan.hosts)
 
 
-def _goes_on_without_leaders_host(run: Run, own: OwnRun) -> bool:
+def _goes_on_without_leaders_host(run: Run, own: CurrentRun) -> bool:
     job = run.job
     assert job is not None
     shrinks = job.shrink and len(_others(run, own)) >= job.min_hosts
     return has_spare(run, own) or shrinks
 
 
-def _others(run: Run, own: OwnRun) -> list[str]:
+def _others(run: Run, own: CurrentRun) -> list[str]:
     return [
         name for name in usable(run) if name != run.scheduler.leader and name not in own.given_up
     ]
 
 
-def _ends_soon(run: Run, own: OwnRun, now: float) -> bool:
+def _ends_soon(run: Run, own: CurrentRun, now: float) -> bool:
     """Whether the scheduler is about to end the allocation."""
     leaving = run.interruption.leaving
     if leaving is not None and leaving.requeue and not leaving.by_choice:
@@ -170,7 +170,7 @@ def _first(hosts: Sequence[str], but: str) -> tuple[str, ...]:
     return tuple(name for name in hosts[:1] if name != but)
 
 
-def _why_over(own: OwnRun) -> str:
+def _why_over(own: CurrentRun) -> str:
     said = {
         "queued again": "the job is queued again already",
         "ending": "the scheduler is ending the job",

@@ -42,7 +42,7 @@ from orchestrator.failover.journal_watch import (
 from orchestrator.failover.storage import AnyTurn, FailoverStorage, Follows
 from orchestrator.job.state import Run, hosts_given
 from orchestrator.journal.supervisor import OpenJournal
-from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, once_it_serves_in
+from orchestrator.posix.retry_io import LASTING, TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Leaderless:
         return "leave"
 
     async def _served(self, work: Callable[[], T], what: str) -> T:
-        return await once_it_serves_in(self.worker, work, what, self.pause)
+        return await retry_io_in(self.worker, work, what, self.pause)
 
     async def _settle(self) -> Outcome:
         self.former = await self._served(self.storage.read_fence, "failed to read the fence")
@@ -293,7 +293,7 @@ async def see_to_the_leader(
             lines = None  # the leader was heard: an old count of lines means nothing any more
             continue
         # Storage that fails for a moment must not end this watch: no other pod may be left.
-        seen = await once_it_serves_in(worker, following.look, UNREADABLE, asyncio.sleep)
+        seen = await retry_io_in(worker, following.look, UNREADABLE, asyncio.sleep)
         writes, lines, run = lines is None or seen.lines > lines, seen.lines, seen.run
         # A leader that writes to the journal is alive, and only this host is cut off from it.
         if writes or agent.silent_for() < timeout + SEE_S * turn:

@@ -17,8 +17,8 @@ from orchestrator.failover.ask_scheduler import RETRY_S, Asking
 from orchestrator.failover.journal_watch import UNREADABLE
 from orchestrator.failover.stale_launch import superseded
 from orchestrator.job.state import Run
-from orchestrator.journal.snapshot import known
-from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.journal.snapshot import replay
+from orchestrator.posix.retry_io import retry_io
 from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
@@ -37,13 +37,11 @@ def see_to_the_job(
     Args:
         code: exit code of the command that started the agents (`srun`).
     """
-    why = once_it_serves(
-        partial(superseded, run_dir, term, backend_named, clock), UNREADABLE, clock
-    )
+    why = retry_io(partial(superseded, run_dir, term, backend_named, clock), UNREADABLE, clock)
     if why is not None:
         log.info("the job is not queued again: %s", why)
         return code
-    run = once_it_serves(partial(known, run_dir), UNREADABLE, clock)
+    run = retry_io(partial(replay, run_dir), UNREADABLE, clock)
     if run.ending is not None:
         return exit_codes.FAILED if run.ending == "FAILED" else exit_codes.OK
     if run.job is None or run.interruption.cancelled_by is not None:

@@ -13,7 +13,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import Unanswered
 from orchestrator.failover.ask_scheduler import RETRY_S
-from orchestrator.journal.current_launch import counting
+from orchestrator.journal.current_launch import current_launch
 from orchestrator.seams import AllocationBackend, Clock
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def superseded(
     run_dir: RunDir, term: Term, backend_named: Callable[[str], AllocationBackend], clock: Clock
 ) -> str | None:
     """Why this agent must not start; None if it may."""
-    counts = counting(run_dir)
+    counts = current_launch(run_dir)
     if counts is None:
         return None
     if counts.launch.launch != term.launch:

@@ -1,4 +1,5 @@
-"""What to expect of a job over weeks: a pure model of its failures, and the closed form beside it.
+"""Forecasts a job over weeks: a pure model of its failures, and a closed form to check it.
 
-No clock, no I/O but the table of rates. It does not drive the supervisor (`simulation/` does).
+It reads no clock and no file except the table of failure rates. It does not run the supervisor;
+`simulation/` does that.
 """

@@ -75,8 +75,8 @@ def _binomial(total: int, count: int, share: float) -> float:
 
 
 def best_interval_s(setting: Setting) -> float:
-    """What maximises `effective`: near Daly's optimum, which knows nothing of saves in the
-    background; by golden section in the logarithm."""
+    """The interval that maximises `effective`, by golden section in the logarithm. It is close to
+    Daly's optimum, which does not consider saves in the background."""
     guess = daly_s(max(setting.stall_s, 1e-3), setting.mtbf_s)
     low, high = math.log(guess / 20), math.log(20 * guess)
     ratio = (math.sqrt(5) - 1) / 2
@@ -94,14 +94,14 @@ def best_interval_s(setting: Setting) -> float:
 
 
 def best_spares(setting: Setting) -> int:
-    """How many hosts, of those that there are, are best held as spares: each could train as well,
-    so what counts is kept work over all hosts that the job holds."""
+    """The best number of spares among the job's hosts. A spare could train instead, so the measure
+    is kept work divided by all hosts that the job holds."""
     there = setting.spares + setting.reserve
     most = 1 - bare(setting)
     best, best_worth = 0, -1.0
     for spares in range(there + 1):
         if most * setting.hosts / (setting.hosts + spares) <= best_worth:
-            break  # more could not be better even if nobody waited in the queue
+            break  # more spares cannot help even if no replacement ever waited in the queue
         held = replace(setting, spares=spares, reserve=there - spares)
         worth = (1 - short(held)) * setting.hosts / (setting.hosts + spares)
         if worth > best_worth:

@@ -1,9 +1,9 @@
-"""One possible course of a job, drawn from a seed: each failure, what it costs, who steps in.
+"""Simulates one possible history of a job, drawn from a seed.
 
-Failures come as a Poisson process, also while the job recovers from one before: then the recovery
-begins anew. What a job holds is filled up again, one host at a time, by one of the reserve or by
-the one that left, whichever comes first; these times are drawn from exponential distributions. Goes
-from failure to failure: what lies between has a formula.
+Failures are a Poisson process. A failure during recovery starts the recovery again. Missing hosts
+are replaced one at a time, by a host of the reserve or by the repaired one, whichever is first;
+these times have exponential distributions. The simulation jumps from failure to failure, because
+the time between them follows from formulas.
 """
 
 import math
@@ -17,17 +17,17 @@ from orchestrator.forecast.setting import PARTS, Hazard, Setting
 
 @dataclass(slots=True)
 class Account:
-    """Where the seconds of one history went."""
+    """How the time of one history was spent."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     failures: int = 0
-    """That nobody planned."""
+    """Number of unplanned failures."""
     waits: int = 0
-    """How often no spare was there."""
+    """Number of failures at which no spare was available."""
 
 
 def history(setting: Setting, seed: int) -> Account:
-    """The same for the same seed."""
+    """The same seed gives the same history."""
     return _History(setting, Random(seed)).run()
 
 
@@ -43,7 +43,7 @@ class _History:
         self.failure_at = random.expovariate(self.per_s)
         self.hosts = _Hosts(setting, random)
         self.whole_at = 0.0
-        """When there are as many hosts as the job needs."""
+        """Time at which there are as many hosts as the job needs."""
 
     def run(self) -> Account:
         horizon = self.setting.horizon_s
@@ -62,7 +62,8 @@ class _History:
         return self.setting.hazards[min(drawn, len(self.up_to) - 1)]
 
     def _train(self, span_s: float, *, keeps: bool) -> None:
-        """Train and save for `span_s`; without `keeps` all since the last complete save is lost."""
+        """Train and save for `span_s`. Without `keeps`, work since the last complete save is
+        lost."""
         setting, seconds = self.setting, self.account.seconds
         stall_s, cycle_s = self.stall_s, setting.interval_s + self.stall_s
         cycles, rest_s = divmod(span_s, cycle_s)
@@ -75,7 +76,7 @@ class _History:
         seconds["checkpoint stalls"] += stalled_s
 
     def _recover(self, hazard: Hazard) -> Hazard | None:
-        """From a failure to the first step; the failure that came between, or None."""
+        """Time from a failure to the next step. Returns a failure during that time, or None."""
         self.failure_at = self.now + self.random.expovariate(self.per_s)
         self.account.failures += not hazard.planned
         if hazard.takes_host:
@@ -97,19 +98,19 @@ class _History:
 
 
 class _Hosts:
-    """Who steps in for a host that leaves, and when."""
+    """Replacements for hosts that leave, and when they come."""
 
     def __init__(self, setting: Setting, random: Random) -> None:
         self.setting = setting
         self.random = random
         self.filled_at: list[float] = []
-        """When each host that is missing will have been replaced, the next first."""
+        """Times at which the missing hosts are replaced, ascending."""
         self.ready_at = [0.0] * setting.reserve
-        """From when on each of the reserve can be given, the next first: in place of one that it
-        gave it has the one that left, once that is repaired."""
+        """Times from which on each host of the reserve can be granted, ascending. When the reserve
+        gives a host, it gets the failed host in return, once that is repaired."""
 
     def replace(self, now: float) -> float:
-        """When the job has enough hosts again, after one left at `now`."""
+        """Time at which the job has enough hosts again, after one left at `now`."""
         del self.filled_at[: bisect(self.filled_at, now)]
         filled_at = now + self.random.expovariate(1 / self.setting.repair_s)
         queue_s = self.random.expovariate(1 / self.setting.queue_s)

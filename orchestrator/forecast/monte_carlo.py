@@ -23,7 +23,7 @@ class Expected:
     high: float
     """90 % of the simulations are between `low` and `high`."""
     closed: float
-    """The closed form's value."""
+    """Value of the closed form."""
     parts: dict[str, float]
     """Mean share of each of PARTS; they add up to 1."""
     failures: float
@@ -47,18 +47,20 @@ class Forecast:
     best: Expected
     """With the best interval and spares; never worth less than `expected`."""
     around: tuple[Expected, ...]
-    """The best interval and others around it, with the best number of spares; all are of the same
-    seeds, and so of the same failures."""
+    """The best interval and others near it, with the best number of spares. All use the same seeds,
+    and so the same failures."""
     histories: int
     seed: int
 
 
 def forecast(setting: Setting, histories: int, seed: int, step_s: float) -> Forecast:
-    """`interval_s` of `setting` is the spec's; the best one is a whole number of steps.
+    """The forecast for `setting`, which has the spec's interval. The best interval is a whole
+    number of steps.
 
-    The closed form proposes and the histories decide, so that nothing is advised of which they say
-    that it is worth less than what the spec has. Other intervals are only looked at: where a job
-    hardly breaks, histories would choose the longest.
+    The closed form proposes the best setting, and the simulated histories must confirm it: a
+    setting that they find worse than the spec's is never recommended. Other intervals are only
+    shown. The histories do not choose among them, because for a job that rarely fails they would
+    choose the longest.
     """
     played: dict[Setting, Expected] = {}
 
@@ -84,7 +86,7 @@ def forecast(setting: Setting, histories: int, seed: int, step_s: float) -> Fore
 
 
 def best_of(setting: Setting, step_s: float) -> Setting:
-    """`setting` with the best interval, in whole steps, and the best number of spares with that."""
+    """`setting` with the best interval, in whole steps, and the best number of spares for it."""
     there = setting.spares + setting.reserve
     saved = whole_steps(closed_form.best_interval_s(setting), step_s)
     spares = closed_form.best_spares(replace(setting, interval_s=saved))
@@ -96,7 +98,7 @@ def whole_steps(seconds: float, step_s: float) -> float:
 
 
 def expect(setting: Setting, seeds: Sequence[int]) -> Expected:
-    """Two seeds at least."""
+    """Requires at least two seeds."""
     accounts = [history(setting, seed) for seed in seeds]
     shares = [account.seconds["training"] / setting.horizon_s for account in accounts]
     cuts = quantiles(shares, n=20, method="inclusive")

@@ -1,4 +1,4 @@
-"""How often a host breaks a job, by what for: tables with their sources, ours or a site's own."""
+"""How often a host breaks a job, by cause: tables with their sources, by ndctl or a site."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,7 +21,7 @@ Detected = Literal["exit", "host", "hang", "planned"]
 class FailureClass:
     name: str
     count: Annotated[float, Above(0)]
-    """Seen on all hosts of the table in all its days."""
+    """Number of failures seen on all hosts of the table over all its days."""
     detected: Detected = "exit"
     host: Literal["leaves", "stays"] = "leaves"
 
@@ -33,11 +33,11 @@ class Rates:
     hosts: Annotated[float, Above(0)]
     days: Annotated[float, Above(0)]
     devices_per_host: Annotated[int, AtLeast(1)]
-    """Of the hosts that were counted."""
+    """Devices per host of the hosts that were counted."""
     classes: tuple[FailureClass, ...]
 
     def per_host_s(self, one: FailureClass) -> float:
-        """How often a second `one` befalls a host."""
+        """Failures of class `one` per second on one host."""
         return one.count / (self.hosts * self.days * DAY_S)
 
     @property
@@ -49,20 +49,21 @@ class Rates:
         return self.unplanned_per_host_s * 1000 * DAY_S
 
     def for_devices(self, each: int) -> "Rates":
-        """Of hosts of which a job uses `each` devices: most of what breaks a host are its devices,
-        their memory, links and network cards. What is planned is the host's, and stays."""
+        """Rates for hosts of which a job uses `each` devices. Most failures of a host are those of
+        its devices, their memory, links and network cards. Planned ones concern the whole host and
+        are not scaled."""
         if each == self.devices_per_host:
             return self
         factor = each / self.devices_per_host
         source = (
-            f"{self.source} Counted on hosts with {self.devices_per_host} devices; taken as"
-            f" {factor:.3g} times that for hosts of which {each} are used."
+            f"{self.source} Counted on hosts with {self.devices_per_host} devices; multiplied by"
+            f" {factor:.3g} for hosts of which {each} are used."
         )
         return replace(self._scaled(factor), source=source, devices_per_host=each)
 
     def with_mtbf(self, hours: float) -> "Rates":
-        """A host that breaks a job once in so many hours; each class keeps its share, and what is
-        planned stays as it is."""
+        """Rates for hosts that fail once in `hours` on average. Each class keeps its share, and
+        planned ones are not changed."""
         source = (
             f"a host's mean time between failures was given as {hours:g} h; shares: {self.name}"
         )
@@ -83,10 +84,10 @@ class _Tables:
 
 
 def rates_of(name: str) -> Rates:
-    """One of our tables by its name, or the only one of a site's own file.
+    """One of ndctl's tables by its name, or the only one of a site's own file.
 
     Raises:
-        SpecError: there is no such table, or the file is not one, with all that is wrong in it.
+        SpecError: no such table, or with all problems of the file.
     """
     if name.endswith((".yaml", ".yml")):
         return _one_of(Path(name))
@@ -97,8 +98,9 @@ def rates_of(name: str) -> Rates:
     near = nearest(name, names)
     hint = f"did you mean {near}? " if near else ""
     raise SpecError(
-        f"there are no failure rates called {name}; there are {', '.join(names)}",
-        fix=f"{hint}a file of your own ends in .yaml; {TABLE.name} of ndctl shows its form",
+        f"no failure rates are called {name}; known: {', '.join(names)}",
+        fix=f"{hint}the name of your own file must end in .yaml; see {TABLE.name} of ndctl for"
+        " its form",
     )
 
 
@@ -106,8 +108,8 @@ def _one_of(path: Path) -> Rates:
     tables = _read(path)
     if len(tables) != 1 or all(one.detected == "planned" for one in tables[0].classes):
         raise SpecError(
-            f"{path} must have one table with a class that is not planned",
-            fix="one list entry below `tables`, with hosts, days, and classes with their counts",
+            f"{path} must have one table with an unplanned class",
+            fix="write one list entry below `tables`, with hosts, days, and classes with counts",
         )
     return tables[0]
 

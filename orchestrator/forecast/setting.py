@@ -13,10 +13,10 @@ class Hazard:
     name: str
     per_s: float
     detection_s: float
-    """From the failure until ndctl detects it."""
+    """Time from the failure until ndctl detects it."""
     takes_host: bool
     planned: bool = False
-    """Announced: a checkpoint is written first, and no work is lost."""
+    """Announced, so that a checkpoint is written first and no work is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,13 @@ class Setting:
     restart_s: float
     """From the detection of a failure to the next step, if enough hosts are free."""
     repair_s: float
-    """Mean repair time of a broken host."""
+    """Mean repair time of a failed host."""
     queue_s: float
     """Mean time until the scheduler grants a host."""
 
     @property
     def stalled_s(self) -> float:
-        """Stall per save, longer where the previous save is still being written."""
+        """Stall per save. It is longer if the previous save is still being written."""
         return max(self.stall_s, self.write_s - self.interval_s)
 
     @property

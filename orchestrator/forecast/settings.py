@@ -15,20 +15,20 @@ from orchestrator.forecast.setting import Hazard, Setting
 STORAGE_PER_HOST = 1e9
 """Bytes per second and host that storage accepts; an assumption."""
 COPY_BYTES_PER_S = 20e9
-"""From a device to host memory, of the 25 GB/s that PCIe 4 x16 has after headers."""
+"""Copy rate from a device to host memory, out of the 25 GB/s of PCIe 4 x16 after headers."""
 START_S = 120.0
-"""To stop ranks, start processes, import, rendezvous and run the first step; an assumption."""
+"""Seconds to stop ranks, start processes, import, rendezvous and run the first step; assumed."""
 REPAIR_H = 24.0
-"""Mean repair time of a host; an assumption."""
+"""Mean repair time of a host; assumed."""
 QUEUE_S = 600.0
-"""Until the scheduler grants a free host; an assumption."""
+"""Seconds until the scheduler grants a free host; assumed."""
 EXIT_S = 2.0
 """Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What spec, plan and inventory do not say. None: computed, or assumed as above."""
+    """What spec, plan and inventory do not say. None: computed, or one of the assumptions above."""
 
     rates: Rates
     days: Annotated[float, Above(0)] = 90.0
@@ -38,7 +38,7 @@ class Assumptions:
     repair_h: float = REPAIR_H
     queue_s: float = QUEUE_S
     hosts_there: Annotated[int, AtLeast(1)] | None
-    """Hosts that the job can use. None: this machine runs as many as the spec requests."""
+    """Hosts that the job can use. None: local jobs, which always have the hosts they request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class Basis:
     step_s: float
     checkpoint_bytes: int
     spares_asked: int
-    """Spares that the spec requests; the setting has the available ones."""
+    """Number of spares that the spec requests. The setting has the number available."""
     notes: Mapping[str, str]
-    """Assumption -> its value and source, for a person."""
+    """Assumption -> its value and source, as text."""
 
 
 def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
@@ -87,13 +87,13 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
         steps = max(1, round(every.seconds / step_s))
         setting = replace(setting, interval_s=steps * step_s)
     notes = {
-        **({"hosts": "played on this machine, spares too"} if there is None else {}),
+        **({"hosts": "simulated on this machine, including spares"} if there is None else {}),
         **({} if every is None else {"interval": _interval_words(every)}),
         "storage": f"{storage / 1e9:,.4g} GB/s" + ("" if given else ", assumed (--storage GB/S)"),
         "stall": _stall_words(spec, around),
         "restart": "given"
         if around.restart_s is not None
-        else f"{START_S:.0f} s assumed and the loading of a checkpoint (--restart SECONDS)",
+        else f"{START_S:.0f} s assumed, plus loading a checkpoint (--restart SECONDS)",
         "repair": f"{around.repair_h:g} h on average (--repair HOURS)",
         "queue": f"{around.queue_s:g} s on average (--queue SECONDS)",
     }
@@ -103,15 +103,15 @@ def basis_of(spec: JobSpec, plan: Plan, around: Assumptions) -> Basis:
 
 
 def _interval_of(setting: Setting) -> Interval:
-    """What training comes to by itself, once it has seen how often it breaks."""
+    """The interval that `checkpoint.every: auto` reaches when it knows how often the job fails."""
     return interval_of(setting.stall_s, setting.write_s, setting.mtbf_s)
 
 
 def _interval_words(every: Interval) -> str:
     bound = f"; bounded: {every.bound}" if every.bound else ""
     return (
-        "what training comes to (checkpoint.every is auto) once it knows these rates"
-        f" and this cost of a save{bound}"
+        "the interval that checkpoint.every: auto reaches with these rates and this cost of a"
+        f" save{bound}"
     )
 
 
@@ -124,9 +124,9 @@ def _stall_words(spec: JobSpec, around: Assumptions) -> str:
 
 
 def checkpoint_bytes(plan: Plan) -> tuple[int, int]:
-    """Of all files of one checkpoint, and of the rank that writes most.
+    """Bytes of all files of a checkpoint, and of the rank that writes most.
 
-    Replicas hold the same, which is written once; a stage of the pipeline is a part of it.
+    Replicas hold the same data, which is written once. A pipeline stage writes its own part.
     """
     stages = plan.memory_along_pp or (plan.memory,)
     each = [memory.host.get("checkpoint", 0) for memory in stages]
@@ -146,7 +146,7 @@ def _hazards(spec: JobSpec, rates: Rates, hosts: int, step_s: float) -> tuple[Ha
 
 
 def hazards_of(rates: Rates, hosts: int, seconds: Mapping[Detected, float]) -> tuple[Hazard, ...]:
-    """What so many hosts suffer together; `seconds` until each way of detection tells of it."""
+    """Failures of `hosts` hosts together. `seconds`: time to detection for each way to detect."""
     return tuple(
         Hazard(
             name=one.name,

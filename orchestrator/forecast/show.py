@@ -67,7 +67,7 @@ def _lacking(basis: Basis) -> list[str]:
 
 
 def _held(found: Forecast) -> list[str]:
-    """Why the best is best, where it has another number of spares than the spec."""
+    """Why the best setting is the best, if its number of spares differs from the spec's."""
     said, best = found.expected, found.best
     if said.setting.spares == best.setting.spares:
         return []

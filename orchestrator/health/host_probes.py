@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.diagnosis.classes import Signs, classify, with_class
+from orchestrator.diagnosis.classes import FailureSigns, classify, with_class
 from orchestrator.diagnosis.stacks.kernel_stacks import with_places
 from orchestrator.health.host_check import Sight, Wanted, examine_host
 from orchestrator.posix.run_with_timeout import within
@@ -103,7 +103,7 @@ def telling(
     found = []
     new = with_places([line for line in kernel if _is_new(line, since)])
     for number, line in enumerate(with_class(new, own)):
-        one = classify(Signs(lines=(line,)), own)
+        one = classify(FailureSigns(lines=(line,)), own)
         if one is not None:
             found.append((seen[one.rule.name], one.rule.scope != "host", number, line))
             seen[one.rule.name] += 1

@@ -1,1 +1,1 @@
-"""What exists: hosts and their devices, as values. Knows nothing of jobs' processes."""
+"""Hosts of a cluster and their devices, as values. Knows nothing about processes of jobs."""

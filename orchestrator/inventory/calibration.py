@@ -1,8 +1,7 @@
-"""What devices and links make of their nominal rates: the constants of the performance model.
+"""Constants of the performance model: how much of their nominal rates devices and links reach.
 
-Data, as the rest of a profile is: `calibration/devices.toml` and `calibration/links.toml` have the
-numbers, what each means and its source. All come from measurements of single operations, none from
-the training of a model.
+The numbers are data: `calibration/devices.toml` and `calibration/links.toml` have them with meaning
+and source. All come from measurements of single operations, none from the training of a model.
 """
 
 from collections.abc import Mapping
@@ -19,12 +18,12 @@ Amount = Annotated[float, AtLeast(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
-    """Of the result of a matrix product, which one processor works on at a time."""
+    """Part of the result of a matrix product that one processor computes at a time."""
 
     rows: Count
     columns: Count
     speed: Share
-    """Against the first kind of tiles."""
+    """Relative to the first kind of tiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,4 +60,4 @@ class Calibration:
     host_memory: Rate
     certainty: Literal["measured", "derived", "guessed"]
     links: Mapping[str, LinkCalibration]
-    """By kind of link, every one that there is."""
+    """One entry for every kind of link."""

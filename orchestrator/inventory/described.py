@@ -1,7 +1,7 @@
-"""The hosts that a spec itself describes: what a plan is made for where no cluster is asked. Pure.
+"""Hosts that a spec describes itself, for planning without asking a cluster. Pure.
 
-The same spec describes the same hosts on every machine and at every time, so that what is rendered
-for them can be kept in git and checked where there is no cluster.
+The same spec always gives the same hosts on every machine. So rendered files can be kept in git and
+checked where no cluster is available.
 """
 
 from orchestrator.contract.devices import CPU
@@ -13,14 +13,14 @@ from orchestrator.inventory.profiles import load_profile
 
 
 def described_hosts(cluster: ClusterSpec) -> Inventory | None:
-    """As many hosts as the job takes, spares among them, all alike and free; None where the spec
-    does not say of which kind their devices are."""
+    """As many hosts as the job uses, including spares, all equal and free; None if the spec does
+    not name the kind of device."""
     device = described_device(cluster)
     if device is None:
         return None
     profile = load_profile(device)
     stem = "host" if cluster.backend == "local" else "node"
-    # Ranks on CPUs share the memory of their machine: no one knows what each may have.
+    # Ranks on CPUs share the memory of their machine, so memory per rank is unknown.
     device_bytes = None if device == CPU else profile.memory_bytes
     return Inventory(
         hosts=tuple(
@@ -36,7 +36,7 @@ def described_hosts(cluster: ClusterSpec) -> Inventory | None:
 
 
 def described_device(cluster: ClusterSpec) -> str | None:
-    """The name of the profile of the devices that the job's ranks run on."""
+    """Name of the profile of the devices on which the job's ranks run."""
     if cluster.backend == "kubernetes":
         if cluster.kubernetes.gpu_resource is None:
             return CPU
@@ -45,9 +45,8 @@ def described_device(cluster: ClusterSpec) -> str | None:
 
 
 def selected_device(cluster: ClusterSpec) -> str | None:
-    """The same by `node_selector`: a label such as `nvidia.com/gpu.product` lets nodes with one
-    kind of devices in. A table of the site's own is not looked at, for another machine may lack
-    it."""
+    """The device that `node_selector` names, for example by the label `nvidia.com/gpu.product`. A
+    site's own table is not used, because another machine may not have it."""
     labels = cluster.kubernetes.node_selector
     if not any(label in labels for label in KINDS):
         return None

@@ -1,4 +1,4 @@
-"""An inventory that a person wrote down, as YAML: hosts that are all alike, or a list of hosts."""
+"""Reads an inventory that a user wrote in YAML: hosts that are all equal, or a list of hosts."""
 
 import re
 from collections import Counter
@@ -20,12 +20,12 @@ from orchestrator.yaml_document import Document, decode_document, parse, read_te
 
 RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 LONGEST = 18
-"""Digits of a number in a range."""
+"""Largest number of digits in a range of names."""
 EXAMPLE = "{profile: h100-sxm-80gb, hosts: 16, devices_per_host: 8, hosts_per_leaf: 8}"
 
 
 def check_profile(name: str | None) -> None:
-    """Raises Invalid where no profile can be called that."""
+    """Raises Invalid if `name` cannot be the name of a profile."""
     if name is None or name in PROFILE_NAMES or name.endswith((".yaml", ".yml")):
         return
     near = nearest(name, PROFILE_NAMES)
@@ -36,7 +36,7 @@ def check_profile(name: str | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikeHosts:
-    """The short form."""
+    """The short form: all hosts are equal."""
 
     profile: str
     hosts: Hosts
@@ -58,7 +58,7 @@ class AlikeHosts:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostEntry:
     name: str
-    """Or of several hosts that are alike: `node-[001-016]`."""
+    """A name, or several equal hosts: `node-[001-016]`."""
     devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
     profile: str | None = None
     state: Literal["free", "busy", "drained"] = "free"
@@ -68,11 +68,11 @@ class HostEntry:
     def __post_init__(self) -> None:
         check_profile(self.profile)
         found = RANGE.search(self.name)
-        # The digits first, because Python refuses to read a number of thousands of them.
+        # Check the length first: Python refuses to read a number of thousands of digits.
         if found and (
             max(map(len, found.groups())) > LONGEST or int(found[2]) - int(found[1]) >= MOST_HOSTS
         ):
-            limit, fix = f"at most {MOST_HOSTS} names", "name as many hosts as there are"
+            limit, fix = f"at most {MOST_HOSTS} names", "name only hosts that exist"
             raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])
 
 
@@ -80,11 +80,11 @@ class HostEntry:
 class ListedHosts:
     hosts: tuple[HostEntry, ...]
     profile: str | None = None
-    """Of the hosts that do not say."""
+    """For hosts that do not say."""
     devices_per_host: Devices | None = None
-    """Of the hosts that do not say."""
+    """For hosts that do not say."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers of `profile` that are different here."""
+    """Numbers that replace those of `profile`."""
 
     def __post_init__(self) -> None:
         check_profile(self.profile)
@@ -94,21 +94,21 @@ def read_inventory(path: Path) -> Inventory:
     """The inventory in the file `path`.
 
     Raises:
-        SpecError: the file cannot be read, or all that is wrong in it, each with its place.
+        SpecError: the file cannot be read, or with all its problems, each with its place.
     """
     text = read_text(path, f"an inventory can be as short as {EXAMPLE}")
     return load_inventory(text, str(path))
 
 
 def load_inventory(text: str, source: str) -> Inventory:
-    """The inventory written in `text`, which is from `source`."""
+    """The inventory in `text`. `source` names the text in messages."""
     document = parse(text, source)
     if not isinstance(document.data, dict):
         problem = Problem(
             path="",
             value="an empty file" if document.data is None else document.data,
             limit="a mapping of the keys of an inventory",
-            fix=f"begin with {EXAMPLE}",
+            fix=f"start from {EXAMPLE}",
         )
         raise spec_error(source, [(f"{source}:1", problem)])
     if isinstance(document.data.get("hosts"), list):
@@ -131,7 +131,7 @@ def _alike(document: Document) -> Inventory:
 
 
 def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
-    """A switch holds a whole number of those below it, and none is left out in between."""
+    """A switch must hold a whole number of the switches below it, and no level may be left out."""
     for below, above, low, high in zip(
         LEVELS, LEVELS[1:], short.hosts_per, short.hosts_per[1:], strict=False
     ):
@@ -139,25 +139,25 @@ def _tree_problems(short: AlikeHosts) -> Iterator[Problem]:
             continue
         path = f"hosts_per_{above}"
         if low is None:
-            fix = f"add hosts_per_{below}, or call it hosts_per_{below}"
-            yield Problem(path=path, value=high, limit=f"with hosts_per_{below}", fix=fix)
+            fix = f"add hosts_per_{below}, or rename this key to hosts_per_{below}"
+            yield Problem(path=path, value=high, limit=f"given with hosts_per_{below}", fix=fix)
         elif high % low:
             limit = f"a multiple of hosts_per_{below} ({low})"
             fix = f"set {path} to {max(1, high // low) * low}"
             yield Problem(path=path, value=high, limit=limit, fix=fix)
     block, leaf = short.hosts_per_nvlink_block, short.hosts_per_leaf
     if block and leaf and leaf % block:
-        limit = f"a multiple of hosts_per_nvlink_block ({block}), or a block would cross leaves"
+        limit = f"a multiple of hosts_per_nvlink_block ({block}), because a block has one leaf"
         fix = f"set hosts_per_leaf to {max(1, leaf // block) * block}"
         yield Problem(path="hosts_per_leaf", value=leaf, limit=limit, fix=fix)
 
 
 def _check_link(document: Document, path: str, value: int | str, profile: Profile) -> None:
-    """Hosts whose devices reach each other by PCIe can be in no NVLink block."""
+    """Hosts whose devices are connected by PCIe cannot be in an NVLink block."""
     kind = (profile.intra_block or profile.intra_host).kind
     if not kind.startswith("nvlink"):
-        limit = f"of hosts with NVLink, {profile.name} has {kind} inside a host"
-        fix = "remove it, or say overrides.intra_block: {kind: nvlink5, …}"
+        limit = f"for hosts with NVLink, but {profile.name} has {kind} inside a host"
+        fix = "remove it, or set overrides.intra_block: {kind: nvlink5, …}"
         document.report(Problem(path=path, value=value, limit=limit, fix=fix))
 
 
@@ -165,7 +165,7 @@ def _listed(document: Document) -> Inventory:
     listed = decode_document(ListedHosts, document)
     default = _profile(document, "profile", listed.profile, listed.overrides)
     if listed.overrides and listed.profile is None:
-        limit = "with profile, whose numbers it changes"
+        limit = "given with profile, whose numbers it changes"
         document.report(Problem(path="overrides", limit=limit, fix="add profile"))
     profiles: dict[str | None, Profile | None] = {None: default}
     hosts: list[Host] = []
@@ -174,7 +174,7 @@ def _listed(document: Document) -> Inventory:
         if entry.profile not in profiles:
             profiles[entry.profile] = _profile(document, f"{path}.profile", entry.profile, {})
         if entry.profile is None and listed.profile is None:
-            fix = f"add {path}.profile, or profile for all"
+            fix = f"add {path}.profile, or a profile for all hosts"
             document.report(Problem(path=f"{path}.profile", limit="given", fix=fix))
         hosts += _hosts(document, path, entry, listed.devices_per_host, profiles[entry.profile])
     _check_names(document, listed, hosts)
@@ -187,10 +187,10 @@ def _listed(document: Document) -> Inventory:
 def _hosts(
     document: Document, path: str, entry: HostEntry, devices: int | None, profile: Profile | None
 ) -> Iterator[Host]:
-    """The hosts that `entry` stands for."""
+    """The hosts of `entry`."""
     count = entry.devices if entry.devices is not None else devices
     if count is None:
-        fix = f"add {path}.devices, or devices_per_host for all"
+        fix = f"add {path}.devices, or devices_per_host for all hosts"
         document.report(Problem(path=f"{path}.devices", limit="given", fix=fix))
         return
     for name in names_of(entry.name):
@@ -206,7 +206,7 @@ def _hosts(
 
 
 def names_of(name: str) -> Iterator[str]:
-    """`node-[08-10]` is node-08, node-09 and node-10; another name is itself."""
+    """`node-[08-10]` gives node-08, node-09 and node-10; any other name gives itself."""
     found = RANGE.search(name)
     if found is None:
         yield name
@@ -226,15 +226,15 @@ def _check_names(document: Document, listed: ListedHosts, hosts: list[Host]) -> 
             problem = Problem(path=path, value=twice[0], limit="the name of one host", fix=fix)
             document.report(problem)
         if not entry.name or next(names_of(entry.name), None) is None:
-            limit, fix = "a name, or a range that goes up", "for example node-[001-016]"
+            limit, fix = "a name, or an ascending range", "for example node-[001-016]"
             document.report(Problem(path=path, value=entry.name, limit=limit, fix=fix))
 
 
 def _check_blocks(
     document: Document, listed: ListedHosts, profiles: Mapping[str | None, Profile | None]
 ) -> None:
-    """A block's hosts hang on one switch and have devices of one kind; how many may differ, for a
-    host can lose one."""
+    """Hosts of a block share a switch and the kind of device. The number of devices may differ,
+    because a host can lose one."""
     first: dict[str, tuple[int, HostEntry]] = {}
     for number, entry in enumerate(listed.hosts):
         block = entry.nvlink_block
@@ -247,18 +247,18 @@ def _check_blocks(
         same = f"hosts[{at}], which is in the same block"
         if entry.switches != known.switches:
             limit = f"below the switches of {same}: [{', '.join(known.switches)}]"
-            fix = "mend the switches, or name two blocks"
+            fix = "correct the switches, or name two blocks"
             document.report(Problem(path=path, value=block, limit=limit, fix=fix))
         if profile != profiles[known.profile]:
-            limit = f"of hosts with the devices of {same}: {known.profile or listed.profile}"
-            fix = "mend the profile, or name two blocks"
+            limit = f"on hosts with the devices of {same}: {known.profile or listed.profile}"
+            fix = "correct the profile, or name two blocks"
             document.report(Problem(path=path, value=block, limit=limit, fix=fix))
 
 
 def _profile(
     document: Document, path: str, name: str | None, overrides: Mapping[str, Any]
 ) -> Profile | None:
-    """The profile called `name`, or in a file at that path, seen from the inventory's folder."""
+    """The profile with this name, or in a file at this path relative to the inventory's folder."""
     if name is None:
         return None
     if name.endswith((".yaml", ".yml")):
@@ -272,7 +272,7 @@ def _profile(
 
 
 def _of_overrides(document: Document, exc: SpecError) -> list[Problem]:
-    """Problems with the profile that come from what the inventory lays over it."""
+    """Problems of the profile that come from the inventory's overrides."""
     problems = exc.__cause__.problems if isinstance(exc.__cause__, Invalid) else ()
     moved = [replace(problem, path=f"overrides.{problem.path}") for problem in problems]
     return [problem for problem in moved if problem.path in document.places]
@@ -280,4 +280,4 @@ def _of_overrides(document: Document, exc: SpecError) -> list[Problem]:
 
 def _unread(path: str, name: str, exc: SpecError) -> Problem:
     limit = "a profile that can be read"
-    return Problem(path=path, value=name, limit=limit, fix=f"mend the file: {exc}")
+    return Problem(path=path, value=name, limit=limit, fix=f"correct the file: {exc}")

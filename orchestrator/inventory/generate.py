@@ -1,4 +1,4 @@
-"""Large inventories: regular ones, as the short form of a file means them, and worn ones."""
+"""Generates large inventories: regular ones, as in the short form of a file, and worn ones."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profile import Profile
 
 LEVELS = ("leaf", "spine", "core")
-"""Switches, from the hosts up."""
+"""Levels of switches, innermost first."""
 
 
 def regular(
@@ -18,10 +18,8 @@ def regular(
     hosts_per: Sequence[int] = (),
     hosts_per_block: int | None = None,
 ) -> Inventory:
-    """Hosts that are all alike and free, `hosts_per_block` of them in an NVLink block, and
-    `hosts_per` below a leaf, a spine, and a core.
-
-    Each holds a whole number of the one before.
+    """Equal, free hosts: `hosts_per_block` in an NVLink block, and `hosts_per` below a leaf, a
+    spine and a core. Each number must be a multiple of the one before it.
     """
     digits = len(str(hosts))
     return Inventory(
@@ -44,13 +42,14 @@ def _block(number: int, hosts_per_block: int | None) -> str | None:
 
 
 def _switches(number: int, hosts_per: Sequence[int]) -> tuple[str, ...]:
-    """Of the host of that number, counted from 0, the outermost first."""
+    """Switches of a host, numbered from 0; outermost first."""
     below = zip(LEVELS, hosts_per, strict=False)
     return tuple(f"{level}-{number // size + 1}" for level, size in below)[::-1]
 
 
 def worn(inventory: Inventory, seed: int, share: float = 0.1) -> Inventory:
-    """`inventory` after a while: about that share of its hosts busy, drained, or short a device."""
+    """`inventory` after some time: about `share` of its hosts are busy, drained or lack a
+    device."""
     rng = random.Random(seed)
     return Inventory(hosts=tuple(_worn(host, rng, share) for host in inventory.hosts))
 

@@ -1,6 +1,6 @@
-"""Which hardware profile a node's GPUs have, by what its scheduler says of them.
+"""Finds the hardware profile of a node's GPUs from what its scheduler reports about them.
 
-Tables of patterns, of which a site's own comes before ours.
+It uses tables of patterns. A site's own table goes before ndctl's.
 """
 
 import re
@@ -20,14 +20,14 @@ EXAMPLE = "gpus: [{type: h100, profile: h100-sxm-80gb}]"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuEntry:
     profile: str | None
-    """A profile's name, or the path of its file, seen from the table's; None: known, and none
-    of ours, so that no later entry is taken."""
+    """Name of a profile, or path of its file relative to the table's folder. None: the GPUs are
+    known but have no profile, so later entries are not tried."""
     type: str | None = None
     feature: str | None = None
 
     def __post_init__(self) -> None:
         problems = [
-            Problem(path=key, value=pattern, limit="a regular expression", fix="mend it")
+            Problem(path=key, value=pattern, limit="a regular expression", fix="correct it")
             for key, pattern in (("type", self.type), ("feature", self.feature))
             if pattern is not None and not _compiles(pattern)
         ]
@@ -65,10 +65,10 @@ class _File:
 
 @dataclass
 class GpuTable:
-    """Finds profiles, each kind of node once: a cluster has thousands of nodes, of few kinds."""
+    """Finds profiles, with a cache: a cluster has thousands of nodes of few kinds."""
 
     entries: tuple[tuple[GpuEntry, Path], ...]
-    """Each with the file that it is from."""
+    """Entries, each with the file that it comes from."""
 
     def __post_init__(self) -> None:
         self._found: dict[tuple[str | None, tuple[str, ...]], Profile | None] = {}
@@ -91,10 +91,10 @@ class GpuTable:
 
 
 def tables(files: Iterable[Path]) -> GpuTable:
-    """Those in `files`, of which an earlier one comes before a later.
+    """The table of all `files`. Earlier files go first.
 
     Raises:
-        SpecError: all that is wrong with a file, each with its place.
+        SpecError: with all problems of a file, each with its place.
     """
     return GpuTable(entries=tuple((entry, path) for path in files for entry in _read(path)))
 

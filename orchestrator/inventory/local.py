@@ -1,4 +1,4 @@
-"""This machine: what it has, and the several hosts that it plays."""
+"""The local machine: its devices, and the hosts that it plays."""
 
 import os
 import re
@@ -42,11 +42,11 @@ MODELS: Mapping[str, str] = {
     r"L40S": "l40s-48gb",
     r"RTX 4090": "rtx4090-24gb",
 }
-"""How the driver's name of a device ends -> its profile; PCIe and NVL cards end otherwise."""
+"""Ending of the driver's name of a device -> its profile. PCIe and NVL cards end differently."""
 
 
 def this_machine(environ: Mapping[str, str], driver: Path = DRIVER) -> Inventory:
-    """This machine as one host: its GPUs, or its cores where it has none."""
+    """This machine as one host with its GPUs, or its CPU cores if it has none."""
     gpus = visible_gpus(environ)
     name = (_profile_of(driver) if gpus else "cpu") or ""
     profile = load_profile(name) if name in PROFILE_NAMES else None
@@ -60,7 +60,7 @@ def this_machine(environ: Mapping[str, str], driver: Path = DRIVER) -> Inventory
 
 
 def _profile_of(driver: Path) -> str | None:
-    """The profile of the devices that the driver lists; None where they differ or none is known."""
+    """Profile of the devices that the driver lists; None if they differ or are unknown."""
     texts = [path.read_text() for path in sorted(driver.glob("*/information"))]
     lines = [re.search(r"^Model:\s*(.+?)\s*$", text, re.MULTILINE) for text in texts]
     models = {line[1] for line in lines if line}
@@ -72,7 +72,7 @@ def _profile_of(driver: Path) -> str | None:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The NVIDIA devices that the submitter may use, found without any library."""
+    """NVIDIA devices that the user may use, found without any library."""
     granted = environ.get("CUDA_VISIBLE_DEVICES")
     if granted is not None:
         return tuple(name.strip() for name in granted.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""The rates of a device and its links: vendors' numbers, each with its source."""
+"""Rates of a device and its links: vendors' numbers, each with its source."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -48,9 +48,9 @@ class Profile:
     inter_host: Link
     """Between hosts, as one device's share."""
     calibration: Calibration
-    """The share of these rates that is reached in use; the reader adds it to a profile file."""
+    """Share of these rates that is reached in practice. The reader adds it to a profile file."""
     intra_block: Link | None = None
-    """Between devices of hosts in one NVLink block; None where it is as inside a host."""
+    """Between devices of hosts in one NVLink block; None: the same link as inside a host."""
     power_w: Annotated[int, AtLeast(1)] | None = None
     """Power limit for which these figures hold; None where unknown."""
     sustained: Annotated[float, Above(0), AtMost(1)] | None = None
@@ -67,7 +67,7 @@ class Profile:
                 Problem(
                     path=f"flops.{kind}",
                     limit="given",
-                    fix=f"add flops.{kind}: operations a second",
+                    fix=f"add flops.{kind}: operations per second",
                 )
                 for kind in missing
             ]

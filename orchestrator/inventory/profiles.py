@@ -1,4 +1,4 @@
-"""Hardware profiles by name or from a file, calibrated, with a user's own numbers on top."""
+"""Loads hardware profiles by name or from a file, with calibration and a user's overrides."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "profiles"
 CALIBRATIONS = Path(__file__).parent / "calibration"
 UNCALIBRATED = {"cuda": "hopper", "cpu": "cpu"}
-"""Whose calibration a profile gets that no file knows, by its device."""
+"""Profile whose calibration is used for a profile without one, by device."""
 
 
 def load_profile(
     name_or_path: str, overrides: Mapping[str, Any] | None = None, overridden_in: str = ""
 ) -> "Profile":
-    """The profile of that name, or in the YAML file at that path, with `overrides` on top.
+    """The profile with this name, or in the YAML file at this path, with `overrides`.
 
-    `overrides` is nested as the file is; what it changes has `overridden_in` as its source. A
-    profile that nobody calibrated gets the numbers of another, which are then called guessed; what
-    its file says under `calibration` goes before them.
+    `overrides` is nested like the file, and values that it changes get `overridden_in` as source. A
+    profile without calibration gets the numbers of another one, which are marked as guessed.
+    Numbers under `calibration` in its file take precedence.
 
     Raises:
-        SpecError: no such profile, or all that is wrong with it, each with its place.
+        SpecError: no such profile, or with all its problems, each with its place.
     """
     from orchestrator.inventory.profile import Profile
     from orchestrator.yaml_document import decode_document, parse, read_text
@@ -37,12 +37,12 @@ def load_profile(
         path = Path(name_or_path)
     else:
         raise _unknown(name_or_path)
-    document = parse(read_text(path, f"profiles by name are {', '.join(PROFILE_NAMES)}"), str(path))
+    document = parse(read_text(path, f"known profiles: {', '.join(PROFILE_NAMES)}"), str(path))
     if isinstance(document.data, dict):
         document.data = _laid_over({"calibration": _calibration(document.data)}, document.data)
     if overrides and isinstance(document.data, dict):
         document.data.setdefault("sources", {})
-        if "intra_block" in overrides:  # On top of what it is without one.
+        if "intra_block" in overrides:  # applied to the default, which is the link inside a host
             document.data.setdefault("intra_block", document.data.get("intra_host"))
         document.data = _merged(document.data, overrides, f"overridden in {overridden_in}")
         for place in _paths(overrides):
@@ -51,7 +51,7 @@ def load_profile(
 
 
 def _calibration(data: Mapping[str, Any]) -> dict[str, Any]:
-    """For the profile in `data`, by its name, with that of all links."""
+    """Calibration of the profile in `data`, by its name, and that of all links."""
     devices, links = _table("devices"), _table("links")
     for table in devices.values():
         if data.get("name") in table["profiles"]:
@@ -99,7 +99,7 @@ def _laid_over(data: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, An
 
 
 def _paths(data: Mapping[str, Any], above: str = "") -> list[str]:
-    """Of the values that are no mappings."""
+    """Paths of the values that are not mappings."""
     found = []
     for key, value in data.items():
         path = f"{above}.{key}" if above else str(key)

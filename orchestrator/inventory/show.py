@@ -1,4 +1,4 @@
-"""An inventory for people and for scripts."""
+"""Shows an inventory to people and to scripts."""
 
 import itertools
 from collections import Counter
@@ -11,7 +11,7 @@ from orchestrator.inventory.hosts import Host, Inventory, natural, state_of
 from orchestrator.inventory.profile import Profile
 
 NAMED = 8
-"""Unusual hosts per switch that get a line each; more are counted."""
+"""Number of unusual hosts per switch with a line each; the rest is only counted."""
 
 
 def inventory_json(inventory: Inventory) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The journal of a job: append it, replay it, fold it to a snapshot."""
+"""The journal of a job: append to it, replay it, and take snapshots of its fold."""

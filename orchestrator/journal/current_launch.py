@@ -1,8 +1,8 @@
-"""`launch.json`: the launch that counts, as the newest JobSubmitted of the journal has it.
+"""`launch.json`: the current launch, which is the newest JobSubmitted of the journal.
 
-Every agent asks for it before it touches anything, all hosts of a job at the same time, and a
-journal of weeks has hundreds of megabytes. The journal stays the state: the leader, which folds it
-anyway, goes by that alone.
+Every agent reads it before it does anything else, on all hosts of a job at the same time. The
+journal of a job of weeks has hundreds of megabytes, so agents do not read that. The leader folds
+the journal anyway and uses only the journal.
 """
 
 import json
@@ -24,24 +24,25 @@ class Launched:
     launch: LaunchPlan
 
 
-def note(run_dir: RunDir, job: JobSubmitted) -> None:
-    """Before the journal has it: an agent of a launch before is then rather sent away."""
+def write_current_launch(run_dir: RunDir, job: JobSubmitted) -> None:
+    """Call it before the journal is written. If the caller dies in between, an agent of the
+    previous launch is rejected, which is safe; the other order would let it touch the new job."""
     body = encode(Launched(backend=job.backend, launch=job.launch))
     write_whole(run_dir.launch, json.dumps(body).encode())
 
 
-def counting(run_dir: RunDir) -> Launched | None:
-    """None before there is any. Raises OSError."""
+def current_launch(run_dir: RunDir) -> Launched | None:
+    """None if there is no launch yet. Raises OSError."""
     try:
         noted: Launched = decode(Launched, read_json(run_dir.launch.read_text()))
-    except (FileNotFoundError, ValueError, Invalid):  # of an ndctl that wrote none, or damaged
+    except (FileNotFoundError, ValueError, Invalid):  # an older ndctl wrote none, or it is damaged
         return _journalled(run_dir)
     return noted
 
 
-def counting_spec(run_dir: RunDir) -> Path:
-    """The spec of the launch that counts, whether or not it has come to train."""
-    launched = counting(run_dir)
+def current_spec(run_dir: RunDir) -> Path:
+    """The spec of the current launch, even if that has not started to train."""
+    launched = current_launch(run_dir)
     own = run_dir.spec if launched is None else run_dir.spec_of(launched.launch.launch)
     return own if own.exists() else run_dir.spec
 

@@ -1,4 +1,4 @@
-"""A run directory begins: what is in it before the first agent registers."""
+"""Creates the run directory of a launch, before its first agent registers."""
 
 import json
 import os
@@ -13,30 +13,31 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
-from orchestrator.journal.current_launch import note
+from orchestrator.journal.current_launch import write_current_launch
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.seams import Clock
 
 ARCHIVE = ".archive"
-"""Where `--new` puts the run of the same name that ended before, below the run root."""
+"""Folder below the run root to which `--new` moves the earlier run of the same name."""
 PATIENCE_S = 120.0
-"""For a former leader, cut off, to let go of the journal."""
+"""Time for a former leader that was cut off to release the journal."""
 
 
 def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool = True) -> None:
-    """All but the journal. `number` is the plan's; `token`: agents find it here."""
+    """Write everything except the journal. `number` is the plan's; `token`: write the job's secret,
+    because agents read it here."""
     run_dir.make()
-    note(run_dir, handover.job)
+    write_current_launch(run_dir, handover.job)
     run_dir.spec_of(handover.launch.launch).write_text(handover.spec)
-    if not run_dir.spec.exists():  # else it is of a launch that trained, as this one has yet to
+    if not run_dir.spec.exists():  # else it belongs to a launch that trained; this one has not yet
         run_dir.spec.write_text(handover.spec)
     run_dir.plan(number).write_text(json.dumps(handover.plan, indent=2))
     run_dir.trainer_config(number).write_text(json.dumps(handover.trainer, indent=2))
     if handover.submitted is not None:
         write_whole(run_dir.submitted, json.dumps(handover.submitted, indent=2).encode())
     if token and not run_dir.token.exists():
-        from orchestrator.job_secret import draw  # late: nothing else that is typed needs it
+        from orchestrator.job_secret import draw  # imported late: no other command needs it
 
         fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
@@ -44,33 +45,33 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
 
 
 def archive(run_dir: RunDir, at: float) -> Path:
-    """Put a run aside, so that another of its name can begin; where it lies now."""
+    """Move a run aside, so that another one of its name can start. Returns its new path."""
     stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
     shelf = run_dir.path.parent / ARCHIVE
     shelf.mkdir(exist_ok=True)
     return run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
-def left_behind(run_dir: RunDir) -> str:
-    """What ranks wrote into a folder that has no journal; empty where they did not."""
+def files_without_journal(run_dir: RunDir) -> str:
+    """What ranks wrote into a folder that has no journal; empty if nothing."""
     if any(run_dir.checkpoints.glob("step-*")):
         return "checkpoints"
     return run_dir.metrics.name if run_dir.metrics.exists() else ""
 
 
-def refuse_look_alike(run_dir: RunDir) -> None:
-    """Raises JobError where another job's name differs in upper and lower case alone: some file
-    systems hold both for one, and so do people."""
+def refuse_similar_name(run_dir: RunDir) -> None:
+    """Raises JobError if another job's name differs only in upper and lower case. Some file systems
+    treat the two as the same name, and people mix them up."""
     name = run_dir.path.name
     try:
         others = sorted(path.name for path in run_dir.path.parent.iterdir())
-    except OSError:  # there is none yet; or it cannot be listed, which is no reason to refuse
+    except OSError:  # it does not exist yet, or cannot be listed; neither is a reason to refuse
         return
     for other in others:
         if other != name and other.casefold() == name.casefold():
             raise JobError(
-                f"job {name} would differ from {other} in {run_dir.path.parent} in upper and lower"
-                " case alone",
+                f"job {name} differs from {other} in {run_dir.path.parent} only in upper and lower"
+                " case",
                 fix="give the job another name: --set name=…",
             )
 
@@ -79,26 +80,26 @@ def unknown_run(run_dir: RunDir, left: str) -> JobError:
     return JobError(
         f"{run_dir.path} has {left} but no {run_dir.journal.name}: ndctl does not know which run"
         " they belong to, so it does not resume from them",
-        fix=f"--new puts the folder in {ARCHIVE}/ and starts again; if only the journal was moved"
-        " away, put it back and use --resume",
+        fix=f"--new moves the folder to {ARCHIVE}/ and starts from step 0; if only the journal was"
+        " moved, put it back and use --resume",
     )
 
 
 def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> Run:
-    """See to it that the run directory has this launch; what is known of the run then.
+    """Add this launch to the run directory, and return the state of the run.
 
-    A launch that is there already has merely started again.
+    If the launch is there already, the scheduler has only restarted it, and nothing is written.
 
     Raises:
-        JobError: another launch has come after this one; or there is a run, and neither --resume
-            nor --new was said; or there is none to resume.
+        JobError: a later launch exists; or there is a run and neither --resume nor --new was given;
+            or there is no run to resume.
     """
-    run, number = known(run_dir), handover.launch.launch
+    run, number = replay(run_dir), handover.launch.launch
     former = run.job.launch.launch if run.job else 0
     if former == number:
         return run
     _admit(run_dir, handover, run, former)
-    if handover.new and (former or left_behind(run_dir)):
+    if handover.new and (former or files_without_journal(run_dir)):
         archive(run_dir, clock.now())
         run = Run()
     run_dir.make(access_of(handover.launch))
@@ -107,30 +108,30 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
         write_files(run_dir, handover, plans, token=token)
         resume = run.job is not None
         journal.append(replace(handover.job, at=clock.now(), plan_number=plans, resume=resume))
-    return known(run_dir)
+    return replay(run_dir)
 
 
-def is_of(run_dir: RunDir, handover: Handover, run: Run) -> bool:
-    """Whether the run of this launch, which goes on as it began, began with this very text."""
+def is_same_launch(run_dir: RunDir, handover: Handover, run: Run) -> bool:
+    """Whether the current launch of the run started from this very handover."""
     job = run.job
     assert job is not None
     asked = replace(handover.job, at=job.at, plan_number=job.plan_number, resume=job.resume)
     try:
         return asked == job and run_dir.spec_of(job.launch.launch).read_text() == handover.spec
-    except FileNotFoundError:  # somebody tidied up
+    except FileNotFoundError:  # a user deleted the spec of that launch
         return asked == job
 
 
 def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
     name, number = handover.launch.job, handover.launch.launch
-    refuse_look_alike(run_dir)
-    if former > number:
+    refuse_similar_name(run_dir)
+    if former > number:  # Kubernetes: `kubectl apply` of a manifest that was rendered long ago
         raise JobError(
-            f"this is launch {number} of job {name}, and launch {former} has come after it:"
+            f"this is launch {number} of job {name}, but launch {former} exists already:"
             " an old manifest was applied",
-            fix=f"`ndctl submit --resume` makes launch {former + 1}",
+            fix=f"`ndctl submit --resume` creates launch {former + 1}",
         )
-    if former == 0 and not handover.new and (left := left_behind(run_dir)):
+    if former == 0 and not handover.new and (left := files_without_journal(run_dir)):
         raise unknown_run(run_dir, left)
     if former == 0 and handover.job.resume:
         raise JobError(
@@ -140,7 +141,7 @@ def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
     if former and not (handover.job.resume or handover.new):
         raise JobError(
             f"job {name} exists in {run_dir.path}: {run.state}",
-            fix="--resume goes on from its newest checkpoint; --new starts over and keeps the old"
+            fix="--resume continues from its newest checkpoint; --new starts over and keeps the old"
             f" run in {ARCHIVE}/",
         )
 

@@ -1,9 +1,8 @@
-"""`state.json`: what the journal came to at some place, so that a new leader of a job of weeks
-folds the rest alone.
+"""`state.json`: the fold of the journal up to some line, so that a new leader folds only the rest.
 
-The journal stays the only truth. A snapshot that does not fit is as good as none: it was damaged,
-or is of another ndctl, whose rules may come to something else, or of another journal. Then all is
-folded, as it is where there is none.
+The journal stays the only source of truth. A snapshot is ignored, and the whole journal folded, if
+it is damaged, belongs to another journal, or was written by another ndctl, whose rules may give
+another state.
 
     {"v": 1, "made_by": "…", "launch": 3, "place": {"lines": 5000, "offset": 1234567}, …}
     {"job": …}
@@ -35,40 +34,40 @@ log = logging.getLogger(__name__)
 
 VERSION = 1
 BEFORE = 4096
-"""Bytes of the journal by which it is known again."""
+"""Number of bytes of the journal whose digest identifies the journal."""
 DECIDE = ("contract", "inventory", "plan", "diagnosis", "job", "errors.py", "host_strikes.py")
-"""Of `orchestrator`: all that the fold of a journal is made by."""
+"""Parts of `orchestrator` that determine the fold of a journal."""
 
 ReadBefore = Callable[[int, int], bytes]
-"""Bytes of the journal: so many, up to an offset; fewer where it has fewer."""
+"""Reads `length` bytes of the journal that end at an offset; fewer if it is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Its first line."""
+    """First line of a snapshot."""
 
     v: int
     made_by: str
-    """A digest of the sources that decide."""
+    """Digest of the sources in `DECIDE`."""
     launch: int
-    """The newest that the journal has up to there."""
+    """Newest launch in the journal up to `place`."""
     place: Place
     before: str
-    """A digest of the journal's last bytes up to there."""
+    """Digest of the journal's last bytes before `place`."""
     run: str
-    """One of the second line."""
+    """Digest of the second line."""
     stage: str
-    """Class of its stage: msgspec does not write which member of a union a dataclass is."""
+    """Class of the job's stage. msgspec does not write which member of a union a dataclass is."""
 
 
 class Unfit(ValueError):
-    """It is not of this journal and this ndctl, or not whole."""
+    """The snapshot is damaged, or of another journal or another ndctl."""
 
 
 @functools.cache
 def made_by() -> str:
-    """Of the sources of this process; a leader asks as it begins, for an upgrade may come while it
-    runs, and what it writes later is of the sources that it began with."""
+    """Digest of this process's sources, read once. A leader calls it when it starts: an upgrade may
+    replace the files while it runs, but it keeps deciding by the sources with which it started."""
     return digest(Path(__file__).parent.parent)
 
 
@@ -101,15 +100,15 @@ def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     line, _, run = data.partition(b"\n")
     head = _head(line, maker, read_before)
     if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
-        raise Unfit("it is not whole")
+        raise Unfit("it is incomplete")
     try:
         return Folded(run=_decoded(run, head.stage), place=head.place)
     except (KeyError, ValueError, RecursionError) as exc:
-        raise Unfit(f"it makes no sense: {exc!r}") from exc
+        raise Unfit(f"it cannot be read: {exc!r}") from exc
 
 
 def _decoded(data: bytes, stage: str) -> Run:
-    """msgspec reads no union of dataclasses, so it is told which stage this is."""
+    """msgspec cannot read a union of dataclasses, so it needs a type with exactly this stage."""
     saved = msgspec.json.decode(data, type=_saved_as()[stage])
     return Run(**{each.name: getattr(saved, each.name) for each in fields(Run)})
 
@@ -140,10 +139,10 @@ def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:
 
 def _before(place: Place, read_before: ReadBefore) -> str:
     if place.offset < 1:
-        raise Unfit("it is of no line")
+        raise Unfit("it was taken before the first line")
     data = read_before(place.offset, min(BEFORE, place.offset))
     if len(data) < min(BEFORE, place.offset) or not data.endswith(b"\n"):
-        raise Unfit("it is of another journal, or of more than this one has")
+        raise Unfit("it is of another journal, or of a longer version of this one")
     return sha256(data).hexdigest()
 
 
@@ -156,15 +155,18 @@ def _reader(path: Path) -> ReadBefore:
 
 
 def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
-    """Whole or not at all, on disk when this returns. Raises OSError, and what the guard raises."""
+    """Replaces the file atomically and returns when it is on disk.
+
+    Raises OSError, and what the guard raises if another leader has taken over.
+    """
     data = to_bytes(folded, made_by(), _reader(run_dir.journal))
     with written_beside(run_dir.state, data, durable=True) as fresh:
         guard()
         fresh.replace(run_dir.state)
 
 
-def glance(run_dir: RunDir) -> Head | None:
-    """What it says of itself, without the state; None where there is none that fits."""
+def read_head(run_dir: RunDir) -> Head | None:
+    """First line of the snapshot; None if there is no valid snapshot."""
     try:
         with run_dir.state.open("rb") as file:
             return _head(file.readline(), made_by(), _reader(run_dir.journal))
@@ -173,24 +175,24 @@ def glance(run_dir: RunDir) -> Head | None:
 
 
 def load(run_dir: RunDir) -> Folded:
-    """What the snapshot says; nothing where there is none that fits."""
-    maker = made_by()  # also where there is none yet: see there
+    """The snapshot; `NOTHING` if there is no valid one."""
+    maker = made_by()  # must be computed at start, even if there is no snapshot yet
     try:
         return from_bytes(run_dir.state.read_bytes(), maker, _reader(run_dir.journal))
     except FileNotFoundError:
         return NOTHING
     except (OSError, Unfit) as exc:
-        log.info("all of the journal is folded, for %s is of no use: %s", run_dir.state, exc)
+        log.info("ignoring snapshot %s, folding the whole journal: %s", run_dir.state, exc)
         return NOTHING
 
 
 def recall(run_dir: RunDir) -> tuple[Run, Tail]:
-    """The state at some place of the journal, and what reads on from there."""
+    """State at some line of the journal, and a reader of the lines after it."""
     found = load(run_dir) if run_dir.state.exists() else NOTHING
     return found.run, Tail(run_dir.journal, found.place)
 
 
-def known(run_dir: RunDir) -> Run:
-    """What the journal comes to. Raises OSError, and JobError where a line cannot be read."""
+def replay(run_dir: RunDir) -> Run:
+    """The fold of the journal. Raises OSError, and JobError if a line cannot be read."""
     run, tail = recall(run_dir)
     return fold((entry.event for entry in tail.each()), run)

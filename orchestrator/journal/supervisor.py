@@ -1,4 +1,4 @@
-"""Observe, journal, decide: the thin shell around `step`. The leader performs the actions."""
+"""Journals events and the decisions of `step` on them. The leader performs the actions."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from orchestrator.job.transitions import step
 from orchestrator.journal.journal import BEGINNING, Decided, Entry, Place
 
 Decide = Callable[[Run, Event], tuple[Run, tuple[Action, ...]]]
-"""`step`, or a broken one of which a test wants to know whether it is caught."""
+"""`step`; in tests also a broken `step` that the laws must catch."""
 
 
 Tell = Callable[[Run, Event, Run], None]
-"""Takes the state before an event, the event, and the state after it."""
+"""Called with the state before an event, the event, and the state after it."""
 
 
 class Lines(Protocol):
-    """What a supervisor asks of a journal."""
+    """What a supervisor needs from a journal."""
 
     @property
     def place(self) -> Place: ...
@@ -31,7 +31,7 @@ class Lines(Protocol):
 
 
 class OpenJournal(Lines, Protocol):
-    """A journal that this process alone may write, until it leaves the context."""
+    """A journal that only this process may write, until it leaves the context."""
 
     seq: int
     """Number of the last line."""
@@ -45,7 +45,7 @@ class OpenJournal(Lines, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
-    """What the journal came to at some place."""
+    """The fold of the journal up to `place`."""
 
     run: Run = field(default_factory=Run)
     place: Place = BEGINNING
@@ -58,41 +58,41 @@ class Supervisor:
     """Holds the journal and the state that is its fold."""
 
     def __init__(self, journal: Lines, decide: Decide = step, known: Folded = NOTHING) -> None:
-        """`known`: of that journal, so that only what came after it is still to be folded."""
+        """`known` is the fold of a part of the journal; only later lines are folded here."""
         self.journal, self.decide, self.known = journal, decide, known.place
         self.tell: Tell | None = None
-        """Who hears of each line once it is on disk."""
+        """Called for each line after it is on disk."""
         self.run = known.run
         for entry in journal.after(known.place):
             self.run, _ = decide(self.run, entry.event)
 
     @property
     def folded(self) -> Folded:
-        """Between two decisions alone: within one, run and journal are not at the same place."""
+        """Valid only between two decisions. During one, run and journal are at different lines."""
         return Folded(run=self.run, place=self.journal.place)
 
     def feed(self, event: Event) -> tuple[Action, ...]:
-        """The actions to perform; event and actions are on disk by then.
+        """The actions to perform. Event and actions are on disk when this returns.
 
-        Raises OSError, with nothing changed, when the journal cannot be written.
+        Raises OSError, with nothing changed, if the journal cannot be written.
         """
         return self.take([event])[1]
 
     def take(self, events: Sequence[Event]) -> tuple[int, tuple[Action, ...]]:
-        """Decide on `events`, up to the first by which something is to be done: how many those are,
-        and the actions. All of them are on disk together by then.
+        """Decide on `events` up to the first one that causes an action. Returns how many events
+        were consumed, and the actions. All of them are on disk when this returns.
 
-        What comes after an action is decided when the action has been performed, as if events came
-        one by one: a crash in between leaves nothing behind that one line at a time could not.
+        Later events are decided after the action was performed, as if events arrived one by one. So
+        a crash cannot leave a state that writing line by line could not.
 
-        Raises OSError, with nothing changed, when the journal cannot be written.
+        Raises OSError, with nothing changed, if the journal cannot be written.
         """
         run, count, lines, changes = self.run, 0, [], []
         actions: tuple[Action, ...] = ()
         while count < len(events) and not actions:
             event, before = events[count], run
             run, actions = self.decide(before, event)
-            if is_told(event, before, run):
+            if is_journalled(event, before, run):
                 lines.append((event, actions))
                 changes.append((before, event, run))
             count += 1
@@ -105,8 +105,9 @@ class Supervisor:
         return count, actions
 
 
-def is_told(event: Event, before: Run, after: Run) -> bool:
-    """Whether the journal has a line of it. Of time that passes, and of the thousands of ranks that
-    leave as they were told to, only where it changed something: a new leader folds every line."""
+def is_journalled(event: Event, before: Run, after: Run) -> bool:
+    """Whether the event gets a line in the journal. Ticks, and the thousands of ranks that exit
+    because they were stopped, get one only if they changed the state: a new leader folds every
+    line."""
     mostly_nothing = isinstance(event, Tick) or (isinstance(event, RankExited) and event.stopped)
     return not mostly_nothing or after is not before

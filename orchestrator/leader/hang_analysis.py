@@ -20,7 +20,7 @@ from orchestrator.diagnosis.dumps.dump_summary import from_text
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.dumps.reader import share
 from orchestrator.diagnosis.hang.post_mortem import differing
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.errors import BackendError
 from orchestrator.job.state import Run
 from orchestrator.leader.storage import LeaderStorage
@@ -126,7 +126,7 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
     return judgement(scene, at=0.0, attempt=attempt, missing=lost)
 
 
-def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
+def scene_of(parts: Sequence[Evidence]) -> tuple[HangEvidence, list[str]]:
     """The evidence of all agents as one scene, and a list of what is missing."""
     facts: dict[int, RankFacts] = {}
     dumps: dict[int, RankDump] = {}
@@ -151,4 +151,4 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[Scene, list[str]]:
             share(dump, same)
         dumps |= {dump.rank: dump for dump in read}
     lost.sort(key=lambda words: not words.startswith("dump"))
-    return Scene(dumps=dumps, facts=facts), lost
+    return HangEvidence(dumps=dumps, facts=facts), lost

@@ -75,7 +75,7 @@ from orchestrator.leader.snapshot_writer import SnapshotWriter
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
 from orchestrator.leader.strike_writer import new_strikes
-from orchestrator.posix.retry_io import once_it_serves_in
+from orchestrator.posix.retry_io import retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ class Leader:
             # Inside `try`: the leader's own agent may exit meanwhile and cancel this task. Then the
             # port must be closed as well.
             what = "failed to write the leader's address for agents"
-            await once_it_serves_in(self.worker, announced, what, asyncio.sleep)
+            await retry_io_in(self.worker, announced, what, asyncio.sleep)
             log.info("leading %s at %s:%s", self.job.launch.job, address, port)
             self.announced.set()
             deciding = asyncio.create_task(self._consume())

@@ -34,7 +34,7 @@ from orchestrator.journal.journal import LOCK_PATIENCE_S
 from orchestrator.journal.supervisor import OpenJournal, Supervisor
 from orchestrator.leader.backend_calls import Planners
 from orchestrator.leader.leader import Granted, Leader, LeaderSeams
-from orchestrator.posix.retry_io import TAKE_OVER_S, once_it_serves_in
+from orchestrator.posix.retry_io import TAKE_OVER_S, retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
@@ -105,12 +105,12 @@ async def lead(
     """
     worker, storage, name = seams.worker, seams.storage, secrets.token_hex(8)
     taking = partial(storage.take_over, name)
-    await once_it_serves_in(worker, taking, "failed to take the fence", asyncio.sleep)
+    await retry_io_in(worker, taking, "failed to take the fence", asyncio.sleep)
     # A leader that was replaced needs time to see the fence and to close the journal.
     patience_s = TAKE_OVER_S if scheduled else LOCK_PATIENCE_S
     opening = partial(storage.open_journal, name, patience_s)
     what = "failed to open the journal"
-    with await once_it_serves_in(worker, opening, what, asyncio.sleep) as journal:
+    with await retry_io_in(worker, opening, what, asyncio.sleep) as journal:
         supervisor = await _supervisor(journal, seams)
         job = supervisor.run.job
         assert job is not None
@@ -165,7 +165,7 @@ async def lead_on(
 async def _supervisor(journal: OpenJournal, seams: LeadingSeams) -> Supervisor:
     reading = partial(seams.supervisor, journal)
     what = "failed to read the journal"
-    return await once_it_serves_in(seams.worker, reading, what, asyncio.sleep)
+    return await retry_io_in(seams.worker, reading, what, asyncio.sleep)
 
 
 class _LostRace(Exception):

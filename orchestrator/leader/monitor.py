@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from orchestrator.contract.messages.agent_protocol import Digest
 from orchestrator.contract.messages.events import Event, HangDetected, JobSubmitted
-from orchestrator.detect.heartbeat_monitor import Limits, Watch
+from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 from orchestrator.detect.stragglers import Stragglers, roles_of
 from orchestrator.job.attempt_end import EVIDENCE_S
 from orchestrator.job.state import Run
@@ -20,7 +20,7 @@ class Monitor:
             hang=job.hang_timeout, init=job.init_timeout, checkpoint=job.checkpoint_timeout
         )
         self.attempt = 0
-        self.watch: Watch | None = None
+        self.watch: HeartbeatMonitor | None = None
         """None while no attempt runs."""
         self.stragglers = Stragglers(0, (), str, 0.0)
         self.hang: HangDetected | None = None
@@ -40,7 +40,7 @@ class Monitor:
         of the start."""
         now -= self.excused_s
         hosts, each = run.attempt.placement, run.plan.ranks_per_host
-        self.watch = Watch(attempt, range(run.plan.world_size), self.limits, now)
+        self.watch = HeartbeatMonitor(attempt, range(run.plan.world_size), self.limits, now)
         self.stragglers = Stragglers(
             attempt, roles_of(run.plan.mesh), lambda rank: hosts[rank // each], now
         )

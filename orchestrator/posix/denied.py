@@ -1,4 +1,4 @@
-"""What a person is told whom the kernel kept from a file, as from another user's run directory."""
+"""The error for a user without access to a file, such as another user's run directory."""
 
 import contextlib
 from pathlib import Path
@@ -7,20 +7,22 @@ from orchestrator.errors import JobError
 
 
 def denied(exc: PermissionError) -> JobError:
-    """Names the file, and the owner of the folder or file that is closed."""
+    """An error that names the file, and the folder or file that is not accessible with its
+    owner."""
     path = Path(str(exc.filename))
     closed, owner = _closed(path)
-    where = "" if closed == path else f": {closed} is closed to you"
-    whose = f", and belongs to {owner}" if owner else ""
+    where = "" if closed == path else f": you have no access to {closed}"
+    whose = f", which belongs to {owner}" if owner else ""
     return JobError(
-        f"you may not use {path}{where}{whose}",
-        fix="name a run root of your own (--run-root, NDCTL_RUN_ROOT), or have the owner open the"
-        " run directory to a group that you are in (cluster.slurm.group and mode)",
+        f"permission denied: {path}{where}{whose}",
+        fix="use a run root of your own (--run-root, NDCTL_RUN_ROOT), or ask the owner to give a"
+        " group of yours access to the run directory (cluster.slurm.group and mode)",
     )
 
 
 def _closed(path: Path) -> tuple[Path, str]:
-    """What can still be seen of the path from above, and whose it is; empty where nothing can."""
+    """The innermost visible part of the path, which denies access, and its owner; the owner is
+    empty if nothing is visible."""
     for seen in (path, *path.parents):
         with contextlib.suppress(OSError):
             seen.stat()
@@ -29,7 +31,7 @@ def _closed(path: Path) -> tuple[Path, str]:
 
 
 def owner_of(path: Path) -> str:
-    """By name, as far as this machine knows one."""
+    """The owner's name, or number if this machine does not know the name."""
     try:
         return f"user {path.owner()}"
     except KeyError:

@@ -1,5 +1,5 @@
-"""How many files a process may have open. A connection is one, and of those the first host of a
-job has as many as there are hosts, or ranks.
+"""Limit of open files. Every connection is one, and the first host of a job has one or more per
+host or rank.
 """
 
 import resource
@@ -7,22 +7,24 @@ import resource
 from orchestrator.contract.check_results import Finding
 
 OWN = 256
-"""Libraries, logs, devices."""
+"""Files of libraries, logs and devices."""
 PER_HOST = 4
-"""Of a check of all hosts on the first of them: two of its store, and of a group one or two."""
+"""A fabric check on the first host: two connections of its store and one or two of its group, for
+each host."""
 PER_RANK = 3
-"""Of rank 0: one of the store, and one of each group of all ranks."""
+"""Rank 0: one connection of the store and one of each group of all ranks, for each rank."""
 AT_MOST = 1 << 20
-"""Enough for all that can be asked here; some programs walk through all that they might have."""
+"""More than any job needs. A higher limit is not set, because some programs walk through all
+possible descriptors."""
 
 
 def files_needed(hosts: int, ranks: int) -> int:
-    """Of the process that has the most, on the first host of a job."""
+    """Number for the process with the most open files, on the first host of a job."""
     return OWN + max(PER_HOST * hosts, PER_RANK * ranks)
 
 
 def judge_files(needed: int) -> Finding:
-    """Whether as many can be had here: by the hard limit, which agents make theirs."""
+    """Whether the hard limit is enough. Agents raise their soft limit to it."""
     allowed = _count(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     found = f"hard limit {allowed}, the first host of the job needs {needed}"
     if allowed >= needed:
@@ -35,10 +37,10 @@ def judge_files(needed: int) -> Finding:
 
 
 def allow_files() -> int:
-    """As many as this process, and so all that it starts, may have; says how many that is.
+    """Raise the limit of this process and its children as far as allowed; returns the new limit.
 
-    The soft limit is 1,024 nearly everywhere, for programs that use select(), and is passed on by
-    Slurm from the node on which a job was submitted.
+    The soft limit is 1,024 on nearly all systems, for programs that use select(), and Slurm copies
+    it from the node on which a job was submitted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = max(_count(soft), min(_count(hard), AT_MOST))

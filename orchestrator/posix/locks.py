@@ -1,12 +1,13 @@
-"""File locks (flock) that say who lives: the kernel lets go of them with the last process.
+"""File locks (flock) that show which processes live: the kernel releases them with the process.
 
-A leader holds its journal alone, an agent the file of its host; the processes of a host's ranks
-share one. To look, a lock is taken for a moment, so whoever wants one has to be patient.
+A leader holds an exclusive lock on its journal, an agent on the file of its host. The processes of
+a host's ranks share a lock. To test a lock, a process takes it for a moment, so a process that
+wants the lock must retry.
 
-They hold between hosts where the file system says so: on NFS, whose client asks the server for a
-lock on all bytes of the file instead. That belongs to the open file description as well, so forked
-processes share it and no other descriptor's end lets go of it; but it takes a descriptor that may
-write to keep everybody out, and one that may read to share.
+The locks work between hosts if the file system supports it. NFS does: its client requests a lock on
+all bytes of the file from the server. That lock also belongs to the open file description, so
+forked processes share it and closing another descriptor does not release it. But an exclusive lock
+on NFS needs a descriptor open for writing, and a shared lock one open for reading.
 """
 
 import fcntl
@@ -15,12 +16,12 @@ from pathlib import Path
 
 
 def try_lock(fd: int) -> bool:
-    """Take the lock for this process alone, if nobody has it; `fd` is open for writing."""
+    """Take the exclusive lock if it is free. `fd` must be open for writing."""
     return _try(fd, fcntl.LOCK_EX)
 
 
 def share(path: Path) -> int:
-    """Share the lock until this process and all its children have ended; the descriptor."""
+    """Share the lock until this process and all its children have ended. Returns the descriptor."""
     fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     os.set_inheritable(fd, True)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -28,12 +29,12 @@ def share(path: Path) -> int:
 
 
 def is_held_alone(path: Path) -> bool:
-    """Whether some process keeps everybody else out; False where there is no file."""
+    """Whether a process has the exclusive lock; False if there is no file."""
     return _refused(path, os.O_RDONLY, fcntl.LOCK_SH)
 
 
 def is_free(path: Path) -> bool:
-    """Whether no process has it, alone or shared."""
+    """Whether no process has the lock, exclusive or shared."""
     return not _refused(path, os.O_RDWR, fcntl.LOCK_EX)
 
 

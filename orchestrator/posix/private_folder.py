@@ -1,9 +1,9 @@
-"""A folder of one process that no other user can enter, make beforehand, or put something in.
+"""A folder of one process that no other user can enter, create in advance, or write to.
 
-An agent keeps there the socket to which its ranks report. The folder has a random name and mode
-0700. Its owner holds a lock (flock) on the folder itself while it lives: a folder whose lock is
-free was left by a process that was killed, and the next one of the same user removes it. The lock
-also keeps systemd-tmpfiles from cleaning the folder after ten days.
+An agent keeps the socket for its ranks there. The folder has a random name and mode 0700. Its owner
+holds a lock (flock) on the folder while it lives. If the lock is free, the folder was left by a
+killed process, and the next process of the same user removes it. The lock also keeps
+systemd-tmpfiles from deleting the folder after ten days.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from pathlib import Path
 
 PREFIX = "ndctl-agent-"
 NAME = re.compile(re.escape(PREFIX) + r"[a-z0-9_]{8}")
-"""As mkdtemp makes it: a folder of any other name is not ours to remove."""
+"""Names that mkdtemp gives. A folder with any other name must not be removed."""
 SOCKET = "ranks.sock"
 PATH_BYTES = 107
-"""The longest path of a Unix socket, without the byte that ends it."""
+"""Longest path of a Unix socket, without the terminating zero byte."""
 NAME_BYTES = len(f"/{PREFIX}12345678/{SOCKET}")
 TRIES = 20
 LOGIN_FOLDERS = Path("/run/user")
@@ -30,12 +30,12 @@ LINGER = Path("/var/lib/systemd/linger")
 
 
 class NoPrivateFolder(OSError):
-    """There is no place where other users could not replace what we make."""
+    """Every possible place lets other users replace the folder, or cannot be written."""
 
 
 @contextlib.contextmanager
 def private_folder(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Make the folder, and remove it on the way out. Raises NoPrivateFolder."""
+    """The folder, which is removed at the end. Raises NoPrivateFolder."""
     base = base_for(environ)
     try:
         remove_abandoned(base)
@@ -50,7 +50,7 @@ def private_folder(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def base_for(environ: Mapping[str, str], linger: Path = LINGER) -> Path:
-    """Where the folder is made. Raises NoPrivateFolder, with what is wrong with each place."""
+    """Where the folder is created. Raises NoPrivateFolder with the problem of each place."""
     refused = []
     for place in _places(environ, linger):
         why = _unsafe(place)
@@ -63,14 +63,14 @@ def base_for(environ: Mapping[str, str], linger: Path = LINGER) -> Path:
 
 
 def _places(environ: Mapping[str, str], linger: Path) -> list[Path]:
-    """The candidates, the best first."""
+    """Candidates, best first."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     mine = [Path(runtime)] if _is_mine(runtime) and _outlives_login(Path(runtime), linger) else []
     return [*mine, Path(tempfile.gettempdir())]
 
 
 def _is_mine(runtime: str) -> bool:
-    """Whether this is a folder as XDG wants it: absolute, ours alone, and no link."""
+    """Whether this is a folder as XDG requires: absolute, ours, mode 0700, and no link."""
     if not Path(runtime).is_absolute():
         return False
     try:
@@ -82,31 +82,31 @@ def _is_mine(runtime: str) -> bool:
 
 
 def _outlives_login(runtime: Path, linger: Path) -> bool:
-    """Whether the folder stays when the user logs out.
+    """Whether the folder stays after the user logs out.
 
-    logind removes /run/user/UID at the end of the user's last session, and a job that was submitted
-    in that session goes on. It keeps the folder of users who linger.
+    logind removes /run/user/UID at the end of the user's last session, but a job that was submitted
+    in that session continues. logind keeps the folder of users with lingering enabled.
     """
     if not runtime.is_relative_to(LOGIN_FOLDERS):
         return True
     try:
         return (linger / pwd.getpwuid(os.geteuid()).pw_name).exists()
-    except KeyError:  # a user without a name, as in containers: no logind either
+    except KeyError:  # a user without a name, as in containers, where there is no logind either
         return False
 
 
 def _unsafe(place: Path) -> str | None:
-    """Why other users could replace what we make there; None when they cannot."""
+    """Why other users could replace what we create there; None if they cannot."""
     try:
         mode = place.stat().st_mode
     except OSError as exc:
         return exc.strerror
     if not stat.S_ISDIR(mode):
-        return "is no folder"
+        return "is not a folder"
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
-        return "other users may rename what is in it (no sticky bit)"
+        return "other users may rename files in it (no sticky bit)"
     if not os.access(place, os.W_OK | os.X_OK):
-        return "may not be written to"
+        return "is not writable"
     return None
 
 
@@ -115,19 +115,19 @@ def _make(base: Path) -> tuple[Path, int]:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))  # mode 0700, and new
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            # Before this lock another agent of this user may take the folder for an abandoned one.
+            # Until this lock is taken, another agent of this user may remove the folder.
             if _lock(fd) and _is_at(folder, fd):
                 return folder, fd
             os.close(fd)
-    raise NoPrivateFolder(f"no folder of our own could be kept in {base}")
+    raise NoPrivateFolder(f"no private folder could be created in {base}")
 
 
 def remove_abandoned(base: Path) -> None:
-    """Remove the folders of our own user whose processes are gone."""
+    """Remove folders of this user whose processes are gone."""
     for folder in base.iterdir():
         if NAME.fullmatch(folder.name) is None:
             continue
-        # One of another user may not be opened; a link is not followed, wherever it leads.
+        # Folders of other users cannot be opened, and links are not followed.
         with contextlib.suppress(OSError):
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -138,8 +138,8 @@ def remove_abandoned(base: Path) -> None:
 
 
 def _keeps_out(folder: Path) -> bool:
-    """Whether the lock that was just taken is one: where locks keep nobody out, each folder looks
-    abandoned, and its agent would hear nothing of its ranks any more."""
+    """Whether locks work here at all. On a file system where they do not, every folder looks
+    abandoned, and removing it would cut an agent off from its ranks."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         return not _lock(fd)

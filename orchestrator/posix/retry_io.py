@@ -1,4 +1,4 @@
-"""Storage that is full, or away for a while, ends no agent."""
+"""Retries storage operations, so that full or unavailable storage does not end an agent."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -11,17 +11,18 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 LASTING = (GivenUp, PermissionError, FileNotFoundError, NotADirectoryError)
-"""What does not pass by itself."""
+"""Errors that do not go away by waiting."""
 
 TAKE_OVER_S = 120.0
-"""For a former leader, cut off on its host, to see that it was replaced and to let go of the
-journal, or for a file server to take the lock from a host that is gone."""
+"""Seconds in which a former leader that was cut off notices that it was replaced and releases the
+journal, or in which a file server takes the lock from a dead host."""
 
 T = TypeVar("T")
 
 
-def once_it_serves(work: Callable[[], T], what: str, clock: Clock) -> T:
-    """What `work` returns when storage lets it. Raises at once an OSError that will not pass."""
+def retry_io(work: Callable[[], T], what: str, clock: Clock) -> T:
+    """The result of `work`, repeated until storage works. An error in `LASTING` is raised at
+    once."""
     while True:
         try:
             return work()
@@ -32,10 +33,10 @@ def once_it_serves(work: Callable[[], T], what: str, clock: Clock) -> T:
             clock.sleep(RETRY_S)
 
 
-async def once_it_serves_in(
+async def retry_io_in(
     worker: Worker, work: Callable[[], T], what: str, pause: Callable[[float], Awaitable[None]]
 ) -> T:
-    """The same on an event loop: the worker does `work`, `pause` waits between two tries."""
+    """The same on an event loop: the worker runs `work`, `pause` waits between two tries."""
     while True:
         try:
             return await worker(work)

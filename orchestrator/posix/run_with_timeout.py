@@ -1,7 +1,7 @@
-"""Work that may hang in the kernel, as on storage that does not answer or in a driver.
+"""Runs calls that may hang in the kernel, for example on unavailable storage or in a driver.
 
-It is waited for so long and no longer. Its thread is left to itself, one of its own rather than of
-a pool: what hangs takes no worker from others, and keeps no process from ending.
+The caller waits for a limited time. The call runs in a thread of its own and not in a pool: if it
+hangs, it blocks no worker of a pool and does not keep the process from exiting.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ Args = TypeVarTuple("Args")
 
 
 async def within(seconds: float | None, work: Callable[[*Args], T], *args: *Args) -> T:
-    """What `work` returns or raises; TimeoutError where that takes longer. None: for ever."""
+    """The result of `work`, or what it raises; TimeoutError after `seconds`. None: no limit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -28,7 +28,7 @@ async def within(seconds: float | None, work: Callable[[*Args], T], *args: *Args
             came: tuple[Callable[[Any], None], Any] = (done.set_result, work(*args))
         except Exception as exc:  # noqa: BLE001 - raised where it is awaited
             came = (done.set_exception, exc)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits
             loop.call_soon_threadsafe(tell, *came)
 
     threading.Thread(target=run, name=getattr(work, "__name__", "work"), daemon=True).start()
@@ -36,7 +36,7 @@ async def within(seconds: float | None, work: Callable[[*Args], T], *args: *Args
 
 
 class Limit:
-    """Seconds for several pieces of work, one after the other."""
+    """A time limit shared by several calls, one after the other."""
 
     def __init__(self, seconds: float) -> None:
         self.until = asyncio.get_running_loop().time() + seconds

@@ -23,7 +23,7 @@ from orchestrator.contract.spec.drills import Drill
 from orchestrator.errors import BackendError, MustLeave, PlanError, Unanswered
 from orchestrator.job.plans import JobPlan, Refit, Shortage
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.seams import HostNotice, OwnRun
+from orchestrator.seams import CurrentRun, HostNotice
 
 SECRET_TEXT = draw()
 SECRET = secret_from(SECRET_TEXT)
@@ -157,7 +157,7 @@ def a_job(run_dir: Path, hosts: int = 2, agent_timeout: float = 10.0, **more: An
     return JobSubmitted(**{**fields, **more})
 
 
-RUNS = OwnRun(phase="running", words="Slurm job 7 is RUNNING")
+RUNS = CurrentRun(phase="running", words="Slurm job 7 is RUNNING")
 
 
 @dataclass
@@ -191,7 +191,7 @@ class FakeBackend:
     mute: bool = False
     asked: int = 0
     """How often what it holds against hosts was asked."""
-    own: OwnRun = RUNS
+    own: CurrentRun = RUNS
     """What it says of the run …"""
     asked_own: int = 0
     """… and how often it was asked."""
@@ -241,7 +241,7 @@ class FakeBackend:
             raise Unanswered("the scheduler does not answer")
         return self.flagged
 
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         self.asked_own += 1
         if self.mute:
             raise Unanswered("the scheduler does not answer")

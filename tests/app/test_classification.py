@@ -20,7 +20,7 @@ def run(*args: str, stdin: str | bytes = "") -> Result:
     return CliRunner().invoke(cli, ["classify", *args], input=stdin)
 
 
-def test_the_end_of_a_log_has_a_class_with_what_decided(tmp_path: Path) -> None:
+def test_the_end_of_a_log_is_classified_with_the_reason(tmp_path: Path) -> None:
     log = tmp_path / "rank-3.log"
     log.write_text("step 3\nOSError: [Errno 28] No space left on device: '/c'\n")
     said = run(str(log))
@@ -34,7 +34,7 @@ def test_the_end_of_a_log_has_a_class_with_what_decided(tmp_path: Path) -> None:
     assert (body["class"], body["excludes_host"]) == ("disk-full", False)
 
 
-def test_a_kernel_that_knows_better_decides_and_its_host_is_left_out(tmp_path: Path) -> None:
+def test_a_kernel_line_that_explains_an_exit_excludes_its_host(tmp_path: Path) -> None:
     log, kernel = tmp_path / "log", tmp_path / "dmesg"
     log.write_text(f"{PEER}\n")
     kernel.write_text(f"{FALLEN}\n")
@@ -45,7 +45,7 @@ def test_a_kernel_that_knows_better_decides_and_its_host_is_left_out(tmp_path: P
         assert (body["class"], body["line"], body["excludes_host"]) == ("gpu-lost", FALLEN, True)
 
 
-def test_of_a_kernels_log_what_it_said_early_counts_as_well(tmp_path: Path) -> None:
+def test_early_lines_of_a_kernel_log_count_too(tmp_path: Path) -> None:
     kernel = tmp_path / "dmesg"
     later = "".join(f"[{n}.0] audit: type=1400 audit(1): " + "x" * 80 + "\n" for n in range(9000))
     kernel.write_text(f"{FALLEN}\n{later}")
@@ -64,7 +64,7 @@ def test_a_signal_is_named_in_three_ways_and_a_code_may_stand_for_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGNOPE", "0", "99", ""])
-def test_what_is_no_signal_is_refused(name: str) -> None:
+def test_an_unknown_signal_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="unknown signal"):
         signal_number(name)
 
@@ -78,7 +78,7 @@ def test_what_is_no_signal_is_refused(name: str) -> None:
         (("/nowhere/log",), "No such file or directory"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_of_use(args: tuple[str, ...], words: str) -> None:
+def test_an_unreadable_input_is_a_usage_error(args: tuple[str, ...], words: str) -> None:
     said = run(*args)
     assert (said.exit_code, words in said.output) == (2, True)
 
@@ -91,7 +91,7 @@ def test_of_a_log_of_any_size_the_end_is_read(tmp_path: Path) -> None:
     assert json.loads(run(str(log), "--json").output)["class"] == "cuda-out-of-memory"
 
 
-def test_what_is_shown_steers_no_terminal() -> None:
+def test_shown_text_has_no_terminal_sequences() -> None:
     hostile = "\x1b]0;owned\x07OSError: [Errno 28] No space left on device: '/c'\x1b[2J\x00"
     for stdin in (hostile, hostile.encode() + b"\xff\xfe"):
         said = run("-", stdin=stdin)
@@ -99,7 +99,7 @@ def test_what_is_shown_steers_no_terminal() -> None:
         assert not set(said.output) & {"\x1b", "\x00", "\x07"}
 
 
-def test_what_nobody_knows_is_said_to_be_unknown() -> None:
+def test_unknown_facts_are_shown_as_unknown() -> None:
     found = classify_log("all is well\n", exit_code=3)
     assert (found.class_, found.excludes_host, found.line) == ("unknown", False, None)
 

@@ -59,14 +59,14 @@ def test_a_copy_is_found_through_the_run_root_that_it_is_in(tmp_path: Path) -> N
     assert commands_for(found, environ).of("status") == "ndctl status job"
 
 
-def test_of_two_jobs_of_one_name_it_is_said_which(tmp_path: Path) -> None:
+def test_of_two_jobs_with_one_name_the_place_is_shown(tmp_path: Path) -> None:
     found, _ = mirrored(tmp_path, "a"), mirrored(tmp_path, "b")
     environ = {"NDCTL_RUN_ROOT": str(tmp_path)}
     which = "ndctl status job --context prod/eu --namespace a"
     assert commands_for(found, environ).of("status") == which
 
 
-def test_one_here_of_the_same_name_counts_as_well(tmp_path: Path) -> None:
+def test_a_local_job_of_the_same_name_counts_too(tmp_path: Path) -> None:
     found = mirrored(tmp_path, "a")
     write(RunDir(tmp_path / "job"), submitted(RunDir(tmp_path / "job")))
     said = commands_for(found, {"NDCTL_RUN_ROOT": str(tmp_path)}).of("status")
@@ -94,7 +94,7 @@ def typed(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.process
-def test_what_resumes_a_job_names_the_users_own_file_and_works_in_any_folder(
+def test_the_resume_command_names_the_users_file_and_works_in_any_folder(
     cluster: NoCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, other = tmp_path / "my jobs", tmp_path / "other"

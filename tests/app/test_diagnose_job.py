@@ -177,7 +177,7 @@ def reached(root: Path, step: int, at: float) -> None:
     RunDir(root / JOB).metrics.write_text(json.dumps(line) + "\n")
 
 
-def test_of_a_job_that_ended_in_order_it_says_so_and_asks_for_nothing(
+def test_diagnose_reports_a_job_that_ended_without_failure(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     steps = submission(tmp_path).planned.spec.train.steps
@@ -215,7 +215,7 @@ def said_at(root: Path, at: float) -> str:
     return job_text(diagnose_job(RunDir(root / JOB), None, at))
 
 
-def test_of_a_job_that_runs_and_is_healthy_one_line_says_so(
+def test_diagnose_prints_one_line_for_a_healthy_job(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     led(tmp_path, stepped(NOW + 20))
@@ -264,7 +264,7 @@ def test_a_job_with_a_rank_that_is_late_is_not_called_healthy(
         assert "is healthy" not in said_at(tmp_path, NOW + 24)
 
 
-def test_what_was_decided_stands_in_the_place_of_advice(tmp_path: Path, cluster: NoCluster) -> None:
+def test_a_decision_replaces_the_advice(tmp_path: Path, cluster: NoCluster) -> None:
     """The verdict names a host to leave out; the rules kept it."""
     led(tmp_path, *attempt_fails(1, stood_still(1), judged(1)))
     said = diagnosed(tmp_path, "--attempt", "1").output

@@ -11,7 +11,7 @@ from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queue
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.slurm.slurm_launch import FakeSlurm
 from tests.job.supervise_stage import Job
@@ -76,9 +76,7 @@ def test_a_pinned_host_is_unpinned(tmp_path: Path, clock: TurnedClock) -> None:
     assert line.endswith(": burnt); to use it: ndctl hosts unpin node2")
 
 
-def test_nothing_is_asked_where_no_strike_was_ever_written(
-    tmp_path: Path, clock: TurnedClock
-) -> None:
+def test_without_a_strikes_file_no_scheduler_is_asked(tmp_path: Path, clock: TurnedClock) -> None:
     backend = slurm()
     assert excluded_hosts(tmp_path, backend, {}, clock) == ()
     assert isinstance(backend.shell, FakeSlurm)
@@ -93,7 +91,7 @@ def a_run(root: Path, exclude: Mapping[str, str]) -> Run:
     return replace(run, hosts=replace(run.hosts, exclude=exclude))
 
 
-def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
+def test_each_excluded_host_has_the_command_that_allows_it(
     cluster: NoCluster, tmp_path: Path, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To forget the strikes alone does not change what Slurm was asked for."""
@@ -101,7 +99,7 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)
     hosts_to_exclude(tmp_path)
     update = "scontrol update JobId=12 ExcNodeList="
-    seen = Sighting(
+    seen = LaunchStatus(
         "Slurm job 12 is PENDING",
         held=True,
         excluded={"node2": f"{update}node[3-4]", "node3": f"{update}x", "node4": f"{update}y"},
@@ -116,11 +114,11 @@ def test_what_lets_a_queued_job_have_a_host_is_said_of_each(
     )
     assert found["node4"].startswith("is excluded (until 2023-11-16")
     assert found["node4"].endswith(f"; to use it: ndctl hosts clear node4 && {update}y")
-    assert excluded_while_queued(run, Sighting(None, held=False), {}, clock) == {}
+    assert excluded_while_queued(run, LaunchStatus(None, held=False), {}, clock) == {}
 
 
 def said_of(run: Run, host: str) -> str:
-    seen = Sighting("Slurm job 12 is PENDING", held=True, excluded={host: "scontrol update"})
+    seen = LaunchStatus("Slurm job 12 is PENDING", held=True, excluded={host: "scontrol update"})
     return excluded_while_queued(run, seen, {}, TurnedClock())[host]
 
 
@@ -137,7 +135,7 @@ def test_the_incident_that_excluded_a_host_is_named(
     )
 
 
-def test_the_host_of_a_leader_that_could_write_nothing_any_more_is_told_as_that(
+def test_a_leader_that_could_not_write_is_reported_with_its_host(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)

@@ -26,7 +26,7 @@ from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
 from orchestrator.job_paths import find_job, jobs, run_root_of
 from orchestrator.job_secret import draw, secret_from
-from orchestrator.journal.current_launch import Launched, counting, counting_spec
+from orchestrator.journal.current_launch import Launched, current_launch, current_spec
 from orchestrator.leader.leader_server import LeaderServer
 from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, NoCluster, cluster, drill, events, lead, submission
@@ -84,7 +84,7 @@ def test_submitting_writes_the_run_directory_and_then_starts_the_agents(
     assert (job.resume, job.plan_number, job.init_timeout) == (False, 1, INIT_TIMEOUT_S)
     (launch,) = cluster.submitted
     assert launch == job.launch
-    assert counting(run_dir) == Launched(backend=job.backend, launch=launch)
+    assert current_launch(run_dir) == Launched(backend=job.backend, launch=launch)
     assert (launch.hosts, launch.launch) == (("host-0", "host-1"), 1)
 
 
@@ -118,11 +118,11 @@ def test_a_job_that_is_being_submitted_is_neither_submitted_nor_cancelled(
     assert cluster.cleared == []
 
 
-def test_a_job_whose_name_differs_in_case_alone_is_refused(
+def test_a_job_name_that_differs_only_in_case_is_refused(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     submit(tmp_path)
-    with pytest.raises(JobError, match="job E2E would differ from e2e in"):
+    with pytest.raises(JobError, match="job E2E differs from e2e in"):
         submit(tmp_path, "name=E2E")
     assert len(cluster.submitted) == 1
 
@@ -165,7 +165,7 @@ def test_a_resume_uses_the_spec_as_it_is_now_and_keeps_the_token(
     assert (second["train"]["steps"], second["pause_s"]) == (99, 44.0)
     assert json.loads(run_dir.trainer_config(1).read_text())["train"]["steps"] == 24
     assert "steps: 99" in run_dir.spec_of(2).read_text()
-    assert counting_spec(run_dir) == run_dir.spec_of(2)
+    assert current_spec(run_dir) == run_dir.spec_of(2)
     assert "steps: 24" in run_dir.spec.read_text(), "until the ranks train by the new one"
     assert run_dir.token.read_text() == token
 
@@ -195,17 +195,17 @@ def test_checkpoints_that_no_journal_knows_are_not_trained_on(
     for resume in (False, True):
         with pytest.raises(JobError, match=r"has checkpoints but no journal\.jsonl") as refused:
             submit(tmp_path, resume=resume)
-        assert "--new puts the folder in .archive/" in refused.value.fix
+        assert "--new moves the folder to .archive/" in refused.value.fix
     submit(tmp_path, new=True)
     assert not run_dir.checkpoints.exists()
 
 
-def test_new_where_nothing_was_is_a_plain_submission(tmp_path: Path, cluster: NoCluster) -> None:
+def test_new_without_an_old_run_is_a_plain_submission(tmp_path: Path, cluster: NoCluster) -> None:
     submit(tmp_path, new=True)
     assert not (tmp_path / ".archive").exists()
 
 
-def test_a_run_root_that_cannot_be_written_is_said_with_a_fix(
+def test_a_run_root_without_write_access_is_reported_with_a_fix(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -260,11 +260,11 @@ def test_a_dry_run_shows_the_configuration_and_what_would_be_started(
 
 
 def test_a_job_is_found_or_the_others_are_named(tmp_path: Path, cluster: NoCluster) -> None:
-    with pytest.raises(JobError, match=r"no job 'nope' in .*; there are: none"):
+    with pytest.raises(JobError, match=r"no job 'nope' in .*; existing jobs: none"):
         find_job(tmp_path / "nowhere", "nope")
     submit(tmp_path)
     assert find_job(tmp_path, JOB).path == tmp_path / JOB
-    with pytest.raises(JobError, match="there are: e2e"):
+    with pytest.raises(JobError, match="existing jobs: e2e"):
         find_job(tmp_path, "nope")
 
 
@@ -286,7 +286,7 @@ def test_cancelling_a_job_without_a_leader_ends_it_in_the_journal(
 
 
 @pytest.mark.parametrize("starting", [True, False])
-def test_a_job_that_has_yet_to_begin_is_cancelled_and_has_lost_no_leader(
+def test_a_job_that_has_not_started_is_cancelled_without_a_lost_leader(
     tmp_path: Path, cluster: NoCluster, starting: bool
 ) -> None:
     """Also while its leader holds the journal, and has yet to say where it listens."""
@@ -339,7 +339,7 @@ def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
     assert len(cluster.cleared) == 1
 
 
-def test_a_leader_that_begins_while_its_job_is_cancelled_is_ended_like_one_that_cannot_be_asked(
+def test_a_leader_that_starts_during_a_cancellation_is_ended(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = submit(tmp_path).run_dir
@@ -455,9 +455,7 @@ def test_the_address_of_an_earlier_launchs_leader_is_not_asked(
     assert len(cluster.cleared) == 1
 
 
-def test_waiting_for_the_end_notices_that_the_leader_went_away(
-    tmp_path: Path, cluster: NoCluster
-) -> None:
+def test_waiting_for_the_end_notices_a_lost_leader(tmp_path: Path, cluster: NoCluster) -> None:
     run_dir = submit(tmp_path).run_dir
     with pytest.raises(JobError, match="died before the job ended"):
         cancel_job.wait_until_ended(run_dir, {}, TurnedClock())
@@ -490,7 +488,7 @@ def test_a_job_that_a_scheduler_still_has_is_not_submitted_twice(
     assert (len(cluster.submitted), len(cluster.cleared)) == (2, 1)
 
 
-def test_what_stands_in_the_way_is_said_before_anything_is_written(
+def test_obstacles_are_reported_before_anything_is_written(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
     cluster.obstacle = "partition: must be one of train"
@@ -515,7 +513,7 @@ def test_a_dry_run_that_asks_no_scheduler_has_no_answer(cluster: NoCluster, tmp_
     assert tried.text.endswith("2 agents would be started")
 
 
-def test_what_may_make_a_job_wait_is_told_and_does_not_stop_it(
+def test_reasons_for_waiting_are_reported_without_stopping_the_job(
     cluster: NoCluster, tmp_path: Path
 ) -> None:
     submitted = submit_job.submit(submission(tmp_path), {}, TurnedClock())
@@ -537,9 +535,7 @@ def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_pa
     assert submit_job.launch_of(found, 3).slurm is None
 
 
-def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
-    cluster: NoCluster, tmp_path: Path
-) -> None:
+def test_the_scheduler_is_asked_only_without_a_leader(cluster: NoCluster, tmp_path: Path) -> None:
     from orchestrator.journal.journal import read
 
     submitted = submit_job.submit(submission(tmp_path), {}, TurnedClock())
@@ -551,7 +547,9 @@ def test_what_a_scheduler_says_is_asked_only_while_nobody_leads(
     over = replace(queued, stage=Ended(since=0.0, reason="", ending="FAILED"))
 
     def said(*jobs: tuple[Run, bool], quiet: bool = False) -> list[tuple[str | None, bool]]:
-        found = schedulers.sightings([(*job, quiet) for job in jobs], {}, TurnedClock())
+        found = schedulers.statuses_at_schedulers(
+            [(*job, quiet) for job in jobs], {}, TurnedClock()
+        )
         return [(one.words, one.held) for one in found]
 
     assert said((run, False)) == [(None, False)], "of local jobs"

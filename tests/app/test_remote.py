@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.app import cancel_job, remote
+from orchestrator.app.launch_statuses import launch_statuses
 from orchestrator.app.remote import Found, await_begin, lines_before, refresh, refresh_all, settled
-from orchestrator.app.sighting import sight
 from orchestrator.backends.kubernetes.mirror.mirror_paths import folder_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
@@ -21,7 +21,7 @@ from orchestrator.errors import BackendError, JobError, Unreachable
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.supervisor import Supervisor
-from orchestrator.seams import Completed, Sighting
+from orchestrator.seams import Completed, LaunchStatus
 from tests.agent.world import TurnedClock, a_job
 from tests.dashboard.dashboard_story import started
 from tests.jobs_on_disk import NoCluster, cluster
@@ -150,7 +150,7 @@ def test_a_scheduler_is_asked_for_the_job_as_this_machine_sees_it(found: Found) 
 # Looks
 
 
-def test_a_copy_that_cannot_be_brought_up_to_date_says_why(found: Found) -> None:
+def test_a_copy_that_cannot_be_updated_says_why(found: Found) -> None:
     copy_of(found).broken = True
     with pytest.raises(BackendError):
         refresh(found)
@@ -180,19 +180,19 @@ def test_a_cluster_that_cannot_be_reached_is_asked_once_for_all_its_jobs(tmp_pat
 # How a job stands, of what is known here and what its scheduler says
 
 
-def asked(found: Found, cluster: NoCluster, says: Sighting) -> Sighting:
+def asked(found: Found, cluster: NoCluster, says: LaunchStatus) -> LaunchStatus:
     cluster.says = says
     run = Run(job=a_job(found.run_dir.path, backend="kubernetes"))
-    (seen,) = sight([(found, run, False, True)], {}, TurnedClock())
+    (seen,) = launch_statuses([(found, run, False, True)], {}, TurnedClock())
     return seen
 
 
-RUNS = Sighting("2 of 2 pods run", held=True, running=True)
-WAITS = Sighting("it waits for GPUs", held=True)
-PENDING = Sighting("Pending", held=True)
+RUNS = LaunchStatus("2 of 2 pods run", held=True, running=True)
+WAITS = LaunchStatus("it waits for GPUs", held=True)
+PENDING = LaunchStatus("Pending", held=True)
 
 
-def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
+def test_a_cluster_that_was_just_unreachable_is_not_asked_again(
     found: Found, cluster: NoCluster
 ) -> None:
     copy_of(found).stale, copy_of(found).led_at = Unreachable("prod is away", fix="look"), 70.0
@@ -201,9 +201,7 @@ def test_a_cluster_that_was_away_a_moment_ago_is_not_asked_again(
     assert (seen.held, seen.at, cluster.asked) == (True, 70.0, 0)
 
 
-def test_of_pods_that_run_and_may_not_be_asked_nothing_is_known(
-    found: Found, cluster: NoCluster
-) -> None:
+def test_the_state_of_pods_that_cannot_be_read_is_unknown(found: Found, cluster: NoCluster) -> None:
     copy_of(found).stale = BackendError("no right to pods/exec", fix="ask for it")
     assert asked(found, cluster, RUNS).unknown == "no right to pods/exec"
     assert asked(found, cluster, WAITS) == WAITS, "no leader can live there"
@@ -214,14 +212,14 @@ def test_of_pods_that_run_and_may_not_be_asked_nothing_is_known(
 def test_an_end_that_the_journal_does_not_know_of_is_remembered(
     found: Found, cluster: NoCluster
 ) -> None:
-    leaving = Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)
+    leaving = LaunchStatus("it was deleted", held=False, over="CANCELLED", leaving=True)
     asked(found, cluster, leaving)
     assert copy_of(found).remembered == []
     asked(found, cluster, replace(leaving, leaving=False))
     assert copy_of(found).remembered == [("CANCELLED", "it was deleted")]
 
 
-def test_what_the_scheduler_says_is_told_until_the_leader_begins(found: Found) -> None:
+def test_the_schedulers_answer_is_shown_until_the_leader_starts(found: Found) -> None:
     copy, said, told = copy_of(found), iter([PENDING, PENDING, RUNS]), list[object]()
     copy.has_begun = False
     copy.comes = [(), (), (submitted(found.run_dir),)]
@@ -241,7 +239,7 @@ def test_a_leader_that_never_comes_is_not_waited_for(found: Found) -> None:
     assert "ndctl logs" in str(told)
 
 
-def test_a_resumed_jobs_story_begins_with_its_launch(found: Found) -> None:
+def test_the_report_of_a_resumed_job_starts_with_its_launch(found: Found) -> None:
     first, again = submitted(found.run_dir, NOW, 1), submitted(found.run_dir, NOW + 9, 2)
     write(found.run_dir, first)
     assert lines_before(found, NOW) == 0
@@ -272,7 +270,7 @@ def test_the_last_lines_of_a_copy_are_waited_for(found: Found) -> None:
 @pytest.mark.parametrize(
     ("held", "waits_s"), [(None, cancel_job.LAST_WORDS_S), ("2 pods run", 40.0)]
 )
-def test_cancel_waits_for_a_leader_that_went_away_no_longer_than_it_may_take(
+def test_cancel_waits_a_limited_time_for_a_lost_leader(
     found: Found,
     cluster: NoCluster,
     held: str | None,
@@ -310,7 +308,7 @@ def test_cancel_waits_for_a_leader_that_is_there_and_for_one_that_comes_back(
     assert said == "job: CANCELLED, cancelled by me"
 
 
-def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
+def test_cancel_reads_what_the_leader_wrote_instead_of_guessing(
     found: Found, cluster: NoCluster
 ) -> None:
     """Of a job that was cancelled before its leader had begun, and which was handed over at another
@@ -329,7 +327,7 @@ def test_cancel_reads_what_the_leader_wrote_in_the_place_of_a_guess(
     assert found.run_dir.journal.read_bytes().index(b"\n") + 1 > guessed
 
 
-def test_the_log_of_one_rank_is_asked_of_its_host_alone(found: Found) -> None:
+def test_the_log_of_a_rank_is_fetched_only_from_its_host(found: Found) -> None:
     remote.fetch_logs(found, 3, None)
     write(found.run_dir, *started())
     remote.fetch_logs(found, 3, None)

@@ -66,7 +66,7 @@ def obeyed(text: str) -> set[str]:
 
 
 @given(hostile())
-def test_what_is_made_visible_is_obeyed_by_no_terminal(text: str) -> None:
+def test_visible_text_has_no_terminal_sequences(text: str) -> None:
     shown = visible(text)
     assert not obeyed(shown)
     assert "\t" not in shown
@@ -109,7 +109,7 @@ def test_how_hidden_characters_are_shown(text: str, shown: str) -> None:
 
 
 @given(hostile())
-def test_what_rich_draws_is_obeyed_by_no_terminal(text: str) -> None:
+def test_text_drawn_by_rich_has_no_terminal_sequences(text: str) -> None:
     console = VisibleConsole(width=80, file=open(os.devnull, "w"), record=True)  # noqa: SIM115, PTH123
     with console.file:
         console.print(text, markup=False)
@@ -297,16 +297,14 @@ def commands(root: Path, text: str) -> Iterator[tuple[str, ...]]:
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(text=hostile())
-def test_no_verb_shows_what_a_terminal_obeys(
+def test_no_command_shows_terminal_sequences(
     template: Path, tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
     every_verb(template, tmp_path_factory.mktemp("run"), text)
 
 
 @pytest.mark.parametrize("text", SEQUENCES)
-def test_no_verb_obeys_the_sequences_that_terminals_have(
-    template: Path, tmp_path: Path, text: str
-) -> None:
+def test_no_command_passes_on_terminal_sequences(template: Path, tmp_path: Path, text: str) -> None:
     every_verb(template, tmp_path, text)
 
 
@@ -337,7 +335,7 @@ BODIES = {
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "leader.json", "fence.json", "state.json", "launch.json", "more"]
 )
-def test_no_file_of_a_run_directory_ends_a_verb_in_a_traceback(
+def test_no_file_of_a_run_directory_causes_a_traceback(
     template: Path, tmp_path: Path, name: str, body: bytes
 ) -> None:
     put(template, tmp_path, "x")
@@ -373,7 +371,7 @@ def test_a_journal_line_of_no_possible_time_is_named(
     assert "journal line" in run(tmp_path, "status", "hung").stderr
 
 
-def test_what_zeros_took_from_a_journal_is_said(template: Path, tmp_path: Path) -> None:
+def test_journal_lines_lost_to_zeros_are_reported(template: Path, tmp_path: Path) -> None:
     """As a machine that dies may leave it. The view alone would look like that of a crash."""
     put(template, tmp_path, "x")
     path = tmp_path / "finished" / "journal.jsonl"

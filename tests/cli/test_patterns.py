@@ -61,7 +61,7 @@ def test_several_may_be_named(swept: NoCluster) -> None:
     assert "cancelling: 2 jobs: e2e-seed-1, other" in done.output
 
 
-def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
+def test_a_job_that_cannot_be_cancelled_is_reported_and_others_are_cancelled(
     swept: NoCluster, run_root: Path
 ) -> None:
     (run_root / "e2e-seed-2" / "journal.jsonl").write_text("{}\n{}\n")
@@ -72,7 +72,7 @@ def test_one_that_cannot_be_cancelled_is_told_and_the_others_are(
 
 
 @pytest.mark.parametrize("verb", ["list", "status", "cancel"])
-def test_a_pattern_that_matches_nothing_says_what_there_is(swept: NoCluster, verb: str) -> None:
+def test_a_pattern_without_matches_lists_the_existing_jobs(swept: NoCluster, verb: str) -> None:
     done = ndctl(verb, "sweep-*")
     assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "no job matches 'sweep-*' in " in done.output
@@ -98,14 +98,14 @@ def test_a_dry_run_of_a_sweep_shows_each_and_submits_none(
         (["--sweep=train.seed=1,2", "--at-once=0"], "0 is not in the range x>=1"),
     ],
 )
-def test_what_does_not_fit_together_is_a_usage_error(
+def test_options_that_exclude_each_other_are_a_usage_error(
     cluster: NoCluster, words: list[str], told: str
 ) -> None:
     done = ndctl("submit", str(SPEC), *words)
     assert (done.exit_code, told in done.output) == (exit_codes.USAGE, True), done.output
 
 
-def test_all_errors_are_told_with_the_code_of_the_first(cluster: NoCluster) -> None:
+def test_all_errors_are_reported_with_the_code_of_the_first(cluster: NoCluster) -> None:
     done = ndctl("submit", str(SPEC), "--sweep", "train.steps=0,5", "--sweep", "train.seed=1,x")
     assert done.exit_code == exit_codes.BAD_SPEC
     assert "3 of 4 combinations have errors; nothing was submitted" in done.output

@@ -13,16 +13,16 @@ from orchestrator.contract.checkpoint_interval import (
 )
 
 
-def test_the_optimum_is_youngs_where_saves_are_cheap() -> None:
+def test_the_optimum_is_youngs_formula_if_saves_are_cheap() -> None:
     assert daly_s(1.0, 1e8) == pytest.approx(math.sqrt(2e8), rel=0.01)
     assert daly_s(300.0, 100.0) == 100.0
 
 
 @given(cost=st.floats(0.01, 1e4), mtbf=st.floats(1.0, 1e8))
-def test_it_wastes_no_more_than_others_around_it(cost: float, mtbf: float) -> None:
-    """Of Daly's exact time to solution, which the formula approximates."""
+def test_the_optimum_wastes_no_more_than_nearby_intervals(cost: float, mtbf: float) -> None:
+    """Compared by Daly's exact time to solution, which the formula approximates."""
     if cost > mtbf / 2:
-        return  # where hardly anything is got done
+        return  # almost no work would be done
 
     def waste(interval: float) -> float:
         return math.expm1(min(500.0, (interval + cost) / mtbf)) / interval
@@ -32,14 +32,16 @@ def test_it_wastes_no_more_than_others_around_it(cost: float, mtbf: float) -> No
 
 
 @given(cost=st.floats(0.0, 1e4), write=st.floats(0.0, 1e4), mtbf=st.floats(1.0, 1e8))
-def test_bounds_hold_and_are_named(cost: float, write: float, mtbf: float) -> None:
+def test_the_interval_keeps_its_limits_and_names_them(
+    cost: float, write: float, mtbf: float
+) -> None:
     found = interval_of(cost, write, mtbf)
     assert found.seconds >= 0.999 * max(write, 9 * cost)
     assert found.seconds <= 1.001 * max(LONGEST_S, write, 9 * cost)
     assert bool(found.bound) == (found.seconds != daly_s(cost, mtbf))
 
 
-def test_what_is_expected_of_a_job_goes_over_into_what_was_seen() -> None:
+def test_the_prior_failure_rate_gives_way_to_the_observed_one() -> None:
     assert Exposure().mtbf_s(hosts=100) == HOST_MTBF_S / 100
     seen = Exposure(failures=200, observed_s=200 * 3600.0)
     assert seen.mtbf_s(hosts=100) == pytest.approx(3600, rel=0.7)

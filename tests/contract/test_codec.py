@@ -109,7 +109,7 @@ json_values = st.recursive(
 
 @settings(deadline=None)
 @given(json_values)
-def test_any_json_value_is_either_decoded_or_refused_with_complete_problems(data: Any) -> None:
+def test_any_json_value_is_decoded_or_refused_with_complete_problems(data: Any) -> None:
     exc = refusal_of(data)
     if exc is not None:
         assert exc.problems
@@ -131,7 +131,7 @@ def problems_of(data: Any) -> dict[str, Problem]:
     return {problem.path: problem for problem in caught.value.problems}
 
 
-def test_every_problem_is_told_at_once_with_its_path() -> None:
+def test_every_problem_is_reported_at_once_with_its_path() -> None:
     found = problems_of(
         {
             "inner": {"count": 0, "ratio": 2, "word": "A"},
@@ -200,16 +200,16 @@ def test_a_field_named_like_a_keyword_is_written_without_its_underscore() -> Non
     assert encode(Outer(name="x", kind_="two"))["kind"] == "two"
 
 
-def test_a_long_value_is_shown_cut() -> None:
+def test_a_long_value_is_shortened() -> None:
     assert "..." in str(Problem(path="a", value="x" * 200, limit="short", fix="cut it"))
 
 
-def test_null_is_a_value_and_no_value_is_not() -> None:
+def test_null_is_a_value_and_a_missing_key_is_not() -> None:
     assert "got" not in str(Problem(path="a", limit="given", fix="add it"))
     assert "got null" in str(Problem(path="a", value=None, limit="given", fix="add it"))
 
 
-def test_types_are_told_in_words() -> None:
+def test_types_are_described_in_words() -> None:
     assert words_of(tuple[int, ...]) == "a list"
     assert words_of(Mapping[str, int]) == "key: value pairs"
     assert words_of(int | None) == "a whole number or null"
@@ -223,7 +223,7 @@ def test_enums_are_written_by_name_and_whole_numbers_may_be_keys() -> None:
     assert decode(Crossing, body) == crossing
 
 
-def test_a_name_that_the_enum_does_not_have_and_a_key_that_is_no_number_are_named() -> None:
+def test_an_unknown_enum_name_and_a_key_that_is_no_number_are_reported() -> None:
     with pytest.raises(Invalid) as caught:
         decode(Crossing, {"light": "go", "seen": {"seven": "RED", "1": "BLUE"}})
     assert [(problem.path, problem.limit) for problem in caught.value.problems] == [
@@ -233,12 +233,12 @@ def test_a_name_that_the_enum_does_not_have_and_a_key_that_is_no_number_are_name
     ]
 
 
-def test_an_enum_that_is_a_number_is_one_where_a_number_is_asked_for() -> None:
+def test_an_enum_that_is_a_number_is_written_as_a_number() -> None:
     said = json.loads(json.dumps(encode(Ended(code=signal.SIGKILL))))
     assert said == {"code": 9}
     assert decode(Ended, said) == Ended(code=9)
 
 
-def test_a_number_of_more_digits_than_a_float_has_is_not_finite() -> None:
+def test_an_integer_too_large_for_a_float_is_not_finite() -> None:
     with pytest.raises(Invalid, match="must be a finite number"):
         decode(float, 10**400)

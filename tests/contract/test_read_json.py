@@ -51,6 +51,14 @@ def test_hostile_json_is_a_value_error(text: str) -> None:
             read_json(form)
 
 
+def test_a_key_that_occurs_twice_is_refused_on_request() -> None:
+    text = '{"step": 1, "step": 2}'
+    assert read_json(text) == {"step": 2}
+    assert read_json('[{"a": {"b": 1}, "b": 2}]', unique_keys=True) == [{"a": {"b": 1}, "b": 2}]
+    with pytest.raises(ValueError, match="the key 'step' occurs twice"):
+        read_json(f"[{text}]", unique_keys=True)
+
+
 def test_depth_and_length_have_limits() -> None:
     deep = "[" * MOST_DEPTH + "]" * MOST_DEPTH
     assert json.dumps(read_json(deep)) == deep

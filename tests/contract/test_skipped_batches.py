@@ -1,4 +1,4 @@
-"""Windows of data that are left out on purpose: what each step reads then."""
+"""Windows of skipped batches: which batch each step reads."""
 
 import pytest
 from hypothesis import given
@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.skipped_batches import (
     Window,
+    already_read,
     batch_of,
     from_text,
-    read_already,
+    merge_windows,
     to_text,
-    together,
 )
 
 
@@ -29,7 +29,7 @@ def windows(*pairs: tuple[int, int]) -> tuple[Window, ...]:
         (((2, 3), (4, 4)), [1, 5, 6, 7, 8, 9]),
     ],
 )
-def test_steps_read_the_batches_that_are_left_one_after_the_other(
+def test_steps_read_the_remaining_batches_in_order(
     left_out: tuple[tuple[int, int], ...], batches: list[int]
 ) -> None:
     assert [batch_of(step, windows(*left_out)) for step in range(1, 7)] == batches
@@ -39,7 +39,9 @@ gaps = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=5)
 
 
 @given(gaps, st.integers(1, 60))
-def test_all_that_is_not_left_out_is_read_once(pairs: list[tuple[int, int]], steps: int) -> None:
+def test_every_batch_that_is_not_skipped_is_read_once(
+    pairs: list[tuple[int, int]], steps: int
+) -> None:
     at, left_out = 1, []
     for gap, size in pairs:
         left_out.append((at + gap, at + gap + size - 1))
@@ -63,22 +65,22 @@ def test_all_that_is_not_left_out_is_read_once(pairs: list[tuple[int, int]], ste
         (40, [(41, 52)], [(41, 57)], []),
     ],
 )
-def test_who_has_read_what_is_to_be_left_out_is_found(
+def test_windows_that_were_already_read_are_found(
     step: int,
     there: list[tuple[int, int]],
     wanted: list[tuple[int, int]],
     found: list[tuple[int, int]],
 ) -> None:
-    assert read_already(step, windows(*there), windows(*wanted)) == windows(*found)
+    assert already_read(step, windows(*there), windows(*wanted)) == windows(*found)
 
 
-def test_a_larger_window_takes_the_place_of_those_within_it() -> None:
+def test_a_larger_window_replaces_those_inside_it() -> None:
     former = windows((3, 4), (41, 52))
-    assert together(former, windows((41, 57))) == windows((3, 4), (41, 57))
-    assert together(former, former) == former
+    assert merge_windows(former, windows((41, 57))) == windows((3, 4), (41, 57))
+    assert merge_windows(former, former) == former
 
 
-def test_windows_go_through_the_environment_and_back() -> None:
+def test_windows_survive_a_round_trip_through_the_environment() -> None:
     both = windows((3, 4), (41, 52))
     assert from_text(to_text(both), "NDCTL_SKIP") == both
     assert [str(window) for window in windows((3, 4), (7, 7))] == ["3 to 4", "7"]

@@ -24,7 +24,7 @@ from orchestrator.contract.messages.events import (
 from orchestrator.contract.plan import Memory, Plan
 from orchestrator.contract.spec.drills import Drill, parse_drill
 from orchestrator.dashboard.metrics import Metric, Progress, fold_metrics
-from orchestrator.dashboard.view import Seen, View, fold_seen, view
+from orchestrator.dashboard.view import ReplayedJob, View, fold_seen, view
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import Entry
@@ -40,7 +40,7 @@ PODS = LeaderStarted(
     pid=99,
     allocation=Allocation(id="7", restarts=0, hosts=("host-0",), successor_s=600.0),
 )
-"""Of a job whose hosts are made anew where they are lost."""
+"""A job whose lost hosts are created again."""
 
 
 def names(hosts: int) -> tuple[str, ...]:
@@ -216,8 +216,8 @@ def journal(events: Iterable[Event], run: Run | None = None) -> list[Entry]:
     return entries
 
 
-def seen_of(events: Iterable[Event]) -> Seen:
-    return fold_seen(Seen(), journal(events))
+def seen_of(events: Iterable[Event]) -> ReplayedJob:
+    return fold_seen(ReplayedJob(), journal(events))
 
 
 def metric(number: int, attempt: int = 1, at: float | None = None) -> Metric:

@@ -20,7 +20,7 @@ from orchestrator.dashboard import format
         (273_600, "3 d 04 h"),
     ],
 )
-def test_a_duration_is_said_as_a_person_would(seconds: float, said: str) -> None:
+def test_durations_are_shown_as_people_write_them(seconds: float, said: str) -> None:
     assert format.duration(seconds) == said
 
 
@@ -62,6 +62,6 @@ def test_a_size_has_its_unit() -> None:
     assert (format.size(3 << 20), format.size(3 << 30)) == ("3.0 MiB", "3.0 GiB")
 
 
-def test_what_is_seen_within_a_millisecond_is_seen_at_once() -> None:
+def test_facts_within_a_millisecond_count_as_simultaneous() -> None:
     assert format.detection_delay(1e-5) == "detected at once"
     assert format.detection_delay(2.0) == "detected after 2.0 s"

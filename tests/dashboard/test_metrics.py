@@ -45,11 +45,11 @@ def test_a_loss_that_is_not_finite_is_no_number(loss: float) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"null", b'{"step": 1}', b'{"step": []}'])
-def test_a_line_that_is_no_metric_is_left_out(text: bytes) -> None:
+def test_a_line_that_is_no_metric_is_ignored(text: bytes) -> None:
     assert parse_metric(text) is None
 
 
-def test_a_torn_last_line_is_dropped_and_read_once_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_read_once_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricTail(path)
     assert tail.more() == ()
@@ -82,7 +82,7 @@ def test_lines_come_backwards_whatever_the_chunk(
     assert list(lines_backwards(path)) == text.split(b"\n")[-2::-1]
 
 
-def test_no_file_is_no_metric(tmp_path: Path) -> None:
+def test_without_a_file_there_are_no_metrics(tmp_path: Path) -> None:
     assert read_ends(tmp_path / "none") == NO_PROGRESS
 
 

@@ -12,11 +12,11 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
 from orchestrator.contract.messages.events import CheckpointFailed, Event, HealthChanged
 from orchestrator.dashboard.replay import read_snapshot_state, read_state
-from orchestrator.dashboard.view import Seen, fold_seen
+from orchestrator.dashboard.view import ReplayedJob, fold_seen
 from orchestrator.job.transitions import fold
 from orchestrator.journal import journal as log
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import BEGINNING, Entry, Place, newest, to_line
+from orchestrator.journal.journal import BEGINNING, Entry, Place, position_after, to_line
 from orchestrator.journal.supervisor import Folded
 from tests.dashboard.dashboard_story import (
     broken,
@@ -31,7 +31,7 @@ from tests.job.test_remedies import astray, trained
 
 
 def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
-    """A journal, of which a leader's snapshot knows the first `cut` lines."""
+    """A journal with a snapshot of its first `cut` lines."""
     path.mkdir(exist_ok=True)
     run_dir = RunDir(path)
     lines = [to_line(entry) for entry in entries]
@@ -43,12 +43,12 @@ def written(path: Path, entries: Sequence[Entry], cut: int) -> RunDir:
 
 
 def check_everywhere(path: Path, entries: Sequence[Entry]) -> None:
-    whole = fold_seen(Seen(), entries)
+    whole = fold_seen(ReplayedJob(), entries)
     for cut in range(1, len(entries) + 1):
         run_dir = written(path, entries, cut)
         seen, tail = read_snapshot_state(run_dir)
         assert tail.lines == cut
-        assert seen == fold_seen(Seen(), entries[:cut]), cut
+        assert seen == fold_seen(ReplayedJob(), entries[:cut]), cut
         assert read_state(run_dir) == whole
 
 
@@ -69,15 +69,15 @@ def test_a_view_is_the_same_wherever_the_snapshot_was_taken(
     check_everywhere(tmp_path / "run", journal(story()))
 
 
-def test_so_it_is_of_a_job_that_goes_back_to_an_older_checkpoint(tmp_path: Path) -> None:
+def test_the_same_holds_after_a_return_to_an_older_checkpoint(tmp_path: Path) -> None:
     entries = astray_and_on()
     check_everywhere(tmp_path / "run", entries)
-    assert fold_seen(Seen(), entries).run.progress.rollbacks
+    assert fold_seen(ReplayedJob(), entries).run.progress.rollbacks
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 4), st.integers(0, 40), st.booleans())
-def test_so_it_is_whatever_happens(
+def test_the_same_holds_for_any_events(
     tmp_path_factory: pytest.TempPathFactory, random: Random, hosts: int, turns: int, shrink: bool
 ) -> None:
     cluster = Cluster(random, hosts, 1, shrink=shrink)
@@ -85,8 +85,8 @@ def test_so_it_is_whatever_happens(
     entries = cluster.witness.entries
     cut = random.randrange(1, len(entries) + 1)
     run_dir = written(tmp_path_factory.mktemp("run"), entries, cut)
-    assert read_snapshot_state(run_dir)[0] == fold_seen(Seen(), entries[:cut])
-    assert read_state(run_dir) == fold_seen(Seen(), entries)
+    assert read_snapshot_state(run_dir)[0] == fold_seen(ReplayedJob(), entries[:cut])
+    assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
 def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_without_a_snapshot_all_is_read(tmp_path: Path) -> None:
     run_dir = written(tmp_path, entries, 3)
     run_dir.state.unlink()
     seen, tail = read_snapshot_state(run_dir)
-    assert (seen, tail.place) == (Seen(), BEGINNING)
-    assert read_state(run_dir) == fold_seen(Seen(), entries)
+    assert (seen, tail.place) == (ReplayedJob(), BEGINNING)
+    assert read_state(run_dir) == fold_seen(ReplayedJob(), entries)
 
 
 def test_only_the_present_attempt_is_read_again(
@@ -129,11 +129,11 @@ def test_the_newest_line_with_a_mark_is_found_in_pieces_of_any_size(
     def place(count: int) -> Place:
         return Place(lines=count, offset=sum(map(len, lines[:count])))
 
-    found = [newest(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
+    found = [position_after(path, StartAttempt, place(count)) for count in range(len(lines) + 1)]
     assert found == [place(n) for n in (0, 0, 2, 2, 4, 4, 4)]
 
 
-def test_a_text_that_looks_like_an_order_is_none(tmp_path: Path) -> None:
+def test_a_text_that_looks_like_a_command_is_not_executed(tmp_path: Path) -> None:
     said = '{"kind":"StartAttempt"'
     fake = CheckpointFailed(at=1.0, attempt=1, step=2, why=said)
     slow = HealthChanged(at=2.0, attempt=1, ranks=((0, 0),), health="slow", age_s=3.0)

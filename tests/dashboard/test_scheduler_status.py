@@ -15,11 +15,11 @@ from orchestrator.job.reports.job_report import report_of
 from orchestrator.job.stage import Ended
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import Journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.dashboard.dashboard_story import START, journal, recovered, seen_of
 
-WAITS = Sighting("Slurm job 12 is PENDING (Resources)", held=True)
+WAITS = LaunchStatus("Slurm job 12 is PENDING (Resources)", held=True)
 
 
 def on_slurm() -> Run:
@@ -28,10 +28,10 @@ def on_slurm() -> Run:
     return replace(run, job=replace(run.job, backend="slurm"))
 
 
-def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
+def test_the_scheduler_is_asked_at_intervals_without_a_leader() -> None:
     asked: list[Run] = []
 
-    def ask(run: Run) -> Sighting | None:
+    def ask(run: Run) -> LaunchStatus | None:
         asked.append(run)
         return WAITS if len(asked) < 2 else None
 
@@ -47,16 +47,16 @@ def test_a_scheduler_is_asked_now_and_then_while_nobody_leads() -> None:
     assert holding(run, False) is None
     assert holding(run, True) is None
     assert holding(run, False) is None
-    assert len(asked) == 3, "asked anew when a leader has gone"
+    assert len(asked) == 3, "asked again when a leader has gone"
 
 
-STOPPED = Sighting("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
+STOPPED = LaunchStatus("Slurm job 12 is SUSPENDED", held=True, resume="scontrol resume 12")
 
 
 def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
     asked: list[Run] = []
 
-    def ask(run: Run) -> Sighting | None:
+    def ask(run: Run) -> LaunchStatus | None:
         asked.append(run)
         return STOPPED if len(asked) == 1 else WAITS
 
@@ -74,51 +74,53 @@ def test_of_a_led_job_that_is_quiet_only_that_it_was_stopped_counts() -> None:
 def test_a_suspended_job_says_since_when_and_what_resumes_it() -> None:
     run = on_slurm()
     for led in (True, False):
-        found = effective_state(run, led, START + 9999, sighting=replace(STOPPED, at=START + 5000))
+        found = effective_state(
+            run, led, START + 9999, launch_status=replace(STOPPED, at=START + 5000)
+        )
         assert (found.state, found.since) == ("SUSPENDED", START + 5000)
         assert (found.reason, found.fix) == (STOPPED.words, "scontrol resume 12")
     over = replace(run, stage=Ended(since=0.0, reason="", ending="SUCCEEDED"))
-    assert effective_state(over, False, START + 9999, sighting=STOPPED).state == "SUCCEEDED"
+    assert effective_state(over, False, START + 9999, launch_status=STOPPED).state == "SUCCEEDED"
 
 
 def test_a_job_that_is_held_has_not_failed() -> None:
     run = on_slurm()
     assert effective_state(run, False, START + 9999).state == "FAILED"
-    found = effective_state(run, False, START + 9999, sighting=WAITS)
+    found = effective_state(run, False, START + 9999, launch_status=WAITS)
     assert (found.state, found.reason) == ("PENDING", WAITS.words)
-    assert effective_state(run, True, START + 9999, sighting=WAITS).state == "RUNNING"
+    assert effective_state(run, True, START + 9999, launch_status=WAITS).state == "RUNNING"
     seen = replace(seen_of(recovered()), run=run)
-    assert view(seen, leader_alive=False, now=START + 9999, sighting=WAITS).state == "PENDING"
+    assert view(seen, leader_alive=False, now=START + 9999, launch_status=WAITS).state == "PENDING"
 
 
-AWAY = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+AWAY = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
 
 
 def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_age() -> None:
     run = on_slurm()
-    found = effective_state(run, False, START + 9999, sighting=AWAY)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
     assert (found.since, found.as_of) == (run.stage.since, run.history.last_at)
     heard = replace(AWAY, at=START + 5000)
-    assert effective_state(run, False, START + 9999, sighting=heard).as_of == START + 5000
-    assert effective_state(run, True, START + 9999, sighting=AWAY).as_of is None
+    assert effective_state(run, False, START + 9999, launch_status=heard).as_of == START + 5000
+    assert effective_state(run, True, START + 9999, launch_status=AWAY).as_of is None
 
 
-def test_what_the_leader_told_its_cluster_later_counts() -> None:
+def test_a_newer_report_of_the_leader_counts() -> None:
     run = on_slurm()
     told = replace(report_of(run, START + 6000), state="RECOVERING", message="rank 3 was killed")
-    found = effective_state(run, False, START + 9999, sighting=AWAY, report=told)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=told)
     assert (found.state, found.as_of) == ("RECOVERING", START + 6000)
-    waits = effective_state(run, False, START + 9999, sighting=WAITS, report=told)
+    waits = effective_state(run, False, START + 9999, launch_status=WAITS, report=told)
     assert waits.state == "PENDING", "the scheduler knows better that no leader lives"
     over = replace(told, state="SUCCEEDED", message="all steps are done")
-    found = effective_state(run, False, START + 9999, sighting=AWAY, report=over)
+    found = effective_state(run, False, START + 9999, launch_status=AWAY, report=over)
     assert (found.state, found.reason, found.as_of) == ("SUCCEEDED", "all steps are done", None)
 
 
-def test_what_was_deleted_is_cancelled_at_once() -> None:
-    gone = Sighting("it was deleted", held=False, over="CANCELLED", at=START + 7000)
-    found = effective_state(on_slurm(), False, START + 9999, sighting=gone)
+def test_a_deleted_job_is_cancelled_at_once() -> None:
+    gone = LaunchStatus("it was deleted", held=False, over="CANCELLED", at=START + 7000)
+    found = effective_state(on_slurm(), False, START + 9999, launch_status=gone)
     assert (found.state, found.reason, found.since) == (
         "CANCELLED",
         "it was deleted",
@@ -128,15 +130,15 @@ def test_what_was_deleted_is_cancelled_at_once() -> None:
     assert (failed.state, failed.fix) == ("FAILED", "ndctl submit")
 
 
-FAILED = Sighting("it has Failed", held=False, over="FAILED")
+FAILED = LaunchStatus("it has Failed", held=False, over="FAILED")
 
 
-def test_one_whose_hosts_may_still_write_is_followed_on(tmp_path: Path) -> None:
+def test_a_job_whose_hosts_may_still_write_is_followed_further(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
             written.append(entry.event, entry.actions)
-    said = [Sighting("it was deleted", held=False, over="CANCELLED", leaving=True)]
+    said = [LaunchStatus("it was deleted", held=False, over="CANCELLED", leaving=True)]
     clock = TurnedClock()
     ended = EndDetector(run_dir, clock, lambda run: said[-1])
     assert not ended()
@@ -151,14 +153,14 @@ def on_kubernetes() -> list[Event]:
     return [replace(first, backend="kubernetes"), *rest]
 
 
-def test_who_follows_hears_of_an_outage_once_and_when_it_is_over(
+def test_following_reports_an_outage_once_and_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = RunDir(tmp_path)
     with Journal(run_dir.journal, TurnedClock()) as written:
         for entry in journal(on_kubernetes()):
             written.append(entry.event, entry.actions)
-    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    gone = LaunchStatus("it was deleted", held=False, over="CANCELLED")
     told = iter([AWAY, AWAY, WAITS, gone])
     code = follow_job(run_dir, 0, TurnedClock(), lambda run: next(told))
     out = capsys.readouterr().out

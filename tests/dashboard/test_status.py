@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.actions import (
@@ -83,7 +83,7 @@ from orchestrator.dashboard.status import (
 from orchestrator.diagnosis.classes import default_rules
 from orchestrator.job.failures.incident_records import left_out
 from orchestrator.journal.journal import Entry, Journal
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     START,
     StoryClock,
@@ -316,7 +316,7 @@ def labelled(label: str, text: str) -> list[str]:
     return [line[14:] for line in found if line]
 
 
-def test_a_stop_is_said_once_with_its_cause_and_where_to_look() -> None:
+def test_a_stop_is_shown_once_with_its_cause_and_the_log() -> None:
     seen = snapshot(failed(), alive=False)
     text = status_text(seen, UTC)
     assert text.startswith("quickstart: FAILED, the job was stopped: the same error twice, so")
@@ -342,14 +342,14 @@ def astray(**more: Any) -> list[Event]:
     ]
 
 
-def test_what_is_to_be_typed_after_a_loss_that_is_nan_does_not_lead_there_again() -> None:
+def test_the_command_after_a_nan_loss_does_not_lead_there_again() -> None:
     whole = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.on_nan=rollback"
     seen = snapshot(astray(), alive=False)
     assert labelled("next", status_text(seen, UTC)) == [whole]
     assert labelled("", describe_text(seen, UTC))[-1] == whole
 
 
-def test_what_is_to_be_typed_after_memory_ran_out_is_the_cheapest_way_out() -> None:
+def test_the_command_after_out_of_memory_is_the_cheapest_alternative() -> None:
     error = RankError(
         error="OutOfMemoryError",
         message="CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -398,7 +398,7 @@ def test_a_leader_that_died_has_a_log_and_the_command_that_shows_it() -> None:
     assert "agent-host-0.log" not in describe_text(snapshot(recovered()), UTC)
 
 
-def test_where_nobody_is_to_blame_no_page_sends_to_itself() -> None:
+def test_without_a_culprit_no_page_refers_to_itself() -> None:
     lost = AgentLost(at=START + 30, host="host-1", why="its connection closed", silent_s=2.0)
     events = [*started(max_restarts=0), lost]
     events.append(HostStopped(at=START + 31, attempt=1, host="host-0", finished=False))
@@ -408,7 +408,7 @@ def test_where_nobody_is_to_blame_no_page_sends_to_itself() -> None:
     assert "ndctl describe" not in describe_text(seen, UTC)
 
 
-def test_a_job_that_goes_on_has_the_log_of_each_incident_with_its_attempt() -> None:
+def test_each_incident_of_a_running_job_has_the_log_of_its_attempt() -> None:
     """`ndctl logs` shows the newest attempt where none is named."""
     text = describe_text(snapshot(recovered()), UTC)
     assert "    see why   ndctl logs quickstart --rank 1 --attempt 1" in text
@@ -441,7 +441,7 @@ def test_every_command_leads_to_the_run_root() -> None:
         assert "--run-root '/my runs'" in command, command
 
 
-def test_a_job_that_lacks_hosts_says_so_in_one_line_and_what_to_type() -> None:
+def test_a_job_without_enough_hosts_shows_one_line_and_what_to_type() -> None:
     """Since when, what lacks, what was done about it, when again."""
     cancel = "to give up: ndctl cancel quickstart"
     fewer = "ndctl submit /runs/quickstart/spec.yaml --resume --set resilience.shrink=true"
@@ -464,9 +464,9 @@ def said_next(events: Iterable[Event], now: float) -> list[str]:
     return [line.removeprefix("  next        ") for line in lines if line.startswith("  next")]
 
 
-def test_one_whose_pods_all_wait_says_how_often_they_were_made_anew() -> None:
-    held = Sighting("it waits", held=True)
-    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), sighting=held)
+def test_a_job_with_waiting_pods_shows_how_often_they_were_created_again() -> None:
+    held = LaunchStatus("it waits", held=True)
+    waits = replace(snapshot(waited_in_vain(2)[:-2], alive=False), launch_status=held)
     assert status_text(waits, UTC).splitlines()[-1].strip() == (
         "next        wait for hosts, since 2023-11-14 22:13:30 UTC, all hosts released 2 times so"
         " far; to give up: ndctl cancel quickstart"
@@ -521,7 +521,7 @@ def evidence() -> EvidenceGathered:
     return EvidenceGathered(at=START + 61, attempt=1, host="host-1", ranks=ranks)
 
 
-def test_describe_tells_every_incident_in_full() -> None:
+def test_describe_shows_every_incident_in_full() -> None:
     text = describe_text(snapshot(failed(), metrics(1, 9), alive=False), UTC)
     for words in (
         "#1 exception",
@@ -562,7 +562,9 @@ def test_describe_shows_the_stacks_of_a_hang() -> None:
             stacks={"2": ("train.py:10 step", "main.py:3 main"), "3": ()},
         ),
     ]
-    text = describe_text(snapshot(events), UTC, [PassedOver("step-9", "its marker is missing")])
+    text = describe_text(
+        snapshot(events), UTC, [SkippedCheckpoint("step-9", "its marker is missing")]
+    )
     assert "(confidence 98%)\n" in text
     assert "waiting: mesh_tp, operation 7" in text
     assert "stack of rank 2" in text
@@ -656,7 +658,7 @@ def test_status_needs_no_heavy_import() -> None:
 
 
 def all_events() -> list[Event]:
-    passed = (PassedOver("step-40", "its marker is missing"),)
+    passed = (SkippedCheckpoint("step-40", "its marker is missing"),)
     return [
         *failed(),
         *finished(),
@@ -712,7 +714,7 @@ def scheduled() -> list[Event]:
     ]
 
 
-def test_what_a_scheduler_does_is_told_in_words() -> None:
+def test_actions_of_a_scheduler_are_described() -> None:
     lines = [describe_event(event) for event in scheduled()]
     assert lines[0] == "the scheduler asks the job to stop: the cause is not known yet (SIGUSR2)"
     assert lines[2] == "host-1 is DRAINING: bad fan"
@@ -729,7 +731,7 @@ def test_what_a_scheduler_does_is_told_in_words() -> None:
     assert describe_event(deaf) == "host-0 cannot run the leader: no scontrol"
 
 
-def test_what_a_placement_costs_stands_where_an_attempt_starts() -> None:
+def test_the_cost_of_a_placement_is_shown_at_the_start_of_an_attempt() -> None:
     start = StartAttempt(
         attempt=1,
         hosts=("a", "b"),
@@ -778,7 +780,7 @@ def test_events_are_in_order_of_time_and_a_rank_that_was_stopped_ends_then() -> 
     assert arrived == sorted(arrived), "what happened at one moment stays as it was told"
 
 
-def test_every_kind_of_action_is_told_with_its_reason() -> None:
+def test_every_kind_of_action_is_shown_with_its_reason() -> None:
     entries = [*journal(failed()), *journal(hung())]
     actions = [action for entry in entries for action in entry.actions]
     actions.append(ReplaceAgent(host="host-1", reason="it is gone"))
@@ -791,7 +793,7 @@ def test_every_kind_of_action_is_told_with_its_reason() -> None:
         assert action.reason in describe_action(action)
 
 
-def test_a_decision_stands_on_the_line_of_its_event() -> None:
+def test_a_decision_is_on_the_line_of_its_event() -> None:
     end = EndJob(state="CANCELLED", reason="cancelled by ada")
     event = CancelRequested(at=START, by="ada")
     line = event_line(Entry(seq=9, event=event, actions=(end,)), UTC)
@@ -801,7 +803,7 @@ def test_a_decision_stands_on_the_line_of_its_event() -> None:
     )
 
 
-def test_an_exit_is_told_as_it_was() -> None:
+def test_an_exit_is_described_correctly() -> None:
     assert "was killed by SIGKILL after step 24" in describe_event(killed(START))
     assert "raised ValueError: boom" in describe_event(raised(1, START))
 
@@ -817,11 +819,13 @@ def test_a_restarting_job_is_recovering() -> None:
     assert "not yet recovered" in text
 
 
-def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
+def test_a_queued_job_is_pending_with_the_reason() -> None:
     from dataclasses import replace
 
     words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
-    waiting = replace(snapshot(started(), alive=False), sighting=Sighting(words, held=True))
+    waiting = replace(
+        snapshot(started(), alive=False), launch_status=LaunchStatus(words, held=True)
+    )
     assert status_json(waiting)["state"] == "PENDING"
     text = status_text(waiting, UTC)
     assert words in text.splitlines()[0]
@@ -831,7 +835,7 @@ def test_a_job_that_waits_at_a_scheduler_is_pending_and_says_for_what() -> None:
     assert row.endswith("Slurm job 12 is PENDING (JobHeldUser)")
 
 
-AWAY = Sighting(
+AWAY = LaunchStatus(
     "PyTorchJob ndctl/quickstart",
     held=True,
     unknown="the API server of context prod cannot be reached: Connection refused",
@@ -840,9 +844,11 @@ AWAY = Sighting(
 )
 
 
-def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why_once() -> None:
+def test_a_job_of_an_unreachable_cluster_shows_its_last_known_state() -> None:
     """Not as one that waits: it may well train on."""
-    away = replace(snapshot(started(), metrics(1, 23), now=START + 240, alive=False), sighting=AWAY)
+    away = replace(
+        snapshot(started(), metrics(1, 23), now=START + 240, alive=False), launch_status=AWAY
+    )
     text = status_text(away, UTC)
     at = date_time(START + 40, UTC)
     assert text.splitlines()[0] == (
@@ -865,10 +871,12 @@ def test_a_job_whose_cluster_cannot_be_asked_is_shown_as_last_known_and_says_why
     assert stale_reasons([snapshot(started())]) == []
 
 
-def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
-    gone = Sighting("PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED")
+def test_a_deleted_job_offers_to_resume_from_its_checkpoint() -> None:
+    gone = LaunchStatus(
+        "PyTorchJob a/b was deleted, not known by whom", held=False, over="CANCELLED"
+    )
     text = status_text(
-        replace(snapshot(recovered(), metrics(1, 24), alive=False), sighting=gone), UTC
+        replace(snapshot(recovered(), metrics(1, 24), alive=False), launch_status=gone), UTC
     )
     assert text.startswith("quickstart: CANCELLED, PyTorchJob a/b was deleted, not known by whom")
     assert text.count("was deleted") == 1
@@ -876,12 +884,12 @@ def test_a_job_that_was_deleted_offers_to_go_on_from_its_checkpoint() -> None:
     assert re.search(newest + "ndctl submit .* --resume$", text)
 
 
-def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads() -> None:
+def test_the_end_of_the_allocation_is_shown_while_a_leader_lives() -> None:
     granted = Allocation(id="12", restarts=0, hosts=("host-0",), ends_at=START + 40 + 7200)
     leads = [
         replace(e, allocation=granted) if isinstance(e, LeaderStarted) else e for e in started()
     ]
-    there = replace(snapshot(leads), sighting=Sighting("Slurm job 12", held=False))
+    there = replace(snapshot(leads), launch_status=LaunchStatus("Slurm job 12", held=False))
     ends = date_time(START + 40 + 7200, UTC)
     assert f"Slurm job 12, whose allocation ends at {ends}, in 2 h" in status_text(there, UTC)
     assert "whose allocation" not in status_text(replace(there, leader_alive=False), UTC)
@@ -890,7 +898,9 @@ def test_until_when_the_scheduler_grants_the_hosts_is_said_while_somebody_leads(
 def test_a_job_that_was_taken_out_of_the_queue_waits_for_nothing() -> None:
     queued = snapshot([submitted()], now=START + 1, alive=False)
     assert status_json(queued)["state"] == "SUBMITTED"
-    gone = status_json(replace(queued, sighting=Sighting("Slurm job 12 has ended", held=False)))
+    gone = status_json(
+        replace(queued, launch_status=LaunchStatus("Slurm job 12 has ended", held=False))
+    )
     assert gone["state"] == "FAILED"
     assert gone["reason"] == "no leader started: Slurm job 12 has ended"
     assert gone["fix"].endswith("--resume")

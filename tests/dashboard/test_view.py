@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.events import (
     AgentLost,
     CheckpointFailed,
@@ -16,7 +16,14 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.dashboard.metrics import NO_PROGRESS
 from orchestrator.dashboard.status import checkpoint_text
-from orchestrator.dashboard.view import FailedSave, Seen, View, effective_state, fold_seen, view
+from orchestrator.dashboard.view import (
+    FailedSave,
+    ReplayedJob,
+    View,
+    effective_state,
+    fold_seen,
+    view,
+)
 from orchestrator.job.state import Run
 from tests.dashboard.dashboard_story import (
     DRILL,
@@ -51,12 +58,12 @@ def test_ranks_are_starting_until_the_first_step_and_ok_from_then_on() -> None:
     assert health(view_of(started())) == ["ok"] * 4
 
 
-def test_health_follows_what_was_told_last() -> None:
+def test_health_is_that_of_the_last_report() -> None:
     events = [*started(), changed(1, "slow"), changed(2, "silent"), changed(1, "ok")]
     assert health(view_of(events)) == ["ok", "ok", "silent", "ok"]
 
 
-def test_a_rank_that_exited_is_dead_whatever_is_told_later() -> None:
+def test_a_rank_that_exited_stays_dead_despite_later_reports() -> None:
     events = [*broken(), changed(1, "silent")]
     assert health(view_of(events)) == ["ok", "dead", "ok", "ok"]
 
@@ -93,7 +100,7 @@ def test_all_ranks_are_done_after_success() -> None:
     assert shown.elapsed_s == 82
 
 
-def test_a_job_without_a_leader_has_failed_and_says_how_to_go_on() -> None:
+def test_a_job_without_a_leader_has_failed_and_shows_how_to_resume() -> None:
     shown = view_of(recovered(), metrics(21, 30, 2), now=START + 5000, leader_alive=False)
     assert shown.state == "FAILED"
     assert "the leader on host-0 died without recording a reason" in shown.reason
@@ -133,7 +140,7 @@ def test_there_is_no_eta_while_nothing_trains() -> None:
 def test_the_newest_checkpoint_is_the_one_that_was_saved_or_resumed_from() -> None:
     shown = view_of(recovered())
     assert (shown.checkpoint.step, shown.checkpoint.at) == (20, START + 25)
-    passed = (PassedOver("step-40", "its marker is missing"),)
+    passed = (SkippedCheckpoint("step-40", "its marker is missing"),)
     events: list[Event] = [
         *broken(),
         CheckpointSaved(at=START + 30.5, attempt=1, step=40),
@@ -172,7 +179,7 @@ def test_hosts_that_wait_are_spares() -> None:
     assert view_of([*started(spares=1)[:3]]).spares == ()
 
 
-def test_waiting_says_how_many_hosts_are_here() -> None:
+def test_a_waiting_job_shows_how_many_hosts_have_registered() -> None:
     assert view_of(started()[:3]).stage == "waiting for agents, 1 of 2 registered"
 
 
@@ -189,10 +196,10 @@ def test_a_resumed_job_keeps_its_incidents_and_checkpoint() -> None:
 
 def test_folding_in_parts_is_folding_at_once() -> None:
     entries = journal([*finished()])
-    parts = Seen()
+    parts = ReplayedJob()
     for entry in entries:
         parts = fold_seen(parts, [entry])
-    assert parts == fold_seen(Seen(), entries)
+    assert parts == fold_seen(ReplayedJob(), entries)
 
 
 def test_sixteen_thousand_ranks_fold() -> None:
@@ -207,6 +214,6 @@ def test_sixteen_thousand_ranks_fold() -> None:
 
 
 def test_a_job_needs_its_submission() -> None:
-    assert Seen().run == Run()
+    assert ReplayedJob().run == Run()
     with pytest.raises(AssertionError):
-        view(Seen(), leader_alive=True, now=0.0)
+        view(ReplayedJob(), leader_alive=True, now=0.0)

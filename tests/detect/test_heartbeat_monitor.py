@@ -16,7 +16,7 @@ from orchestrator.contract.messages.events import (
     StepReached,
 )
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Limits, Watch
+from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 
 ADAPTIVE = Limits(hang=None, init=600.0)
 
@@ -40,8 +40,8 @@ def level(step: int, ranks: int = 4, **more: Any) -> list[RankDigest]:
     return [digest(rank, step, **more) for rank in range(ranks)]
 
 
-def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> Watch:
-    return Watch(1, range(ranks), limits, now=0.0)
+def watch(limits: Limits = ADAPTIVE, ranks: int = 4) -> HeartbeatMonitor:
+    return HeartbeatMonitor(1, range(ranks), limits, now=0.0)
 
 
 def reached(step: int, loss: float | None) -> StepReached:
@@ -57,7 +57,7 @@ def steps(count: int, total_s: float, longest_s: float | None = None) -> StepTim
     return StepTimes(count=count, total_s=total_s, longest_s=longest_s)
 
 
-def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> Watch:
+def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> HeartbeatMonitor:
     """Steps of `step_s` seconds; the last is done at `number * step_s`."""
     seen = watch(limits)
     seen.observe(level(0), 0.0)
@@ -66,7 +66,7 @@ def trained(step_s: float, number: int = 10, limits: Limits = ADAPTIVE) -> Watch
     return seen
 
 
-def still(seen: Watch, now: float, since: float, *ranks: int) -> None:
+def still(seen: HeartbeatMonitor, now: float, since: float, *ranks: int) -> None:
     """A digest in which nothing has moved since `since`."""
     seen.observe([digest(rank, seen.step, still_s=now - since) for rank in ranks], now)
 
@@ -84,7 +84,7 @@ def test_with_few_steps_known_the_limit_is_wider(step_s: float, limit: float) ->
     assert trained(step_s, number=7).limit("train") == pytest.approx(limit)
 
 
-def test_steps_that_vary_stretch_the_limit_by_what_was_seen() -> None:
+def test_varying_step_times_raise_the_limit() -> None:
     seen = trained(1.0)
     seen.observe(level(11, steps=steps(1, 2.5)), 12.5)
     assert seen.limit("train") == pytest.approx(3 * 2.5 + 0.5)
@@ -108,7 +108,7 @@ def test_before_the_first_step_the_init_timeout_counts(phase: Phase) -> None:
     assert watch(Limits(hang=None, init=42.0)).limit(phase) == 42.0
 
 
-def test_a_rank_that_still_says_something_at_the_start_is_no_hang() -> None:
+def test_a_rank_that_reports_during_start_up_does_not_hang() -> None:
     """Packing data may take hours."""
     seen = watch(Limits(hang=None, init=60.0), ranks=1)
     for minute in range(1, 10):
@@ -134,7 +134,7 @@ def test_a_rank_that_still_says_something_at_the_start_is_no_hang() -> None:
         ("exit", 120.0),
     ],
 )
-def test_a_fixed_hang_timeout_replaces_the_steps_alone(phase: Phase, limit: float) -> None:
+def test_a_fixed_hang_timeout_replaces_only_the_limit_of_steps(phase: Phase, limit: float) -> None:
     assert trained(60.0, limits=Limits(hang=5.0, init=600.0)).limit(phase) == limit
 
 
@@ -142,7 +142,7 @@ def test_a_long_hang_timeout_stretches_checkpoints_too() -> None:
     assert watch(Limits(hang=5000.0, init=600.0)).limit("checkpoint") == 5000.0
 
 
-def test_a_limit_for_checkpoints_is_for_these_alone() -> None:
+def test_a_checkpoint_timeout_applies_only_to_checkpoints() -> None:
     seen = trained(60.0, limits=Limits(hang=None, init=600.0, checkpoint=2.0))
     assert (seen.limit("checkpoint"), seen.limit("eval")) == (2.0, 900.0)
     now = 700.0
@@ -186,7 +186,7 @@ def test_a_hang_is_no_progress_for_longer_than_the_limit() -> None:
     )
 
 
-def test_silence_alone_is_no_hang() -> None:
+def test_silence_without_a_report_is_not_a_hang() -> None:
     """Digests that are late, or a leader that was not on its processor, prove nothing."""
     seen = trained(1.0)
     assert seen.hang(16.0) is None
@@ -196,7 +196,7 @@ def test_silence_alone_is_no_hang() -> None:
     assert seen.hang(16.2) is not None
 
 
-def test_nobodys_word_is_waited_for_for_ever() -> None:
+def test_waiting_for_a_report_has_a_limit() -> None:
     seen = trained(1.0)
     assert seen.hang(20.0) is None
     assert seen.hang(20.1) is not None
@@ -210,7 +210,7 @@ def test_ranks_that_never_came_up_hang_after_the_init_timeout() -> None:
     assert (hang.phase, hang.step, hang.behind) == ("init", 0, ())
 
 
-def test_who_is_behind_is_named() -> None:
+def test_ranks_that_are_behind_are_named() -> None:
     seen = trained(1.0)
     seen.observe([digest(rank, 11) for rank in (0, 1, 3)], 11.0)
     seen.observe([digest(rank, 11, still_s=9.0) for rank in (0, 1, 3)], 20.0)
@@ -228,7 +228,7 @@ def test_one_rank_that_moves_is_progress() -> None:
     assert seen.hang(19.0) is None
 
 
-def test_words_without_progress_are_none() -> None:
+def test_reports_without_progress_do_not_count() -> None:
     seen = trained(1.0)
     for now in range(11, 17):
         assert seen.hang(now - 0.5) is None
@@ -238,7 +238,7 @@ def test_words_without_progress_are_none() -> None:
     assert hang.stalled_s == pytest.approx(6.2)
 
 
-def test_while_one_rank_saves_the_others_may_wait_long() -> None:
+def test_while_one_rank_saves_others_may_wait_for_long() -> None:
     seen = trained(1.0)
     seen.observe([digest(2, 10, phase="checkpoint")], 11.0)
     still(seen, 911.0, 10.0, 0, 1, 3)
@@ -265,7 +265,7 @@ def test_ranks_that_ended_are_not_waited_for() -> None:
     assert seen.hang(1e9) is None
 
 
-def test_news_that_was_long_on_its_way_is_dated_back() -> None:
+def test_a_late_report_counts_from_the_time_it_was_made() -> None:
     """The digest of a host that was cut off for a while says since when its ranks stand still."""
     seen = trained(1.0)
     still(seen, 19.0, 10.0, 1, 2, 3)
@@ -284,7 +284,7 @@ def test_ranks_of_another_world_are_not_counted() -> None:
 # Checkpoints
 
 
-def test_a_checkpoint_that_takes_much_longer_than_those_before_it_is_slow() -> None:
+def test_a_checkpoint_that_takes_much_longer_than_earlier_ones_is_slow() -> None:
     seen, now, told = trained(1.0), 10.0, []
     for step, took_s in ((11, 4.0), (12, 5.0), (13, 4.0), (14, 9.0), (15, 20.0)):
         seen.observe([digest(0, step, phase="checkpoint", still_s=0.5)], now + 0.5)
@@ -329,13 +329,13 @@ def test_the_newest_step_of_a_digest_counts_whatever_its_order() -> None:
     assert (progress.step, seen.step) == (42, 42)
 
 
-def test_a_loss_that_is_not_finite_is_told_as_none_and_is_progress_all_the_same() -> None:
+def test_a_loss_that_is_not_finite_is_reported_as_none_and_counts_as_progress() -> None:
     seen = watch()
     assert seen.observe(level(20, loss=None), 1.0) is None, "the step resumed from"
     assert seen.observe(level(21, loss=None), 2.0) == reached(21, None)
 
 
-def test_of_the_steps_between_two_digests_the_longest_is_known() -> None:
+def test_the_longest_step_between_two_digests_is_known() -> None:
     seen = watch()
     seen.observe(level(0), 0.0)
     seen.observe(level(1), 3.0)
@@ -345,7 +345,7 @@ def test_of_the_steps_between_two_digests_the_longest_is_known() -> None:
     assert seen.step_s == pytest.approx(0.2)
 
 
-def test_of_many_the_longest_ones_are_known_and_the_mean_of_the_rest() -> None:
+def test_of_many_steps_the_longest_and_the_mean_of_the_rest_are_known() -> None:
     seen = watch()
     seen.observe(level(0), 0.0)
     seen.observe(level(1), 3.0)
@@ -364,7 +364,7 @@ def test_many_steps_at_once_keep_the_window_small() -> None:
 # Health
 
 
-def test_health_is_told_only_when_it_changes() -> None:
+def test_health_is_reported_only_when_it_changes() -> None:
     seen = trained(2.0)
     seen.observe(level(10)[:3], 20.0)
     assert seen.changes(26.0) == ()
@@ -377,7 +377,7 @@ def test_health_is_told_only_when_it_changes() -> None:
     assert seen.changes(32.0) == (changed("ok", 0.5, (3, 3)),)
 
 
-def test_words_heard_late_do_not_make_a_rank_younger_than_it_was() -> None:
+def test_a_late_report_does_not_reset_the_age_of_a_rank() -> None:
     seen = trained(2.0)
     seen.observe([digest(3, 10, age_s=9.0)], 21.0)
     assert seen.changes(21.0) == ()
@@ -391,13 +391,13 @@ def test_a_rank_that_saves_or_starts_is_not_slow(phase: Phase) -> None:
     assert {getattr(one, "health", None) for one in seen.changes(500.0)} == {"silent"}
 
 
-def test_before_the_first_duration_nobody_is_slow() -> None:
+def test_before_the_first_duration_no_rank_is_slow() -> None:
     seen = watch()
     seen.observe(level(0), 1.0)
     assert seen.changes(100.0) == ()
 
 
-def test_the_health_of_ended_ranks_is_not_told() -> None:
+def test_the_health_of_ended_ranks_is_not_reported() -> None:
     seen = trained(1.0)
     seen.observe(level(10, ended=True), 11.0)
     assert seen.changes(1e6) == ()

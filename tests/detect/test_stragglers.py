@@ -1,4 +1,4 @@
-"""Who keeps the peers waiting by its own work, for how long, and what that costs."""
+"""Which ranks delay their peers by their own work, for how long, and the cost."""
 
 from collections.abc import Mapping
 from random import Random
@@ -78,7 +78,7 @@ def test_a_rank_that_is_slow_now_and_then_is_not_named() -> None:
             assert rounds.round(own) == ()
 
 
-def test_it_keeps_up_again_after_as_many_rounds() -> None:
+def test_a_rank_recovers_after_as_many_rounds() -> None:
     rounds = Rounds()
     for _ in range(3):
         rounds.round(SLOW)
@@ -91,7 +91,7 @@ def test_it_keeps_up_again_after_as_many_rounds() -> None:
     assert gone.rank == 2
 
 
-def test_what_costs_little_of_a_step_is_not_worth_a_word() -> None:
+def test_a_delay_that_is_a_small_part_of_a_step_is_not_reported() -> None:
     rounds = Rounds()
     for _ in range(10):
         assert rounds.round(FAST | {2: 0.19}) == ()
@@ -126,7 +126,7 @@ def test_a_round_waits_for_every_ranks_steps_and_for_some_time() -> None:
         assert fast.round({**dict.fromkeys(range(4), 1e-4), 2: 9e-4}, step_s=1e-3) == ()
 
 
-def test_without_its_own_times_nobody_is_judged() -> None:
+def test_a_rank_without_its_own_times_is_not_judged() -> None:
     seen = stragglers()
     seen.observe([digest(rank, None) for rank in range(4)])
     assert seen.changes(100.0) == ()
@@ -164,9 +164,9 @@ def test_a_rank_twice_as_slow_is_found_among_peers_with_jitter(
 
 
 @pytest.mark.parametrize(("waited", "lost"), [(0.0, 0.0), (0.5, 1000.0), (0.2, 250.0), (-1, 0.0)])
-def test_the_cost_is_what_the_steps_would_do_without_waiting(waited: float, lost: float) -> None:
+def test_the_cost_is_the_rate_lost_by_waiting(waited: float, lost: float) -> None:
     assert cost(1000.0, 1.0, waited) == pytest.approx(lost)
 
 
-def test_the_cost_of_what_is_longer_than_a_step_is_bounded() -> None:
+def test_the_cost_is_at_most_the_whole_rate() -> None:
     assert cost(1000.0, 1.0, 5.0) == pytest.approx(99_000.0)

@@ -7,7 +7,7 @@ from orchestrator.diagnosis.dumps.dump import RankDump, condense
 
 
 class Pg(NamedTuple):
-    """A process group; `desc` is `undefined` where whoever made it gave it none."""
+    """A process group; `desc` is `undefined` if it was created without one."""
 
     name: str
     desc: str
@@ -74,7 +74,7 @@ def recorders(world: int, gloo: bool = False) -> list[Recorder]:
 
 
 def dumps_of(ranks: Iterable[Recorder], lost: Sequence[int] = ()) -> Mapping[int, RankDump]:
-    """Reduced; there is none of those in `lost`."""
+    """Reduced dumps, except of the ranks in `lost`."""
     return {one.rank: condense(one.rank, one.dump()) for one in ranks if one.rank not in lost}
 
 

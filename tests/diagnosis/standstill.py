@@ -14,7 +14,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple
 
 from orchestrator.diagnosis.dumps.dump import condense
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 Fault = Literal[
@@ -55,7 +55,7 @@ class SimOp:
     peer: int | None = None
     """Index in the group, of a send or receive."""
     site: str = ""
-    """Where in the program it is called."""
+    """The place in the program that calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +142,13 @@ class Standstill:
     job: Job
     fault: Fault
     culprit: int | None
-    scene: Scene
+    scene: HangEvidence
     raw: dict[int, dict[str, Any]]
     """Rank -> dump in torch's form."""
 
 
 class Numbers(NamedTuple):
-    """As torch counts in one group, where an operation is called."""
+    """Number of an operation in its group, as torch counts."""
 
     collectives: int
     talks: int
@@ -172,7 +172,7 @@ class _Rank:
     """Of each group, sends and receives apart."""
     numbers: list[Numbers] = field(default_factory=list)
     over: set[int] = field(default_factory=set)
-    """Operations that ended before an older one did: each group has a stream of its own."""
+    """Operations that ended before an older one: each group has its own stream."""
 
     def is_over(self, place: int) -> bool:
         return place < self.done or place in self.over
@@ -305,7 +305,7 @@ def drawn(
 
 
 def active_only(found: "Standstill") -> "Standstill":
-    """The same, of which NCCL's recorders dumped nothing but what was under way. gloo's dump all in
+    """The same if NCCL's recorders dumped only pending operations. gloo's recorders dump all in
     any case: they never call an entry complete."""
     dumps = {
         rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()
@@ -359,7 +359,7 @@ def standstill(
     for group in job.groups if known_mesh else ():
         if group.desc != "undefined":
             axes[group.desc] += (group.members,)
-    scene = Scene(dumps=dumps, facts=facts, world=job.world, axes=axes)
+    scene = HangEvidence(dumps=dumps, facts=facts, world=job.world, axes=axes)
     return Standstill(job, fault, culprit, scene, raw)
 
 
@@ -369,7 +369,9 @@ def _hang(
     shape = (draw.randint(1, 2), draw.randint(1, 3), draw.randint(1, 2))
     programs = [program(job, rank, *shape) for rank in range(job.world)]
     run = Run(job, programs, 1 if blocking else draw.choice((4, 16, 48)), streams)
-    odd = job.world > prod(job.mesh) and fault in PROGRAM  # nothing tells who of two it was
+    odd = (
+        job.world > prod(job.mesh) and fault in PROGRAM
+    )  # no evidence shows which of the two it was
     culprit = draw.randrange(1, job.world - 1) if odd else draw.randrange(job.world)
     ops = programs[culprit]
     at = draw.randrange(len(ops))
@@ -487,7 +489,7 @@ IN_GLOO = (
     TOP,
 )
 CALLED = '  File "/job/trainer/parallel/calls.py", line 9 in {}'
-"""Each place of the program that calls an operation has a function of its own."""
+"""Each place in the program that calls an operation is a separate function."""
 AT_EXIT = ('  File "/venv/multiprocessing/util.py", line 300 in _exit_function', TOP)
 AT_SYNC = ('  File "/job/trainer/step.py", line 90 in agree', TOP)
 ELSEWHERE: dict[Fault, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.diagnosis.dumps.dump import RankDump, condense
 from orchestrator.diagnosis.dumps.dump_summary import from_text, to_text
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 from tests.diagnosis.recorder import Pg, Recorder, recorders
 from tests.diagnosis.standstill import FAULTS, JUDGED, STOPS, Fault, Standstill, active_only, drawn
 
@@ -32,7 +32,8 @@ def judged(
 def test_no_healthy_rank_and_no_healthy_host_is_named(
     lost: float, evaluator: bool, stacks: bool
 ) -> None:
-    """Where two called what does not fit, and nothing tells who is right, both are named."""
+    """If two ranks called mismatched operations and nothing shows which is right, both are
+    named."""
     named = 0
     for seed in JUDGED[:90]:
         found, verdict = judged(seed, lost=lost, evaluator=evaluator, stacks=stacks)
@@ -48,7 +49,7 @@ def test_no_healthy_rank_and_no_healthy_host_is_named(
     assert named > 15
 
 
-def test_a_rank_that_stopped_is_named_from_stacks_as_surely_as_with_all_that_is_complete() -> None:
+def test_a_stopped_rank_is_named_as_certainly_from_partial_dumps() -> None:
     for seed in JUDGED[:40]:
         fault = STOPS[seed % len(STOPS)]
         found = active_only(drawn(seed, fault, streams=True))
@@ -81,16 +82,16 @@ def one_is_late() -> list[Recorder]:
     return ranks
 
 
-def test_a_call_that_is_left_out_is_no_other_way_through_the_program() -> None:
+def test_a_skipped_call_is_not_another_path_through_the_program() -> None:
     """Rank 2 is the only one whose dump has the call between those of all."""
     dumps = {one.rank: under_way(one) for one in one_is_late()}
     assert [len(dumps[rank].paths) for rank in range(4)] == [2, 2, 1, 0]
     without_the_culprit = {rank: dumps[rank] for rank in (0, 1, 2)}
-    assert analyse(Scene(dumps=dumps)).ranks == (3,)
-    assert 2 not in analyse(Scene(dumps=without_the_culprit, world=4)).ranks
+    assert analyse(HangEvidence(dumps=dumps)).ranks == (3,)
+    assert 2 not in analyse(HangEvidence(dumps=without_the_culprit, world=4)).ranks
 
 
-def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
+def test_operations_before_the_oldest_pending_one_are_complete() -> None:
     ranks = one_is_late()
     behind, ahead = under_way(ranks[0]), under_way(ranks[2])
     (world,) = behind.seats.values()
@@ -99,7 +100,7 @@ def test_what_comes_before_the_oldest_that_is_under_way_is_complete() -> None:
     assert {seat.done for seat in ahead.seats.values()} == {3}
 
 
-def test_ranks_that_idle_are_all_named_and_no_host_for_it() -> None:
+def test_idle_ranks_are_all_named_and_no_host_is_excluded() -> None:
     world = Pg("0", "default_pg", range(8))
     ranks = recorders(8)
     for one in ranks:
@@ -107,7 +108,7 @@ def test_ranks_that_idle_are_all_named_and_no_host_for_it() -> None:
             one.call(world)
         if one.rank not in (2, 6):
             one.call(world, state="scheduled")
-    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("never-entered", (2, 6), ())
 
 
@@ -121,7 +122,7 @@ def test_the_source_of_a_broadcast_may_be_past_it() -> None:
         one.call(world)
         one.call(world, op="broadcast", state="completed" if one.rank == 0 else "scheduled")
     ranks[0].call(side, state="scheduled")
-    verdict = analyse(Scene(dumps={one.rank: under_way(one) for one in ranks}))
+    verdict = analyse(HangEvidence(dumps={one.rank: under_way(one) for one in ranks}))
     assert 0 not in verdict.ranks
 
 
@@ -135,7 +136,7 @@ def test_a_dump_without_entries_of_a_rank_that_did_something_is_partial(number: 
     assert not condense(0, {**empty, "pg_status": {}}).partial
 
 
-def test_that_it_is_partial_goes_to_the_leader_with_it() -> None:
+def test_the_summary_keeps_that_a_dump_is_partial() -> None:
     dump = under_way(one_is_late()[0])
     assert dump.partial
     assert from_text(to_text(dump)) == dump

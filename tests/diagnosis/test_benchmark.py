@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.diagnosis import Score, score
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 
 
 @pytest.mark.parametrize(
@@ -19,8 +19,8 @@ def test_the_right_ranks_and_the_wrong_hosts_both_have_a_limit(
     assert Score(faults=600, right=right, wrong=wrong).within(0.98) == fine
 
 
-def test_an_analysis_that_blames_hosts_for_nothing_is_not_within_it() -> None:
-    def blames(scene: Scene) -> Diagnosis:
+def test_an_analysis_that_blames_hosts_wrongly_exceeds_the_limit() -> None:
+    def blames(scene: HangEvidence) -> Diagnosis:
         verdict = analyse(scene)
         return replace(verdict, hosts=("somebody",)) if verdict.hosts else verdict
 

@@ -8,7 +8,7 @@ import yaml
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.spec.failures import FailureRule
-from orchestrator.diagnosis.classes import Signs, classify, default_rules, families, fit
+from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, families, fit
 
 SAMPLES: list[dict[str, Any]] = yaml.safe_load(
     (Path(__file__).parents[1] / "captured" / "failures" / "samples.yaml").read_text()
@@ -24,8 +24,8 @@ GENERAL = {"python-exception", "abort", "scheduler-sigterm", "sigkill-from-outsi
 """Classes by how a process ended: that a more special one comes before them is their sense."""
 
 
-def signs_of(sample: dict[str, Any]) -> Signs:
-    return Signs(
+def signs_of(sample: dict[str, Any]) -> FailureSigns:
+    return FailureSigns(
         lines=tuple(sample["lines"]),
         signal=sample.get("signal"),
         exit_code=sample.get("exit_code"),
@@ -34,7 +34,7 @@ def signs_of(sample: dict[str, Any]) -> Signs:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s['class']}: {s['lines'][0][:50]}")
-def test_a_sample_gets_its_class_and_is_not_taken_for_a_neighbour(sample: dict[str, Any]) -> None:
+def test_a_sample_gets_its_class_and_not_a_similar_one(sample: dict[str, Any]) -> None:
     signs = signs_of(sample)
     found = classify(signs)
     assert found is not None
@@ -59,7 +59,7 @@ def test_causes_stand_before_symptoms_in_one_log() -> None:
         "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.1]:99",
         "OSError: [Errno 28] No space left on device",
     )
-    found = classify(Signs(lines=lines, signal="SIGABRT"))
+    found = classify(FailureSigns(lines=lines, signal="SIGABRT"))
     assert found is not None
     assert (found.rule.name, found.line) == ("disk-full", lines[1])
 
@@ -207,8 +207,10 @@ SHM = "Error while creating shared memory segment /dev/shm/nccl-CWmJbq (size 963
         ),
     ],
 )
-def test_what_lies_beneath_is_told_from_who_reports_it(lines: tuple[str, ...], name: str) -> None:
-    found = classify(Signs(lines=lines, exit_code=1, kind="exception"))
+def test_the_underlying_cause_differs_from_the_component_that_reports_it(
+    lines: tuple[str, ...], name: str
+) -> None:
+    found = classify(FailureSigns(lines=lines, exit_code=1, kind="exception"))
     assert found is not None
     assert found.rule.name == name
 
@@ -217,7 +219,7 @@ def test_a_users_rule_goes_first() -> None:
     own = FailureRule(
         name="licence-server", scope="fabric", action="restart", patterns=("licence .* refused",)
     )
-    signs = Signs(lines=("RuntimeError: licence 7 refused by peer: Connection refused",))
+    signs = FailureSigns(lines=("RuntimeError: licence 7 refused by peer: Connection refused",))
     assert classify(signs, (own,)) is not None
     assert classify(signs, (own,)).rule is own  # type: ignore[union-attr]
 
@@ -227,9 +229,9 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         name="slow-start", scope="user", action="stop", patterns=("too slow",), phases=("init",)
     )
     line = ("too slow",)
-    assert fit(rule, Signs(lines=line, phase="init")) is not None
-    assert fit(rule, Signs(lines=line)) is not None
-    assert fit(rule, Signs(lines=line, phase="train")) is None
+    assert fit(rule, FailureSigns(lines=line, phase="init")) is not None
+    assert fit(rule, FailureSigns(lines=line)) is not None
+    assert fit(rule, FailureSigns(lines=line, phase="train")) is None
 
 
 @pytest.mark.parametrize(
@@ -277,8 +279,8 @@ def test_a_rule_of_one_phase_does_not_fit_in_another() -> None:
         " (devIndex=0, wc->status=(IBV_WC_RETRY_EXC_ERR)12, wc->opcode=(IBV_WC_SEND)0",
     ],
 )
-def test_what_is_not_known_or_does_no_harm_has_no_class(line: str) -> None:
-    assert classify(Signs(lines=(line,), exit_code=3)) is None
+def test_unknown_or_harmless_xids_have_no_class(line: str) -> None:
+    assert classify(FailureSigns(lines=(line,), exit_code=3)) is None
 
 
 def test_a_rule_that_cannot_fit_is_refused_with_all_that_is_wrong() -> None:

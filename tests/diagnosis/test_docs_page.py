@@ -75,7 +75,7 @@ def wait_for(folder: Path, *names: str) -> None:
 
 @pytest.mark.process
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_ranks_that_torchrun_started_say_who_holds_them_up(
+def test_ranks_of_plain_torchrun_show_the_culprit(
     tmp_path: Path, torchrun: subprocess.Popen[bytes]
 ) -> None:
     until = time.monotonic() + LIMIT_S

@@ -22,7 +22,7 @@ from orchestrator.diagnosis.hang.analyse import analyse
 
 FLIGHT = Path(__file__).parents[1] / "captured" / "flight"
 CPU_S = 60.0
-"""For what takes 12 s where nothing else runs; without bounds some of these take minutes."""
+"""Seconds. The tests take 12 s on an idle machine; without limits some would take minutes."""
 MOST_KIB = 3 << 20
 
 
@@ -88,7 +88,7 @@ MADE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", MADE)
-def test_a_file_that_breaks_its_reader_is_named_and_the_rest_is_judged(
+def test_a_file_that_breaks_its_reader_is_reported_and_the_rest_is_used(
     kind: str, tmp_path: Path
 ) -> None:
     shutil.copytree(FLIGHT, tmp_path / "dumps")
@@ -104,7 +104,7 @@ def test_a_file_that_breaks_its_reader_is_named_and_the_rest_is_judged(
     assert len(scene.unreadable["a-bad-7"]) < 1_100
 
 
-def test_readers_that_die_are_followed_by_others_until_there_were_too_many(tmp_path: Path) -> None:
+def test_dead_readers_are_replaced_up_to_a_limit(tmp_path: Path) -> None:
     for rank in range(MOST_DEATHS + 3):
         (tmp_path / f"bad-{rank:02}").write_bytes(nested(1_000_000))
     shutil.copy(FLIGHT / "trace_0", tmp_path / "good-90")
@@ -113,13 +113,13 @@ def test_readers_that_die_are_followed_by_others_until_there_were_too_many(tmp_p
     assert isinstance(found[0], reader.Read)
     whys = [one.why for one in found[1:] if isinstance(one, reader.Refused)]
     assert len(whys) == MOST_DEATHS + 3
-    assert [why.startswith("not read: 16 files before it") for why in whys] == (
+    assert [why.startswith("not read: 16 earlier files") for why in whys] == (
         MOST_DEATHS * [False] + 3 * [True]
     )
 
 
-def test_among_many_files_each_keeps_its_place(tmp_path: Path) -> None:
-    """Several readers, one of which dies in the middle of what it had not yet sent."""
+def test_results_of_many_files_keep_their_order(tmp_path: Path) -> None:
+    """Several readers. One dies with results that it has not sent."""
     good = (FLIGHT / "trace_1").read_bytes()
     for rank in range(MANY):
         path = tmp_path / f"flight-{rank}"
@@ -131,7 +131,7 @@ def test_among_many_files_each_keeps_its_place(tmp_path: Path) -> None:
     assert ranks == [rank for rank in range(MANY) if rank != 1_203]
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
     dumps = tmp_path / "dumps"
     shutil.copytree(FLIGHT, dumps)
     os.mkfifo(dumps / "flight-8")
@@ -150,7 +150,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert not ended_by_class(dumps, "collective-mismatch")
 
 
-def test_of_huge_files_little_or_nothing_is_read(tmp_path: Path) -> None:
+def test_huge_files_are_read_only_in_part(tmp_path: Path) -> None:
     """They take no room on the disk."""
     dumps = tmp_path / "dumps"
     shutil.copytree(FLIGHT, dumps)
@@ -175,6 +175,6 @@ def test_a_module_beside_the_dumps_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
-def test_deep_json_of_a_hosts_file_is_none(tmp_path: Path) -> None:
+def test_deeply_nested_json_in_a_host_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "host-node1.jsonl").write_text('{"log_tails": ' + "[" * 200_000)
     assert not ended_by_class(tmp_path, "collective-mismatch")

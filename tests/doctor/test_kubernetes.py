@@ -128,7 +128,7 @@ HOST_PATH = replace(SPEC, runs=RunVolume(host_path="/runs"))
         ("baseline", SPEC, 2, "ok", "baseline"),
     ],
 )
-def test_a_standard_that_pods_have_to_keep_to_is_said(
+def test_a_pod_security_standard_is_reported(
     level: str, spec: KubernetesSpec, hosts: int, verdict: str, words: str
 ) -> None:
     found = look("pod security", sound(objects={"namespaces": [insists(level)]}), spec, hosts)
@@ -155,7 +155,7 @@ def test_a_key_that_would_keep_pods_out_is_named(spec: KubernetesSpec, key: str)
     assert "kubectl label namespace team-a --overwrite" in found.fix
 
 
-def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
+def test_missing_rights_are_listed_in_the_form_of_a_role() -> None:
     refused = frozenset({"create secrets", "patch configmaps", "create pods/exec"})
     found = look("rights", sound(refused=refused))
     assert found.verdict == "stops"
@@ -197,7 +197,7 @@ def test_rights_that_are_missing_are_said_as_a_role_takes_them() -> None:
         ("trainjob", [{"metadata": {"name": "ndctl-controller"}, "spec": {}}], "warns", "none"),
     ],
 )
-def test_what_there_is_not_without_a_controller_is_said(
+def test_missing_functions_without_a_controller_are_reported(
     kind: Kind, leases: list[Any], verdict: str, words: str
 ) -> None:
     found = look("controller", sound(objects={"leases": leases}), replace(SPEC, kind=kind))
@@ -258,7 +258,7 @@ def test_what_there_is_not_without_a_controller_is_said(
         ),
     ],
 )
-def test_what_a_job_needs_has_to_be_there(
+def test_missing_objects_of_a_job_are_reported(
     what: str, objects: dict[str, Any], verdict: str, words: str
 ) -> None:
     found = look(what, sound(objects=objects))
@@ -266,7 +266,7 @@ def test_what_a_job_needs_has_to_be_there(
     assert found.fix or verdict in ("note", "ok")
 
 
-def test_what_a_spec_names_has_to_be_there() -> None:
+def test_missing_objects_of_a_spec_are_reported() -> None:
     spec = replace(
         SPEC,
         service_account="other",
@@ -298,12 +298,12 @@ def test_what_a_spec_names_has_to_be_there() -> None:
         assert fix in one.fix
 
 
-def test_one_host_writes_to_a_claim_of_one_node() -> None:
+def test_a_claim_for_one_node_serves_only_one_host() -> None:
     api = sound(objects={"persistentvolumeclaims": [claim("ReadWriteOnce")]})
     assert look("run volume", api, hosts=1).verdict == "ok"
 
 
-def test_what_may_not_be_asked_stops_nothing() -> None:
+def test_a_forbidden_question_stops_no_other_check() -> None:
     hidden = {"get namespaces *", "get serviceaccounts", "get persistentvolumeclaims"}
     api = sound(refused=frozenset(hidden | {"list nodes *", "list resourcequotas"}))
     spec = replace(SPEC, service_account="site")
@@ -314,7 +314,7 @@ def test_what_may_not_be_asked_stops_nothing() -> None:
     assert look("service account", api, spec, hosts=None).verdict == "note"
 
 
-def test_another_resource_is_named_where_no_node_has_ours() -> None:
+def test_another_resource_is_proposed_if_no_node_has_the_specs() -> None:
     amd = node("n", allocatable={"amd.com/gpu": "8"})
     del amd["status"]["allocatable"]["nvidia.com/gpu"]
     assert look("nodes", sound(objects={"nodes": [amd]}), hosts=None).fix.startswith(
@@ -322,7 +322,7 @@ def test_another_resource_is_named_where_no_node_has_ours() -> None:
     )
 
 
-def test_what_is_wrong_with_the_spec_itself_is_in_the_same_list() -> None:
+def test_problems_of_the_spec_are_in_the_same_list() -> None:
     spec = KubernetesSpec(priority_class="high", pod_template={"spec": {"nodename": "n1"}})
     found = examine_kubernetes(sound(), spec, job(spec))
     stops = {one.what for one in found if one.verdict == "stops"}

@@ -144,7 +144,7 @@ def test_accounting_is_not_needed() -> None:
     assert (failed.verdict, failed.found) == ("warns", "sacct: error: no dbd")
 
 
-def test_what_preemption_does_to_ranks() -> None:
+def test_effects_of_preemption_are_reported() -> None:
     signal = "enable_configless,preempt_send_user_signal"
     requeue = {"PreemptMode": "REQUEUE", "PreemptType": "preempt/partition_prio"}
     assert settle()["preemption"].verdict == "ok"
@@ -172,7 +172,7 @@ def test_a_prolog_that_fails_must_not_hold_the_job() -> None:
     assert settle(**settings)["prolog"].verdict == "ok"
 
 
-def test_a_run_root_on_a_local_disk_is_told() -> None:
+def test_a_run_root_on_a_local_disk_is_reported() -> None:
     assert look("shared root").found == "/home/ada/runs is on nfs4"
     local = look("shared root", root="/tmp/runs")
     assert (local.verdict, local.found) == (

@@ -93,7 +93,7 @@ def test_a_dry_run_shows_and_starts_nothing(ndctl: Ndctl) -> None:
 def test_an_unknown_job_is_named_with_the_ones_there_are(reference: Ndctl) -> None:
     done = reference("status", "e3e")
     assert done.code == 5
-    assert "there are: e2e" in done.err
+    assert "existing jobs: e2e" in done.err
 
 
 def test_help_of_every_verb_has_an_example() -> None:

@@ -43,7 +43,7 @@ from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, has_writer
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import is_free
-from orchestrator.seams import OwnRun, RunPhase
+from orchestrator.seams import CurrentRun, RunPhase
 from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, RUNS, FakeBackend, TurnedClock, a_job
 from tests.posix.test_retry_io import Emptied
@@ -53,7 +53,7 @@ SILENT = Unanswered("Slurm does not answer `scontrol show job`: Socket timed out
 REFUSES = BackendError("Slurm refuses `scontrol requeue 1`: Requested operation is disabled")
 
 
-DEAD = OwnRun(
+DEAD = CurrentRun(
     phase="running",
     words="Slurm job 7 is RUNNING",
     hosts=("host-0", "host-1"),
@@ -66,7 +66,7 @@ DEAD = OwnRun(
 class Queue(FakeBackend):
     """A scheduler that says what it is told to before it takes the job back."""
 
-    own: OwnRun = DEAD
+    own: CurrentRun = DEAD
 
     says: Callable[[int], BackendError | None] = lambda before: None
     before_each: Callable[[], None] = field(default=lambda: None)
@@ -716,7 +716,7 @@ def test_a_requeue_that_the_leader_decided_on_is_settled(
     """The agent of a node whose slurmd is dead outlives the run: nobody can end it."""
     caplog.set_level(logging.INFO)
     given_back(run_dir)
-    queue = Queue(own=OwnRun(phase=phase, words="Slurm job 7 is PENDING (BeginTime)"))
+    queue = Queue(own=CurrentRun(phase=phase, words="Slurm job 7 is PENDING (BeginTime)"))
     assert asked(run_dir, queue) == 0.0
     assert queue.requeued == []
     assert "Slurm job 7 is PENDING (BeginTime)" in caplog.messages[-1]
@@ -725,7 +725,9 @@ def test_a_requeue_that_the_leader_decided_on_is_settled(
 def test_a_run_that_breaks_while_nobody_leads_it_is_queued_again(run_dir: RunDir) -> None:
     """As one whose batch script was killed with the leader; no host is left out for that."""
     here(run_dir, "host-0", "host-1")
-    queue = Queue(own=OwnRun(phase="broken", words="Slurm job 7 is COMPLETING (JobLaunchFailure)"))
+    queue = Queue(
+        own=CurrentRun(phase="broken", words="Slurm job 7 is COMPLETING (JobLaunchFailure)")
+    )
     assert asked(run_dir, queue) == 0.0
     assert queue.requeued == [()]
 

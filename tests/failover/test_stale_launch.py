@@ -14,7 +14,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import Unanswered
 from orchestrator.failover.stale_launch import superseded
-from orchestrator.journal.current_launch import note
+from orchestrator.journal.current_launch import write_current_launch
 from orchestrator.journal.journal import Journal
 from orchestrator.system import SystemClock
 from tests.agent.world import LAUNCH, SECRET_TEXT, FakeBackend, TurnedClock, a_job
@@ -68,7 +68,7 @@ def test_of_two_allocations_for_a_launch_one_leaves(run_dir: RunDir) -> None:
 
 def test_which_launch_counts_is_known_without_the_journal(run_dir: RunDir) -> None:
     """2,048 hosts read it at the same time, and it may have hundreds of megabytes."""
-    note(run_dir, a_job(run_dir.path))
+    write_current_launch(run_dir, a_job(run_dir.path))
     run_dir.journal.write_text("nobody can read this\n")
     assert why(run_dir, LAUNCH, Scheduler()) is None
     assert f"launch {LAUNCH} is the current one" in str(why(run_dir, LAUNCH - 1, Scheduler()))

@@ -38,20 +38,20 @@ ONE = setting(
     stall_s=10.0,
     write_s=50.0,
 )
-"""Saves begin at 100, 210, 320 …, and are complete 50 s later."""
+"""Saves start at 100, 210, 320 …, and are complete 50 s later."""
 
 
 @pytest.mark.parametrize(
     ("at", "lost", "stalled"),
     [
         (90.0, 90.0, 0.0),
-        (149.0, 139.0, 10.0),  # the first save has begun, and is of no use yet
+        (149.0, 139.0, 10.0),  # the first save has started but is not complete
         (151.0, 41.0, 10.0),
         (215.0, 100.0, 15.0),  # in the stall of the second, with the first one complete
         (300.0, 80.0, 20.0),
     ],
 )
-def test_a_failure_costs_what_was_done_since_the_last_complete_save(
+def test_a_failure_costs_the_work_since_the_last_complete_save(
     at: float, lost: float, stalled: float
 ) -> None:
     seconds = course(replace(ONE, horizon_s=at + 182.0), at).seconds
@@ -61,7 +61,7 @@ def test_a_failure_costs_what_was_done_since_the_last_complete_save(
     assert sum(seconds.values()) == pytest.approx(at + 182.0)
 
 
-def test_a_failure_while_the_job_recovers_begins_the_recovery_anew() -> None:
+def test_a_failure_during_recovery_restarts_the_recovery() -> None:
     # at 90; 100 s later, in the restart; then never again
     account = course(replace(ONE, horizon_s=90.0 + 100.0 + 182.0), 90.0, 100.0)
     assert account.failures == 2
@@ -69,7 +69,7 @@ def test_a_failure_while_the_job_recovers_begins_the_recovery_anew() -> None:
     assert account.seconds["detection"] == pytest.approx(4.0)
 
 
-def test_what_is_planned_costs_a_save_and_a_restart_and_no_work() -> None:
+def test_a_planned_failure_costs_a_save_and_a_restart_but_no_work() -> None:
     planned = Hazard(name="planned", per_s=1.0, detection_s=0.0, takes_host=False, planned=True)
     account = course(replace(ONE, hazards=(planned,), horizon_s=1000.0), 90.0)
     assert account.failures == 0
@@ -89,7 +89,7 @@ def test_without_a_spare_the_job_waits_for_whichever_host_comes_first() -> None:
     assert (spared.seconds["queue"], spared.waits) == (0.0, 0)
 
 
-def test_a_host_that_was_repaired_for_the_reserve_steps_in_for_one_that_waits() -> None:
+def test_a_repaired_host_of_the_reserve_replaces_a_missing_one() -> None:
     chosen = replace(ONE, hazards=(CRASH,), spares=0, reserve=1, horizon_s=5000.0)
     # at 90: repaired after 1,000 s, granted after 300, so the reserve is whole again at 1,090;
     # 710 s later, at 800: repaired after 9,000 s, granted 200 s after the reserve has a host
@@ -142,7 +142,7 @@ IN_REPAIR = CRASH.per_s * DAY_S
     ("spares", "reserve"), [(0, 0), (8, 0), (0, 8), (2, 7), (5, 4), (1, 11), (12, 1)]
 )
 @pytest.mark.parametrize(("queue", "apart"), [(600.0, 0.01), (4 * 3600.0, 0.03)])
-def test_they_agree_where_the_reserve_is_near_what_is_being_repaired(
+def test_they_agree_if_the_reserve_is_close_to_the_hosts_in_repair(
     spares: int, reserve: int, queue: float, apart: float
 ) -> None:
     chosen = setting(spares=spares, reserve=reserve, queue_s=queue, horizon_s=400 * DAY_S)
@@ -150,7 +150,7 @@ def test_they_agree_where_the_reserve_is_near_what_is_being_repaired(
     assert found.effective == pytest.approx(found.closed, abs=apart)
 
 
-def test_how_long_hosts_are_lacking_is_exact_without_a_reserve_and_with_an_ample_one() -> None:
+def test_time_without_enough_hosts_is_exact_for_no_or_an_ample_reserve() -> None:
     bare = setting(spares=10, reserve=0)
     assert closed_form.short(bare) == pytest.approx(1 - poisson_up_to(10, IN_REPAIR))
     assert closed_form.bare(setting(spares=3, reserve=7)) == closed_form.short(bare)
@@ -163,12 +163,12 @@ def poisson_up_to(most: int, mean: float) -> float:
     return sum(math.exp(-mean) * mean**count / math.factorial(count) for count in range(most + 1))
 
 
-def test_they_agree_for_the_published_classes_as_well() -> None:
+def test_simulation_and_closed_form_agree_for_published_classes() -> None:
     found = expect(published(2048, "llama3", horizon_s=54 * DAY_S), range(10))
     assert found.effective == pytest.approx(found.closed, abs=0.005)
 
 
-def test_the_best_interval_is_better_than_others_in_histories_too() -> None:
+def test_the_best_interval_also_wins_in_simulated_histories() -> None:
     found = forecast(setting(), histories=10, seed=3, step_s=5.0)
     best = max(found.around, key=lambda one: one.effective)
     assert best.setting.interval_s == pytest.approx(found.best.setting.interval_s, rel=1.01)
@@ -177,7 +177,7 @@ def test_the_best_interval_is_better_than_others_in_histories_too() -> None:
     assert forecast(setting(), histories=10, seed=3, step_s=5.0) == found
 
 
-def test_spares_are_worth_having_where_the_queue_is_long_and_not_where_it_is_short() -> None:
+def test_spares_pay_off_with_a_long_queue_and_not_with_a_short_one() -> None:
     slow, fast = setting(queue_s=6 * 3600.0), setting(queue_s=1.0)
     assert best_of(slow, 1.0).spares > best_of(fast, 1.0).spares == 0
     held = best_of(slow, 1.0)
@@ -192,7 +192,7 @@ def worth(chosen: Setting) -> float:
 
 @pytest.mark.parametrize("beside", [1, 6, 9, 12])
 @pytest.mark.parametrize("queue", [600.0, 6 * 3600.0])
-def test_the_spares_advised_are_the_best_also_where_the_inventory_is_finite(
+def test_the_recommended_spares_are_best_with_a_finite_inventory_too(
     beside: int, queue: float
 ) -> None:
     chosen = best_of(
@@ -212,7 +212,7 @@ def test_the_spares_advised_are_the_best_also_where_the_inventory_is_finite(
         setting(hosts=20, spares=3, reserve=17, repair_s=90 * DAY_S, horizon_s=DAY_S),
     ],
 )
-def test_nothing_is_called_the_best_that_is_worth_less_than_what_the_spec_has(
+def test_the_best_setting_is_never_worse_than_the_specs(
     chosen: Setting,
 ) -> None:
     found = forecast(chosen, histories=8, seed=0, step_s=5.0)
@@ -220,7 +220,7 @@ def test_nothing_is_called_the_best_that_is_worth_less_than_what_the_spec_has(
     assert found.best.worth >= found.expected.worth
 
 
-def test_an_interval_is_not_the_best_because_nothing_broke_in_a_few_histories() -> None:
+def test_an_interval_is_not_best_just_because_few_histories_had_failures() -> None:
     rarely = replace(CRASH, per_s=1 / (100 * DAY_S))
     found = forecast(setting(hazards=(rarely,), horizon_s=DAY_S), 2, seed=0, step_s=5.0)
     assert found.expected.failures == 0
@@ -228,12 +228,12 @@ def test_an_interval_is_not_the_best_because_nothing_broke_in_a_few_histories() 
     assert found.best.setting.interval_s == best_of(found.expected.setting, 5.0).interval_s
 
 
-def test_all_that_is_compared_is_of_the_same_failures() -> None:
+def test_all_compared_settings_have_the_same_failures() -> None:
     found = forecast(setting(), histories=10, seed=3, step_s=5.0)
     assert {one.failures for one in found.around} == {found.expected.failures}
 
 
-def test_a_job_that_breaks_faster_than_it_recovers_gets_nowhere() -> None:
+def test_a_job_that_fails_faster_than_it_recovers_makes_no_progress() -> None:
     chosen = setting(hazards=(replace(CRASH, per_s=1 / 10),), horizon_s=7200.0)
     assert closed_form.effective(chosen) < 1e-6
     assert expect(chosen, range(2)).effective < 1e-3

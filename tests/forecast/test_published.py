@@ -43,7 +43,7 @@ def test_mean_time_to_failure_of_rsc_1(gpus: int, hours: float, off: float) -> N
     assert abs(forecast_h / hours - 1) == pytest.approx(off, abs=0.05)
 
 
-def test_100_000_gpus_need_about_two_minutes_for_interval_and_restart() -> None:
+def test_100_000_gpus_need_an_interval_and_restart_of_about_two_minutes() -> None:
     """At the rate of RSC-2 and with a save that costs no more than seconds, as the paper says."""
 
     def share(minutes: float) -> float:
@@ -64,6 +64,6 @@ def test_100_000_gpus_need_about_two_minutes_for_interval_and_restart() -> None:
     assert share(1) < 0.9  # saves cost more than they spare
 
 
-def test_what_a_job_expects_before_it_has_broken_is_the_rate_of_rsc_1() -> None:
+def test_the_prior_failure_rate_of_a_job_is_that_of_rsc_1() -> None:
     rate = rates_of("rsc-1").unplanned_per_host_s
     assert rate == pytest.approx(1 / HOST_MTBF_S)

@@ -27,7 +27,7 @@ def test_a_site_has_rates_of_its_own(tmp_path: Path) -> None:
     assert rates.classes[0].host == "leaves"
 
 
-def test_a_given_mean_time_keeps_the_shares_and_what_is_planned(tmp_path: Path) -> None:
+def test_a_given_mean_time_keeps_shares_and_planned_failures(tmp_path: Path) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(OWN)
     before = rates_of(str(path))
@@ -46,12 +46,12 @@ def test_rates_follow_the_devices_of_a_host(tmp_path: Path) -> None:
     after = before.for_devices(2)
     assert after.per_1000_host_days == pytest.approx(2.0)
     assert after.classes[2] == before.classes[2], "a patch day is the host's"
-    assert "hosts with 4 devices; taken as 0.5 times that" in after.source
+    assert "hosts with 4 devices; multiplied by 0.5 for" in after.source
 
 
-def test_what_is_wrong_with_rates_is_said_all_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_rates_file_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(
-        SpecError, match=r"no failure rates called llama-3; there are llama3, rsc-1"
+        SpecError, match=r"no failure rates are called llama-3; known: llama3, rsc-1"
     ):
         rates_of("llama-3")
     path = tmp_path / "ours.yaml"

@@ -21,25 +21,23 @@ def forecast(*options: str) -> dict[str, Any]:
     return found
 
 
-def test_with_an_interval_that_adapts_it_is_the_one_that_training_comes_to() -> None:
+def test_an_adaptive_interval_is_the_one_that_training_reaches() -> None:
     found = forecast("--set", "checkpoint.every=auto", "--mtbf", "100")
     setting = found["setting"]
     best = interval_of(setting["stall_s"], setting["write_s"], found["mtbf_s"])
     assert found["expected"]["every_steps"] == round(best.seconds / found["step_s"])
     assert found["expected"]["every_steps"] != 100
-    assert "checkpoint.every is auto" in found["taken_for_granted"]["interval"]
+    assert "checkpoint.every: auto" in found["taken_for_granted"]["interval"]
 
 
-def test_an_interval_that_the_spec_fixes_is_taken() -> None:
+def test_an_interval_in_the_spec_is_used() -> None:
     found = forecast("--set", "checkpoint.every_steps=77")
     assert found["expected"]["every_steps"] == 77
     assert "interval" not in found["taken_for_granted"]
 
 
 @pytest.mark.parametrize(("options", "factor"), [((), 0.5), (("--mtbf", "100"), 1.0)])
-def test_a_host_of_which_half_the_devices_are_used_breaks_half_as_often(
-    options: tuple[str, ...], factor: float
-) -> None:
+def test_a_half_used_host_fails_half_as_often(options: tuple[str, ...], factor: float) -> None:
     """A mean time that is given is that of the host as it is."""
     whole = forecast("--set", "cluster.hosts=2", *options)
     half = forecast("--set", "cluster.hosts=2", "--set", "cluster.gpus_per_host=4", *options)
@@ -50,7 +48,7 @@ def test_a_host_of_which_half_the_devices_are_used_breaks_half_as_often(
     ("hosts", "asked", "spares", "reserve"),
     [(3, 16, 0, 0), (2, 16, 1, 0), (2, 1, 1, 0), (1, 1, 1, 1), (1, 16, 2, 0)],
 )
-def test_spares_are_those_that_the_inventory_has(
+def test_spares_are_limited_to_the_inventory(
     tmp_path: Path, hosts: int, asked: int, spares: int, reserve: int
 ) -> None:
     inventory = tmp_path / "hosts.yaml"
@@ -68,11 +66,11 @@ def test_spares_are_those_that_the_inventory_has(
     assert (words in run("plan", *(one for one in given if one not in SHORT))) == (asked > spares)
 
 
-def test_hosts_that_a_machine_plays_are_there_as_the_plan_has_them() -> None:
+def test_a_local_job_always_has_the_hosts_of_its_plan() -> None:
     given = [str(ROOT / "examples/quickstart.yaml"), "--set", "cluster.spare_hosts=3", *SHORT]
     found = json.loads(run("forecast", *given))
     assert (found["setting"]["spares"], found["setting"]["reserve"]) == (3, 0)
-    assert "played on this machine" in found["taken_for_granted"]["hosts"]
+    assert "simulated on this machine" in found["taken_for_granted"]["hosts"]
 
 
 def run(*command: str) -> str:

@@ -21,7 +21,7 @@ def forecast(inventory: Path, hosts: int, spares: int, *options: str) -> str:
     return " ".join(told.output.split())
 
 
-def test_hosts_that_do_not_suffice_are_said_before_their_mean_exceeds_those_there_are(
+def test_too_few_hosts_are_reported_before_the_mean_in_repair_exceeds_them(
     tmp_path: Path,
 ) -> None:
     """Less than one in repair on average and one there, often two at once."""
@@ -30,7 +30,7 @@ def test_hosts_that_do_not_suffice_are_said_before_their_mean_exceeds_those_ther
     assert "in the long run too few are left 17.9% of the time" in told
 
 
-def test_a_best_with_another_number_of_spares_says_why(
+def test_a_different_best_number_of_spares_is_explained(
     tmp_path: Path,
 ) -> None:
     told = forecast(tmp_path / "hosts.yaml", 10, 6, "--mtbf", "48")

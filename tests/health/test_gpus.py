@@ -67,7 +67,7 @@ def healthy(gpus: int = 8) -> dict[str, Completed | None]:
     }
 
 
-def test_what_nvidia_smi_says_of_gpus() -> None:
+def test_gpus_are_read_from_nvidia_smi() -> None:
     assert parse_gpus(GPUS) == (
         Gpu(bus_id="0000:07:00", name="NVIDIA H100 80GB HBM3", uncorrected=0, pages_pending=False),
         Gpu(bus_id="0000:0f:00", name="NVIDIA H100 80GB HBM3", uncorrected=3, pages_pending=False),
@@ -83,14 +83,14 @@ def test_what_nvidia_smi_says_of_gpus() -> None:
     assert parse_gpus("NVIDIA-SMI has failed because it couldn't communicate, a, b, c") == ()
 
 
-def test_what_it_says_of_rows() -> None:
+def test_row_remapping_is_read() -> None:
     assert parse_remapped(REMAPPED) == {
         "0000:0f:00": "rows are pending to be remapped: reset the GPU",
         "0000:47:00": "a row could not be remapped: replace the GPU",
     }
 
 
-def test_what_the_kernel_says() -> None:
+def test_xids_are_read_from_the_kernel_log() -> None:
     assert parse_xids(DMESG) == (
         Xid(bus_id="0000:3b:00", number=79, at_s=88123.456789),
         Xid(bus_id="0000:0f:00", number=31, at_s=88200.000001),
@@ -122,7 +122,9 @@ def test_fresh_faults_of_the_hardware_warn_and_those_of_programs_do_not() -> Non
         ({"SLURM_GPUS_PER_NODE": "a100:4", "SLURM_GPUS_ON_NODE": "4"}, 4),
     ],
 )
-def test_what_the_environment_grants(environ: dict[str, str], count: int | None) -> None:
+def test_granted_devices_are_read_from_the_environment(
+    environ: dict[str, str], count: int | None
+) -> None:
     assert granted(environ) == count
 
 
@@ -132,7 +134,7 @@ def test_a_sound_host_with_all_its_gpus(tmp_path: Path) -> None:
 
 
 def why_not(found: Iterable[Finding]) -> str:
-    """Why a host is unfit, without what would mend it."""
+    """Why a host is unfit, without the fix."""
     return (why_unfit(found) or "").partition(" (")[0]
 
 
@@ -156,7 +158,7 @@ def test_without_gpus_ranks_run_on_cpus(tmp_path: Path) -> None:
     assert [found.found for found in hidden] == ["hidden: ranks run on CPUs"]
 
 
-def test_devices_are_counted_where_nvidia_smi_is_not_installed(tmp_path: Path) -> None:
+def test_devices_are_counted_without_nvidia_smi(tmp_path: Path) -> None:
     host = Host(a_root(tmp_path, 3), {})
     assert why_unfit(host.look(3)) is None
     assert why_not(host.look(4)) == "gpus: 3 seen by /dev, 4 needed"
@@ -189,7 +191,7 @@ def test_broken_memory_stops(tmp_path: Path) -> None:
     ]
 
 
-def test_a_kernel_log_that_may_not_be_read_is_no_trouble(tmp_path: Path) -> None:
+def test_an_unreadable_kernel_log_is_only_a_note(tmp_path: Path) -> None:
     answers = healthy() | {"dmesg": Completed(1, "", "Operation not permitted")}
     found = Host(a_root(tmp_path, 8), answers).look(8)
     assert (found[-1].what, found[-1].verdict) == ("xid", "note")

@@ -136,9 +136,7 @@ print(*(f"{it.verdict}: {it.found}" for it in found if it.what == "/dev/shm"))
     ],
     ids=["full", "read-only", "missing", "small"],
 )
-def test_torchrun_cannot_start_where_no_semaphore_can_be_made(
-    tmp_path: Path, mounted: str, found: str
-) -> None:
+def test_without_semaphores_a_host_is_unfit(tmp_path: Path, mounted: str, found: str) -> None:
     """On ranks of CPUs, too: it forks them, and hears of them by multiprocessing's queues."""
     if (why := why_no_containers()) is not None:
         pytest.skip(why)
@@ -222,7 +220,7 @@ def test_checks_that_hang_are_given_up(tmp_path: Path) -> None:
     assert (why_unfit(found) or "").startswith("preflight: the checks timed out after 0 s")
 
 
-def test_a_defect_of_a_check_is_not_taken_for_a_fit_host(tmp_path: Path) -> None:
+def test_a_failing_check_does_not_pass_a_host(tmp_path: Path) -> None:
     def broken(name: str) -> tuple[str, ...]:
         raise ZeroDivisionError
 
@@ -248,7 +246,7 @@ def card(root: Path, name: str, operstate: str, flags: str, device: bool = True)
         (folder / "device").mkdir()
 
 
-def test_a_port_that_is_not_active_is_told(tmp_path: Path) -> None:
+def test_a_port_that_is_not_active_is_reported(tmp_path: Path) -> None:
     assert list(examine_links(tmp_path)) == []
     port(tmp_path, "mlx5_0", "4: ACTIVE")
     (found,) = examine_links(tmp_path)
@@ -284,7 +282,7 @@ def test_a_card_that_is_switched_on_must_have_a_link(tmp_path: Path) -> None:
         (1012.5, "node1 is 12.5 s ahead of the leader (limit 5 s)"),
     ],
 )
-def test_clocks_too_far_apart_are_told(sent_at: float, found: str | None) -> None:
+def test_clocks_too_far_apart_are_reported(sent_at: float, found: str | None) -> None:
     finding = clock_skew("node1", sent_at, 1000.0)
     assert (finding.found if finding else None) == found
     assert clock_skew("node1", sent_at, 1000.0, limit_s=60.0) is None
@@ -300,7 +298,7 @@ def test_clocks_too_far_apart_are_told(sent_at: float, found: str | None) -> Non
         (unknown, "10.0.0.1", "cannot resolve node1"),
     ],
 )
-def test_one_host_has_to_find_the_other_by_its_name(
+def test_each_host_must_resolve_the_name_of_the_other(
     resolve: Callable[[str], tuple[str, ...]], address: str, found: str | None
 ) -> None:
     finding = name_resolves("node1", address, resolve, "node2")

@@ -105,7 +105,7 @@ def test_a_probe_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("line", OF_KERNELS, ids=lambda line: line[:60])
-def test_the_leader_is_told_of_every_line_of_the_kernel_that_has_a_class(line: str) -> None:
+def test_the_leader_gets_every_kernel_line_with_a_class(line: str) -> None:
     said = f"[100.0] {line.rpartition('] ')[2]}"
     assert telling(["[99.0] usb 1-1: new device", said], since=98.0) == (said,)
     assert telling([said], since=200.0) == (), "it is of an earlier job"

@@ -61,7 +61,7 @@ def test_a_machine_that_runs_these_tests_can_run_a_job(tmp_path: Path) -> None:
     ]
 
 
-def test_another_system_is_all_that_is_said(
+def test_on_another_system_only_that_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -220,7 +220,7 @@ def test_a_clock_is_asked_whether_it_is_synchronised(
     assert (finding.verdict, finding.found) == (verdict, found)
 
 
-def test_a_clock_that_was_never_set_is_told(tmp_path: Path) -> None:
+def test_a_clock_that_was_never_set_is_reported(tmp_path: Path) -> None:
     found = look(tmp_path, "clock", now=60.0)
     assert found.verdict == "warns"
     assert "never set" in found.found
@@ -263,7 +263,7 @@ def test_a_command_is_run_to_its_end() -> None:
 
 
 @pytest.mark.process
-def test_what_a_user_is_used_to_changes_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_users_slurm_variables_change_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
     habits = ["SBATCH_PARTITION", "SCANCEL_STATE", "SCONTROL_ALL", "SINFO_FORMAT", "SQUEUE_STATES"]
     for name in (*habits, "SLURM_TIME_FORMAT", "SLURM_CONF", "NDCTL_X"):
         monkeypatch.setenv(name, "x")
@@ -273,7 +273,7 @@ def test_what_a_user_is_used_to_changes_no_command(monkeypatch: pytest.MonkeyPat
     assert not {*habits, "SLURM_TIME_FORMAT"} & names
 
 
-def test_a_program_that_is_not_there_or_may_not_be_run_is_127(tmp_path: Path) -> None:
+def test_a_missing_or_forbidden_program_gives_code_127(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_text("")
     for program in ("no-such-program-here", str(plain), str(plain / "below")):

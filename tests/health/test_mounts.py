@@ -33,9 +33,7 @@ fs:/fast /covered nfs4 rw,nolock 0 0
         ("/covered", "local to each host"),
     ],
 )
-def test_how_a_file_system_is_mounted_tells_whose_locks_it_has(
-    place: str, found: str | None
-) -> None:
+def test_mount_options_show_whether_locks_work_between_hosts(place: str, found: str | None) -> None:
     doubted = doubt(MOUNTS, Path(place))
     assert (doubted is None) == (found is None)
     if doubted is not None and found is not None:

@@ -1,4 +1,4 @@
-"""Hosts by the words of a spec alone."""
+"""Hosts described only by a spec."""
 
 from typing import Any
 
@@ -50,11 +50,11 @@ PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
         ({"kubernetes": {"node_selector": PRODUCT}}, None),
     ],
 )
-def test_the_device_is_what_the_spec_says(keys: dict[str, Any], device: str | None) -> None:
+def test_the_device_comes_from_the_spec(keys: dict[str, Any], device: str | None) -> None:
     assert described_device(cluster(**keys)) == device
 
 
-def test_as_many_hosts_as_the_job_takes_all_alike() -> None:
+def test_a_described_cluster_has_as_many_equal_hosts_as_the_job_needs() -> None:
     found = described_hosts(
         cluster(backend="kubernetes", hosts=2, spare_hosts=1, gpus_per_host=8, gpu=GPU_NAMES[0])
     )
@@ -72,7 +72,7 @@ def test_ranks_on_cpus_have_no_memory_of_their_own() -> None:
     assert [host.device_bytes for host in found.hosts] == [None]
 
 
-def test_an_unknown_device_is_answered_with_all_there_are() -> None:
+def test_an_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(Invalid) as refused:
         cluster(gpu="h100")
     (problem,) = refused.value.problems
@@ -82,6 +82,6 @@ def test_an_unknown_device_is_answered_with_all_there_are() -> None:
 
 
 def test_gpus_of_a_kind_and_ranks_on_cpus_exclude_each_other() -> None:
-    with pytest.raises(Invalid, match=r"gpu: must be left out where kubernetes\.gpu_resource is"):
+    with pytest.raises(Invalid, match=r"gpu: must be left out if kubernetes\.gpu_resource is"):
         cluster(backend="kubernetes", gpu=GPU_NAMES[0], kubernetes={"gpu_resource": None})
     cluster(backend="slurm", gpu=GPU_NAMES[0], kubernetes={"gpu_resource": None})

@@ -1,4 +1,4 @@
-"""Inventories that a person wrote."""
+"""Inventories in files of users."""
 
 from pathlib import Path
 
@@ -91,19 +91,19 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
             SHORT.replace("16}", "16, hosts_per_spine: 100}"),
             ["hosts_per_spine: must be a multiple of hosts_per_leaf (16), got 100", "to 96"],
         ),
-        (SHORT.replace("_leaf: 16", "_spine: 16"), ["with hosts_per_leaf", "call it"]),
+        (SHORT.replace("_leaf: 16", "_spine: 16"), ["with hosts_per_leaf", "rename this key"]),
         (
             SHORT.replace("16}", "16, overrides: {memory_bytes: 0, intra_host: {knd: x}}}"),
             ["has 2 problems", "overrides.memory_bytes", "overrides.intra_host.knd", "kind?"],
         ),
         (SHORT.replace("h100-sxm-80gb", "no.yaml"), ["profile: must be a profile that can be"]),
         (LISTED.replace("node-11", "node-10"), ["name of one host, got 'node-10'"]),
-        (LISTED.replace("[08-10]", "[10-08]"), ["a range that goes up", "node-[001-016]"]),
+        (LISTED.replace("[08-10]", "[10-08]"), ["an ascending range", "node-[001-016]"]),
         (LISTED.replace("drained", "drain"), ["hosts[2].state", "did you mean drained?"]),
         (LISTED.replace("devices_per_host: 8\n", ""), ["hosts[0].devices", "devices_per_host"]),
         (
             LISTED.replace("profile: h100-sxm-80gb\n", ""),
-            ["hosts[0].profile: must be given", "overrides: must be with profile"],
+            ["hosts[0].profile: must be given", "overrides: must be given with profile"],
         ),
         (
             LISTED.replace("devices: 7", "devices: -7").replace("drained", "x"),
@@ -111,13 +111,13 @@ def test_a_range_of_names_keeps_its_zeros() -> None:
         ),
     ],
 )
-def test_all_that_is_wrong_is_said_with_its_place(text: str, parts: list[str]) -> None:
+def test_all_problems_are_reported_with_their_place(text: str, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="no such file"):
         read_inventory(tmp_path / "none.yaml")
 
@@ -193,7 +193,7 @@ def test_the_link_of_a_block_can_be_overridden() -> None:
         ),
     ],
 )
-def test_blocks_that_cannot_be_are_said_with_their_place(text: str, parts: list[str]) -> None:
+def test_impossible_blocks_are_reported_with_their_place(text: str, parts: list[str]) -> None:
     said = refused(text)
     for part in parts:
         assert part in said

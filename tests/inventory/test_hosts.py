@@ -29,12 +29,12 @@ def test_hosts_come_in_natural_order_and_only_those_with_the_devices() -> None:
     assert [host.name for host in inventory.with_devices(8)] == ["n1", "n2", "n10"]
 
 
-def test_a_name_is_there_once() -> None:
+def test_host_names_must_be_unique() -> None:
     with pytest.raises(ValueError, match="host names must be unique, a appears twice"):
         Inventory(hosts=(Host(name="a", devices=1), Host(name="a", devices=1)))
 
 
-def test_a_leaf_is_as_large_as_the_host_in_the_middle_sees_it() -> None:
+def test_the_size_of_a_leaf_is_that_of_the_median_host() -> None:
     sizes = {"a": 16, "b": 12, "c": 12, "d": 3}
     hosts = tuple(
         Host(name=f"{leaf}{i}", devices=8, profile=load_profile("cpu"), switches=(leaf,))
@@ -61,7 +61,7 @@ def test_numbers_in_names_count_as_numbers(one: int, other: int) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(1, 20), st.integers(1, 60))
-def test_groups_that_blocks_hold_are_no_larger_than_the_block_in_the_middle(
+def test_groups_inside_blocks_are_not_larger_than_the_median_block(
     sizes: list[int], wide: int, groups: int
 ) -> None:
     blocks, hosts = tuple(sorted(sizes, reverse=True)), wide * groups

@@ -84,25 +84,25 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_profile_of_ones_own_needs_no_sources(mine: Path) -> None:
+def test_a_users_profile_needs_no_sources(mine: Path) -> None:
     assert load_profile(str(mine)).name == "mine"
     assert load_profile(str(mine)).sources == {}
 
 
-def test_a_profile_that_nobody_calibrated_is_called_a_guess(mine: Path) -> None:
+def test_a_profile_without_calibration_is_marked_as_guessed(mine: Path) -> None:
     known = load_profile("h100-sxm-80gb").calibration
     assert known.certainty == "measured"
     assert load_profile(str(mine)).calibration == replace(known, certainty="guessed")
 
 
-def test_a_profile_of_ones_own_may_say_how_it_is_calibrated(mine: Path) -> None:
+def test_a_users_profile_may_have_its_own_calibration(mine: Path) -> None:
     mine.write_text(mine.read_text() + "calibration: {certainty: measured, gemm: {bfloat16: 0.7}}")
     calibration = load_profile(str(mine)).calibration
     assert calibration.certainty == "measured"
     assert calibration.gemm == {**load_profile("h100-sxm-80gb").calibration.gemm, "bfloat16": 0.7}
 
 
-def test_a_calibration_is_overridden_as_every_number_is() -> None:
+def test_a_calibration_can_be_overridden_like_any_number() -> None:
     over = {"calibration": {"links": {"infiniband": {"share": 0.5}}}}
     profile = load_profile("h100-sxm-80gb", over, "my.yaml")
     assert profile.calibration.links["infiniband"].share == 0.5
@@ -112,7 +112,7 @@ def test_a_calibration_is_overridden_as_every_number_is() -> None:
             load_profile("h100-sxm-80gb", {"calibration": {"links": wrong}}, "my.yaml")
 
 
-def test_all_that_is_wrong_with_a_profile_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_profile_are_reported_at_once(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     text = (FOLDER / "cpu.yaml").read_text().replace("kind: ethernet", "kind: token ring")
     text = text.replace("memory_bytes: ", "memory_bytes: -", 1)
@@ -130,6 +130,6 @@ def test_a_name_that_is_almost_right_is_corrected() -> None:
         load_profile("h100-sxm-80g")
 
 
-def test_a_profile_has_the_rates_that_are_reckoned_with() -> None:
+def test_a_profile_has_the_rates_of_the_model() -> None:
     with pytest.raises(SpecError, match="float16 runs at the rate of bfloat16"):
         load_profile("cpu", {"flops": {"float16": 1.0}}, "my.yaml")

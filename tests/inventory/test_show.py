@@ -11,7 +11,7 @@ from orchestrator.inventory.show import describe_inventory, inventory_json
 from tests.inventory.test_file import BLOCKS, LISTED, LISTED_BLOCKS, SHORT
 
 
-def test_switches_that_are_alike_take_one_line() -> None:
+def test_equal_switches_share_one_line() -> None:
     deep = SHORT.replace("16}", "16, hosts_per_spine: 256}")
     assert describe_inventory(load_inventory(deep, "x")).splitlines() == [
         "2048 hosts free, 16384 devices; each host has 8 x h100-sxm-80gb",
@@ -70,7 +70,7 @@ def test_json_has_the_hardware_and_leaves_out_how_it_is_calibrated() -> None:
     assert "calibration" not in profile
 
 
-def test_nothing_is_said_to_be_nothing() -> None:
+def test_an_inventory_without_hosts_is_shown() -> None:
     assert describe_inventory(Inventory(hosts=())) == "no hosts"
 
 
@@ -83,7 +83,7 @@ def driver(folder: Path, *models: str) -> Path:
     return folder
 
 
-def test_this_machine_is_known_by_what_its_driver_says(tmp_path: Path) -> None:
+def test_this_machine_is_identified_by_its_driver(tmp_path: Path) -> None:
     gpus = {"CUDA_VISIBLE_DEVICES": "0,1"}
     found = this_machine(gpus, driver(tmp_path, *["NVIDIA H100 80GB HBM3"] * 2)).hosts[0]
     assert found.profile is not None
@@ -91,12 +91,12 @@ def test_this_machine_is_known_by_what_its_driver_says(tmp_path: Path) -> None:
     assert found.device_bytes == found.profile.memory_bytes
 
 
-def test_devices_that_differ_or_that_nobody_knows_have_no_profile(tmp_path: Path) -> None:
+def test_devices_that_differ_or_are_unknown_have_no_profile(tmp_path: Path) -> None:
     mixed = driver(tmp_path, "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")
     assert this_machine({"CUDA_VISIBLE_DEVICES": "0"}, mixed).hosts[0].profile is None
 
 
-def test_a_machine_without_devices_is_its_cores() -> None:
+def test_a_machine_without_gpus_has_its_cpu_cores_as_places() -> None:
     found = this_machine({"CUDA_VISIBLE_DEVICES": ""}).hosts[0]
     assert found.profile is not None
     assert (found.profile.name, found.device_bytes) == ("cpu", None)

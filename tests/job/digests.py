@@ -11,7 +11,7 @@ from orchestrator.contract.messages.agent_protocol import PULSE_S, RankDigest
 from orchestrator.contract.messages.events import HangDetected
 from orchestrator.contract.messages.rank_messages import Beat
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Watch
+from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor
 
 MARGIN_S = 0.02
 """What an agent waits longer than the limit."""
@@ -49,7 +49,7 @@ class Host:
 class Line:
     """One rank a host; whoever drives it says what the ranks do, and lets time pass."""
 
-    watch: Watch
+    watch: HeartbeatMonitor
     hosts: int
     random: Random
     latency_s: float = 0.0

@@ -222,7 +222,7 @@ def test_an_agent_that_goes_in_the_check_says_nothing_of_its_host() -> None:
     assert isinstance(job.run.stage, Checking)
     assert job.run.stage.hosts == job.everywhere
     job.loses("host-3")
-    unfit = {"host-3": "it did not report from the check of all hosts"}
+    unfit = {"host-3": "it sent no report of the check of all hosts"}
     job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit=unfit))
     job.waits(3)
     assert [i.kind for i in job.run.history.incidents] == ["host-lost"]
@@ -239,7 +239,7 @@ def test_nor_does_one_that_is_back_before_the_check_is_over(pid: int) -> None:
     job = Job(hosts=3, spares=1, preflight=True).starts()
     job.loses("host-3")
     job.registers("host-3", pid=pid)
-    unfit = {"host-3": "it did not report from the check of all hosts"}
+    unfit = {"host-3": "it sent no report of the check of all hosts"}
     job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit=unfit))
     job.waits(3)
     assert (job.run.hosts.by_name["host-3"].unfit, dict(job.run.hosts.exclude)) == ("", {})

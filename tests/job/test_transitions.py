@@ -17,7 +17,7 @@ from orchestrator.contract.messages.events import (
 )
 from orchestrator.job.stage import Ended, Stage, Submitted
 from orchestrator.job.transitions import STAGES, TABLE, no_effect, step
-from orchestrator.journal.supervisor import is_told
+from orchestrator.journal.supervisor import is_journalled
 from tests.job.supervise_stage import START, Job, host
 
 BEFORE_A_LEADER = {"JobSubmitted", "LeaderStarted", "CancelRequested", "RunDirLost"}
@@ -74,7 +74,7 @@ def test_an_impossible_pair_is_counted_and_does_nothing_else() -> None:
     assert actions == ()
     assert run.history.ignored == {"AgentRegistered in Submitted": 1}
     assert replace(run, history=job.run.history) == job.run
-    assert is_told(came, job.run, run), "the journal has a line of it"
+    assert is_journalled(came, job.run, run), "the journal has a line of it"
     run, _ = step(run, came)
     run, _ = step(run, RequeueRefused(at=START + 2, why="no"))
     assert run.history.ignored == {

@@ -22,12 +22,12 @@ from orchestrator.journal.journal import (
     Entry,
     Journal,
     Tail,
+    complete_length,
+    entries_of,
     from_line,
     has_writer,
-    having,
     read,
     to_line,
-    whole_lines,
 )
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
@@ -35,7 +35,7 @@ from tests.job.supervise_stage import Job, exited, raised, submitted
 
 
 class FakeClock:
-    """Time passes by sleeping alone."""
+    """Time passes only by sleeping."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -73,7 +73,7 @@ def tick(at: float) -> Tick:
 STOP = StopAttempt(attempt=1, grace_s=3.0, reason="a rank ended")
 
 
-def test_what_is_appended_is_read(path: Path, clock: FakeClock) -> None:
+def test_appended_lines_are_read(path: Path, clock: FakeClock) -> None:
     event = raised(1, "Größe falsch\n🏖️  \x00")
     with Journal(path, clock) as journal:
         assert tuple(journal.after()) == ()
@@ -106,7 +106,7 @@ def test_a_journal_that_does_not_exist_is_empty(path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_torn_tail_is_not_read_and_the_next_writer_removes_it(
+def test_an_incomplete_line_is_ignored_and_removed_by_the_next_writer(
     path: Path, clock: FakeClock
 ) -> None:
     with Journal(path, clock) as journal:
@@ -166,7 +166,7 @@ def test_a_second_writer_is_refused_after_a_while(journal: Journal, clock: FakeC
     journal.append(tick(1))
 
 
-def test_a_writer_waits_out_a_reader_that_only_asks(path: Path) -> None:
+def test_a_writer_waits_for_a_process_that_tests_the_lock(path: Path) -> None:
     path.touch()
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -182,7 +182,9 @@ def test_a_writer_waits_out_a_reader_that_only_asks(path: Path) -> None:
     os.close(fd)
 
 
-def test_whether_someone_writes_is_seen_from_outside(path: Path, clock: FakeClock) -> None:
+def test_another_process_can_see_whether_the_journal_has_a_writer(
+    path: Path, clock: FakeClock
+) -> None:
     assert not has_writer(path)
     with Journal(path, clock):
         assert has_writer(path)
@@ -191,7 +193,7 @@ def test_whether_someone_writes_is_seen_from_outside(path: Path, clock: FakeCloc
 
 
 class Disk:
-    """`os` as the journal sees it, with a disk that fails as told."""
+    """`os` for the journal, with a disk that fails as configured."""
 
     def __init__(self) -> None:
         self.room: int | None = None
@@ -227,14 +229,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 @pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
-def test_a_line_that_the_disk_does_not_take_leaves_no_trace(
+def test_a_failed_write_of_a_line_leaves_no_trace(
     journal: Journal, disk: Disk, trouble: str
 ) -> None:
     journal.append(tick(1))
     before = journal.path.read_bytes()
     disk.broken, disk.room = {trouble}, 10 if trouble == "room" else None
     for _ in range(2):
-        with pytest.raises(OSError, match=r"a part of a line|failed"):
+        with pytest.raises(OSError, match=r"part of a line|failed"):
             journal.append(tick(2))
         assert journal.path.read_bytes() == before
     disk.broken, disk.room = set(), None
@@ -246,9 +248,7 @@ BATCH = [(tick(n), (STOP,) if n == 4 else ()) for n in range(2, 5)]
 """The last has an action, as `Supervisor.take` has it."""
 
 
-def test_lines_that_come_together_are_written_together(
-    path: Path, clock: FakeClock, disk: Disk
-) -> None:
+def test_several_lines_are_written_in_one_write(path: Path, clock: FakeClock, disk: Disk) -> None:
     asked = []
     with Journal(path, clock, guard=lambda: asked.append("whether it may")) as journal:
         journal.append(tick(1))
@@ -262,9 +262,7 @@ def test_lines_that_come_together_are_written_together(
     assert [entry.seq for entry in read(path)] == [1, 2, 3, 4, 5]
 
 
-def test_of_lines_that_a_crash_cut_off_anywhere_the_whole_ones_are_kept(
-    path: Path, clock: FakeClock
-) -> None:
+def test_after_a_crash_the_complete_lines_are_kept(path: Path, clock: FakeClock) -> None:
     with Journal(path, clock) as journal:
         journal.append(tick(1))
         begun = len(path.read_bytes())
@@ -279,9 +277,7 @@ def test_of_lines_that_a_crash_cut_off_anywhere_the_whole_ones_are_kept(
         assert [entry.seq for entry in read(path)] == list(range(1, whole + 2))
 
 
-def test_what_a_dead_host_left_behind_a_hole_is_dropped_with_it(
-    path: Path, clock: FakeClock
-) -> None:
+def test_lines_after_zeros_of_a_crash_are_ignored(path: Path, clock: FakeClock) -> None:
     with Journal(path, clock) as journal:
         kept = journal.append(tick(1))
         whole = path.read_bytes()
@@ -295,7 +291,7 @@ def test_what_a_dead_host_left_behind_a_hole_is_dropped_with_it(
             assert b"\0" not in path.read_bytes()
 
 
-def test_a_hole_further_back_than_one_write_is_damage(path: Path, clock: FakeClock) -> None:
+def test_zeros_further_back_than_one_write_are_damage(path: Path, clock: FakeClock) -> None:
     with Journal(path, clock) as journal:
         journal.append(tick(1))
         hole = path.stat().st_size
@@ -312,10 +308,10 @@ def test_a_hole_further_back_than_one_write_is_damage(path: Path, clock: FakeClo
 
 
 @pytest.mark.parametrize("hole", [0, 1, 255, 256, 400])
-def test_the_end_of_a_large_journal_tells_as_much_as_the_whole(
+def test_the_end_of_a_large_journal_is_enough(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, hole: int
 ) -> None:
-    """Whatever part of it is looked at first, and however far back the hole begins."""
+    """For any size of the part that is read first, and any start of the zeros."""
     lines = [to_line(Entry(seq=n, event=tick(n), actions=())) for n in range(1, 601)]
     behind = b"".join(lines[600 - hole :]) if hole else b""
     data = b"".join(lines[: 600 - hole]) + (bytes(70_000) + behind if hole else b"")
@@ -327,33 +323,33 @@ def test_the_end_of_a_large_journal_tells_as_much_as_the_whole(
                 assert (journal.seq, journal.size) == (600, len(data))
             continue
         with Journal(path, clock) as journal:
-            assert (journal.seq, journal.size) == (600 - hole, whole_lines(data))
-        assert path.read_bytes() == data[: whole_lines(data)]
+            assert (journal.seq, journal.size) == (600 - hole, complete_length(data))
+        assert path.read_bytes() == data[: complete_length(data)]
 
 
 @pytest.mark.parametrize("trouble", ["room", "write", "fsync"])
-def test_of_lines_that_the_disk_does_not_take_none_is_left(
+def test_a_failed_write_of_several_lines_leaves_none(
     journal: Journal, disk: Disk, trouble: str
 ) -> None:
     journal.append(tick(1))
     before = journal.path.read_bytes()
     disk.broken = {trouble}
     disk.room = 2 * len(before) if trouble == "room" else None
-    with pytest.raises(OSError, match=r"a part of a line|failed"):
+    with pytest.raises(OSError, match=r"part of a line|failed"):
         journal.extend(BATCH)
     assert journal.path.read_bytes() == before
     disk.broken, disk.room = set(), None
     assert [entry.seq for entry in journal.extend(BATCH)] == [2, 3, 4]
 
 
-def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> None:
+def test_a_file_that_reached_its_size_limit_stays_as_it_was(journal: Journal) -> None:
     """The kernel itself takes ten bytes of the line and refuses the rest."""
     journal.append(tick(1))
     before = journal.path.read_bytes()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 10, hard))
     try:
-        with pytest.raises(OSError, match="only a part of a line fitted"):
+        with pytest.raises(OSError, match="only part of a line was written"):
             journal.append(tick(2))
         after = journal.path.read_bytes()
     finally:
@@ -363,9 +359,7 @@ def test_a_file_that_may_not_grow_any_more_stays_as_it_was(journal: Journal) -> 
     assert len(read(journal.path)) == 2
 
 
-def test_half_a_line_that_could_not_be_cut_off_is_cut_before_the_next(
-    journal: Journal, disk: Disk
-) -> None:
+def test_half_a_line_is_removed_before_the_next_write(journal: Journal, disk: Disk) -> None:
     journal.append(tick(1))
     disk.broken, disk.room = {"ftruncate"}, 10
     for _ in range(2):
@@ -377,7 +371,7 @@ def test_half_a_line_that_could_not_be_cut_off_is_cut_before_the_next(
     assert [entry.event for entry in read(journal.path)] == [tick(1), tick(2)]
 
 
-def test_a_tail_reads_what_came_since_the_last_look(journal: Journal) -> None:
+def test_a_tail_reads_the_lines_added_since_the_last_read(journal: Journal) -> None:
     tail = Tail(journal.path)
     assert tail.more() == ()
     first, second = journal.append(submitted()), journal.append(exited(1))
@@ -397,7 +391,7 @@ def test_a_tail_reads_what_came_since_the_last_look(journal: Journal) -> None:
             tail.more()
 
 
-def test_a_tail_may_wait_for_a_journal_to_be_made(path: Path, clock: FakeClock) -> None:
+def test_a_tail_may_wait_for_a_journal_to_be_created(path: Path, clock: FakeClock) -> None:
     tail = Tail(path)
     assert tail.more() == ()
     with Journal(path, clock) as journal:
@@ -405,7 +399,7 @@ def test_a_tail_may_wait_for_a_journal_to_be_made(path: Path, clock: FakeClock) 
     assert len(tail.more()) == 1
 
 
-def test_who_may_not_write_any_more_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+def test_a_replaced_writer_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     fence = tmp_path / "fence.json"
     write_fence(fence, Fence(leader="mine", attempt=1))
     guard = partial(check_leader, fence, "mine")
@@ -419,7 +413,7 @@ def test_who_may_not_write_any_more_leaves_the_file_as_it_is(tmp_path: Path) -> 
     assert path.read_bytes() == before
 
 
-def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Path) -> None:
+def test_entries_of_a_kind_and_an_attempt_are_found(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     said = '{"kind":"RankExited","attempt":1,'
     events: list[Event] = [
@@ -431,22 +425,22 @@ def test_lines_of_a_kind_and_an_attempt_are_found_among_all_others(tmp_path: Pat
     ]
     lines = [to_line(Entry(seq=seq, event=one, actions=())) for seq, one in enumerate(events, 1)]
     path.write_bytes(b"".join(lines) + lines[1][:-1])
-    assert [entry.event for entry in having(path, RankExited)] == events[1:4]
-    assert [entry.event for entry in having(path, RankExited, attempt=1)] == events[1:2]
-    assert [entry.seq for entry in having(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
-    assert not list(having(tmp_path / "none", RankExited))
+    assert [entry.event for entry in entries_of(path, RankExited)] == events[1:4]
+    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == events[1:2]
+    assert [entry.seq for entry in entries_of(path, CancelRequested, RankExited)] == [2, 3, 4, 5]
+    assert not list(entries_of(tmp_path / "none", RankExited))
 
 
-def test_what_is_decided_on_a_line_does_not_make_it_of_the_next_attempt(tmp_path: Path) -> None:
+def test_an_action_for_the_next_attempt_does_not_select_the_line(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     gone, order = exited(0, 1), StopAttempt(attempt=2, grace_s=3.0, reason="the next one")
     path.write_bytes(to_line(Entry(seq=1, event=gone, actions=(order,))))
-    assert not list(having(path, RankExited, attempt=2))
-    assert [entry.event for entry in having(path, RankExited, attempt=1)] == [gone]
+    assert not list(entries_of(path, RankExited, attempt=2))
+    assert [entry.event for entry in entries_of(path, RankExited, attempt=1)] == [gone]
 
 
-def test_lines_behind_what_a_dead_host_left_are_not_found(tmp_path: Path) -> None:
+def test_entries_after_zeros_are_not_found(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = [to_line(Entry(seq=n, event=exited(n, 1), actions=())) for n in range(1, 4)]
     path.write_bytes(lines[0] + b"\0" * 9 + lines[1][9:] + lines[2])
-    assert [entry.seq for entry in having(path, RankExited)] == [1]
+    assert [entry.seq for entry in entries_of(path, RankExited)] == [1]

@@ -1,4 +1,4 @@
-"""A run directory begins: which launch may, and what is in it then."""
+"""Creating a run directory: which launches are accepted, and which files they get."""
 
 import json
 from dataclasses import replace
@@ -12,10 +12,10 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
 from orchestrator.contract.submission_payload import Handover
 from orchestrator.errors import JobError
-from orchestrator.journal.current_launch import Launched, counting
+from orchestrator.journal.current_launch import Launched, current_launch
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_of, read_folder
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_same_launch, read_folder
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
@@ -47,7 +47,7 @@ def end(run_dir: RunDir) -> None:
         supervisor.feed(CancelRequested(at=CLOCK.now(), by="me"))
 
 
-def test_the_first_launch_has_everything_and_the_time_it_began(run_dir: RunDir) -> None:
+def test_the_first_launch_writes_all_files_and_its_start_time(run_dir: RunDir) -> None:
     run = begin(run_dir, of(run_dir), CLOCK, token=True)
     assert run.job is not None
     assert (run.job.at, run.job.resume, run.job.plan_number) == (CLOCK.now(), False, 1)
@@ -57,7 +57,7 @@ def test_the_first_launch_has_everything_and_the_time_it_began(run_dir: RunDir) 
     assert run_dir.token.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_token_that_pods_are_given_is_in_no_file(run_dir: RunDir) -> None:
+def test_a_secret_passed_to_pods_is_written_to_no_file(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=False)
     assert not run_dir.token.exists()
 
@@ -71,20 +71,20 @@ def test_the_same_launch_again_is_a_restart_that_writes_nothing(run_dir: RunDir)
     assert begin(run_dir, of(run_dir), CLOCK, token=True).ending == "CANCELLED"
 
 
-def test_a_launch_is_told_from_another_text_of_its_number(run_dir: RunDir) -> None:
-    """By all that was asked for: hosts are in the launch, a learning rate in the spec alone."""
+def test_a_launch_differs_from_another_submission_with_its_number(run_dir: RunDir) -> None:
+    """All requested values count: hosts are in the launch, a learning rate only in the spec."""
     asked = of(run_dir)
-    assert is_of(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
+    assert is_same_launch(run_dir, asked, begin(run_dir, asked, CLOCK, token=True))
     end(run_dir)
     resumed = of(run_dir, 2, resume=True)
     run = begin(run_dir, resumed, CLOCK, token=True)
-    assert is_of(run_dir, resumed, run)
-    assert is_of(run_dir, resumed, known(run_dir)), "as it is read from the journal, too"
+    assert is_same_launch(run_dir, resumed, run)
+    assert is_same_launch(run_dir, resumed, replay(run_dir)), "as it is read from the journal, too"
     fewer = replace(resumed.job, launch=replace(resumed.launch, hosts=()))
-    assert not is_of(run_dir, replace(resumed, job=fewer), run)
-    assert not is_of(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
+    assert not is_same_launch(run_dir, replace(resumed, job=fewer), run)
+    assert not is_same_launch(run_dir, replace(resumed, spec="name: job\ntrain: {lr: 2}\n"), run)
     run_dir.spec.unlink()
-    assert is_of(run_dir, resumed, run), "nothing is known against it"
+    assert is_same_launch(run_dir, resumed, run), "nothing is known against it"
 
 
 def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir) -> None:
@@ -94,20 +94,20 @@ def test_resuming_goes_on_in_the_same_journal_with_another_plan(run_dir: RunDir)
     run = begin(run_dir, of(run_dir, 2, resume=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.ending, run.job.launch.launch, run.job.resume) == (None, 2, True)
-    assert counting(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
+    assert current_launch(run_dir) == Launched(backend=run.job.backend, launch=run.job.launch)
     assert run.job.plan_number == 2
     assert run_dir.plan(2).exists()
     assert run_dir.token.read_text() == token
 
 
-def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
+def test_a_new_run_archives_the_old_one(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=True)
     end(run_dir)
     run = begin(run_dir, replace(of(run_dir, 2), new=True), CLOCK, token=True)
     assert run.job is not None
     assert (run.job.launch.launch, run.job.resume, run.job.plan_number) == (2, False, 1)
     (old,) = (run_dir.path.parent / ARCHIVE).iterdir()
-    assert known(RunDir(old)).ending == "CANCELLED"
+    assert replay(RunDir(old)).ending == "CANCELLED"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_new_run_puts_the_old_one_aside(run_dir: RunDir) -> None:
         (1, 2, False, "job job exists in"),
     ],
 )
-def test_other_launches_are_refused_with_what_to_do(
+def test_other_launches_are_refused_with_a_fix(
     run_dir: RunDir, there: int | None, launch: int, resume: bool, words: str
 ) -> None:
     if there is not None:
@@ -129,14 +129,14 @@ def test_other_launches_are_refused_with_what_to_do(
     assert run_dir.journal.exists() == (there is not None)
 
 
-def test_a_mounted_folder_is_read_without_what_kubernetes_keeps_in_it(tmp_path: Path) -> None:
+def test_a_mounted_folder_is_read_without_kubernetes_own_files(tmp_path: Path) -> None:
     (tmp_path / "..data").mkdir()
     (tmp_path / "spec.yaml").write_text("name: job\n")
     assert read_folder(tmp_path) == {"spec.yaml": b"name: job\n"}
 
 
 @pytest.mark.parametrize("left", ["checkpoints/step-20", "metrics.jsonl"])
-def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: str) -> None:
+def test_files_without_a_journal_are_refused_or_archived(run_dir: RunDir, left: str) -> None:
     (run_dir.path / left).mkdir(parents=True)
     for resume in (False, True):
         with pytest.raises(JobError, match=r"no journal\.jsonl: ndctl does not know which run"):
@@ -148,10 +148,10 @@ def test_what_no_journal_knows_is_refused_or_put_aside(run_dir: RunDir, left: st
     assert not (run_dir.path / left).exists()
 
 
-def test_a_name_that_differs_from_anothers_in_case_alone_is_refused(run_dir: RunDir) -> None:
+def test_a_name_that_differs_only_in_case_is_refused(run_dir: RunDir) -> None:
     begin(run_dir, of(run_dir), CLOCK, token=True)
     other = RunDir(run_dir.path.with_name("Job"))
-    with pytest.raises(JobError, match="job Job would differ from job in ") as refused:
+    with pytest.raises(JobError, match="job Job differs from job in ") as refused:
         begin(other, of(other), CLOCK, token=True)
     assert "--set name=" in refused.value.fix
     assert not other.path.exists()

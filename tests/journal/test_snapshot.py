@@ -1,4 +1,4 @@
-"""A snapshot and the rest of the journal come to what the whole comes to; or it is not used."""
+"""A snapshot and the later lines give the same state as the whole journal, or it is ignored."""
 
 import json
 import logging
@@ -32,7 +32,7 @@ def again(run: Run) -> Run:
 
 
 def same(one: Run, other: Run) -> bool:
-    """In the order of what they hold, too: of hosts it decides."""
+    """Also compares the order of items, because the order of hosts influences decisions."""
     return one == other and json.dumps(encode(one)) == json.dumps(encode(other))
 
 
@@ -50,7 +50,7 @@ kinds = st.sampled_from(
     st.integers(0, 60),
     st.booleans(),
 )
-def test_snapshot_and_rest_are_the_whole_wherever_it_was_taken(
+def test_snapshot_and_later_lines_give_the_fold_of_the_whole_journal(
     random: Random,
     kind: dict[str, Any],
     hosts: int,
@@ -150,7 +150,7 @@ def test_a_new_leader_folds_what_came_after_the_snapshot(run_dir: RunDir) -> Non
     assert last_before(run_dir.journal, Place()) is None
 
 
-def test_what_a_crash_left_behind_the_snapshot_is_dropped(run_dir: RunDir) -> None:
+def test_an_incomplete_line_after_the_snapshot_is_ignored(run_dir: RunDir) -> None:
     job, _ = a_job(run_dir)
     whole = run_dir.journal.read_bytes()
     line = to_line(Entry(seq=len(job.all) + 1, event=job.all[-1][0], actions=()))
@@ -211,7 +211,7 @@ DAMAGES = sorted(damaged(b'{"place":{"offset":1}}\n{"number":1}\n', b""))
 
 
 @pytest.mark.parametrize("what", DAMAGES)
-def test_one_that_does_not_fit_is_as_good_as_none(
+def test_an_invalid_snapshot_is_ignored(
     run_dir: RunDir, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     a_job(run_dir)
@@ -223,10 +223,10 @@ def test_one_that_does_not_fit_is_as_good_as_none(
     run_dir.state.write_bytes(written)
     with caplog.at_level(logging.INFO):
         assert led(run_dir) == expected
-    assert "all of the journal is folded" in caplog.text
+    assert "folding the whole journal" in caplog.text
 
 
-def test_a_snapshot_cut_anywhere_is_as_good_as_none(run_dir: RunDir) -> None:
+def test_an_incomplete_snapshot_is_ignored(run_dir: RunDir) -> None:
     a_job(run_dir)
     data = run_dir.state.read_bytes()
     for size in range(0, len(data), 61):
@@ -236,13 +236,13 @@ def test_a_snapshot_cut_anywhere_is_as_good_as_none(run_dir: RunDir) -> None:
     assert snapshot.load(run_dir) is not NOTHING
 
 
-def test_none_is_made_of_a_journal_that_has_not_got_so_far() -> None:
+def test_no_snapshot_is_made_of_lines_that_the_journal_lacks() -> None:
     folded = Folded(run=Run(), place=Place(lines=2, offset=100))
-    with pytest.raises(Unfit, match="more than this one has"):
+    with pytest.raises(Unfit, match="a longer version of this one"):
         to_bytes(folded, MAKER, lambda offset, length: b"\n")
 
 
-def test_who_may_not_write_any_more_leaves_the_snapshot_as_it_is(run_dir: RunDir) -> None:
+def test_a_replaced_leader_leaves_the_snapshot_as_it_is(run_dir: RunDir) -> None:
     _, folded = a_job(run_dir)
     before = run_dir.state.read_bytes()
     write_fence(run_dir.fence, Fence(leader="another", attempt=1))
@@ -252,7 +252,7 @@ def test_who_may_not_write_any_more_leaves_the_snapshot_as_it_is(run_dir: RunDir
     assert [p.name for p in run_dir.path.glob("state*")] == ["state.json"]
 
 
-def test_other_sources_are_another_maker(tmp_path: Path) -> None:
+def test_other_sources_give_another_digest(tmp_path: Path) -> None:
     """A copy of them that differs in one byte says something else."""
     root = Path(snapshot.__file__).parent.parent
     copy = tmp_path / "orchestrator"
@@ -267,7 +267,7 @@ def test_other_sources_are_another_maker(tmp_path: Path) -> None:
     assert snapshot.digest(copy) != snapshot.digest(root)
 
 
-def test_who_asks_early_is_of_the_sources_that_it_began_with(
+def test_the_digest_is_that_of_the_sources_at_start(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also a leader that finds no snapshot: an upgrade may come before it writes one."""

@@ -1,4 +1,4 @@
-"""The supervisor's loop: on disk first, then done; a restart stands where it stood."""
+"""The supervisor: lines are on disk before actions, and a restart has the same state."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def told(job: Job, supervisor: Supervisor) -> Supervisor:
     return supervisor
 
 
-def test_event_and_actions_are_on_disk_before_they_are_given_back(journal: Journal) -> None:
+def test_event_and_actions_are_on_disk_before_they_are_returned(journal: Journal) -> None:
     supervisor = told(Job().running(), Supervisor(journal))
     event = exited(1)
     actions = supervisor.feed(event)
@@ -59,7 +59,7 @@ def test_a_tick_without_effect_is_not_journalled(journal: Journal) -> None:
     assert supervisor.run == job.run
 
 
-def test_ranks_that_leave_as_they_were_told_are_journalled_where_they_tell_something(
+def test_exits_of_stopped_ranks_are_journalled_only_if_they_change_the_state(
     journal: Journal,
 ) -> None:
     supervisor = told(Job().running(), Supervisor(journal))
@@ -81,9 +81,7 @@ def test_a_tick_that_decides_is_journalled(journal: Journal) -> None:
     assert read(journal.path)[-1].actions == (end,)
 
 
-def test_a_supervisor_that_is_started_again_stands_where_it_stood(
-    journal: Journal, tmp_path: Path
-) -> None:
+def test_a_restarted_supervisor_has_the_same_state(journal: Journal, tmp_path: Path) -> None:
     job = Job(spares=1).running()
     job.saves(20)
     job.fails_once()
@@ -97,7 +95,7 @@ def test_a_supervisor_that_is_started_again_stands_where_it_stood(
     assert isinstance(supervisor.run.stage, Diagnosing)
 
 
-def test_what_cannot_be_journalled_is_not_decided(
+def test_without_a_journal_line_nothing_is_decided(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     supervisor = told(Job().running(), Supervisor(journal))
@@ -123,10 +121,10 @@ STORM: list[Event] = [
     StepReached(at=START + 54, attempt=1, step=30, loss=1.0, tokens_per_second=None),
     exited(1, at=START + 55),
 ]
-"""What comes when an attempt is being stopped, and late news."""
+"""Events while an attempt is being stopped, and late reports."""
 
 
-def test_events_are_taken_together_up_to_the_first_by_which_something_is_to_be_done(
+def test_events_are_taken_together_up_to_the_first_with_an_action(
     journal: Journal,
 ) -> None:
     job = Job().running()
@@ -145,7 +143,7 @@ def test_events_are_taken_together_up_to_the_first_by_which_something_is_to_be_d
     assert supervisor.take(STORM[count:]) == (2, ())
 
 
-def test_events_that_are_taken_together_are_decided_as_one_by_one(
+def test_events_taken_together_are_decided_like_single_ones(
     journal: Journal, tmp_path: Path
 ) -> None:
     job = Job(spares=1).running()

@@ -41,7 +41,7 @@ from orchestrator.job.plans import JobPlan
 from orchestrator.leader.backend_calls import LISTEN_S, BackendCalls
 from orchestrator.leader.leader import FENCE_S
 from orchestrator.posix.fd_limit import OWN
-from orchestrator.seams import HostNotice, OwnRun
+from orchestrator.seams import CurrentRun, HostNotice
 from tests.agent.world import LAUNCH, WAIT_S, a_plan, until
 from tests.leader.leader_world import NAME, SILENT_S, FakeAgent, Led, exited, go, play, stopped
 
@@ -394,8 +394,8 @@ def test_a_leader_that_hears_nobody_blames_nobody(tmp_path: Path) -> None:
     play(tmp_path, script, allocation=GRANTED)
 
 
-OVER = OwnRun(phase="queued again", words="Slurm job 7 is PENDING (BeginTime)")
-TAKEN = OwnRun(
+OVER = CurrentRun(phase="queued again", words="Slurm job 7 is PENDING (BeginTime)")
+TAKEN = CurrentRun(
     phase="running",
     words="Slurm job 7 is RUNNING",
     given_up={"host-0": "Slurm removed it from the job"},
@@ -411,7 +411,7 @@ TAKEN = OwnRun(
 )
 @pytest.mark.usefixtures("impatient")
 def test_a_leader_whose_own_host_was_taken_leaves_without_a_word(
-    tmp_path: Path, own: OwnRun, why: str
+    tmp_path: Path, own: CurrentRun, why: str
 ) -> None:
     """It hears no agent: others have queued the job again without it, or are about to."""
 
@@ -433,7 +433,7 @@ def test_a_leader_whose_own_host_was_taken_leaves_without_a_word(
 @pytest.mark.usefixtures("impatient")
 def test_a_run_that_is_being_ended_is_waited_for_before_anybody_is_blamed(tmp_path: Path) -> None:
     async def script(job: Led) -> None:
-        job.backend.own = OwnRun(phase="ending", words="Slurm job 7 is COMPLETING")
+        job.backend.own = CurrentRun(phase="ending", words="Slurm job 7 is COMPLETING")
         _, one = await job.started()
         await one.ws.close()
         await until(lambda: job.backend.asked_own >= 3, "the scheduler to be asked again")

@@ -25,11 +25,11 @@ def limited(soft: int, hard: int) -> list[str]:
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(256, 2000), (2000, 2000)])
-def test_the_soft_limit_becomes_the_hard_one_also_for_what_is_started(soft: int, hard: int) -> None:
+def test_the_soft_limit_is_raised_for_the_process_and_its_children(soft: int, hard: int) -> None:
     assert limited(soft, hard) == [str(hard), f"({hard}, {hard})"]
 
 
-def test_what_the_first_host_needs_grows_with_hosts_and_with_ranks() -> None:
+def test_open_files_of_the_first_host_grow_with_hosts_and_ranks() -> None:
     assert files_needed(2, 2) == OWN + 8
     assert files_needed(2048, 2048) == OWN + 8192
     assert files_needed(2048, 16_384) == OWN + 49_152

@@ -20,14 +20,14 @@ def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str) -> Path:
     return path
 
 
-def test_a_lock_that_nobody_has_is_free(lock: Path) -> None:
+def test_an_unused_lock_is_free(lock: Path) -> None:
     assert is_free(lock)
     assert is_free(lock.with_name("never made"))
     assert not is_held_alone(lock)
     assert not is_held_alone(lock.with_name("never made"))
 
 
-def test_one_alone_keeps_all_others_out_until_it_closes(lock: Path) -> None:
+def test_an_exclusive_lock_blocks_all_others_until_it_is_closed(lock: Path) -> None:
     fd, other = os.open(lock, os.O_RDWR), os.open(lock, os.O_RDWR)
     try:
         assert try_lock(fd)
@@ -44,7 +44,7 @@ def test_one_alone_keeps_all_others_out_until_it_closes(lock: Path) -> None:
 
 
 @pytest.mark.process
-def test_some_share_a_lock_with_what_they_start_until_the_last_has_ended(lock: Path) -> None:
+def test_a_shared_lock_is_held_until_the_last_child_has_ended(lock: Path) -> None:
     fd = share(lock)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[fd]) as child:
         os.close(fd)

@@ -52,7 +52,7 @@ def runtime(short: Path) -> Path:
     return folder
 
 
-def test_it_is_ours_alone_and_goes_with_its_process(scratch: Path) -> None:
+def test_the_folder_is_private_and_removed_with_its_process(scratch: Path) -> None:
     with private_folder({}) as first, private_folder({}) as second:
         assert first != second
         for folder in (first, second):
@@ -63,7 +63,7 @@ def test_it_is_ours_alone_and_goes_with_its_process(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_socket_can_be_bound_in_the_deepest_place_that_is_taken(
+def test_a_socket_fits_into_the_longest_accepted_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = len(f"/ndctl-agent-12345678/{SOCKET}")
@@ -87,7 +87,7 @@ def test_the_runtime_folder_of_xdg_is_preferred(scratch: Path, runtime: Path) ->
     assert base_for({}) == scratch
 
 
-def test_a_runtime_folder_that_is_not_ours_alone_is_not_used(
+def test_a_runtime_folder_that_is_not_private_is_not_used(
     scratch: Path, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = runtime.with_name("link")
@@ -106,7 +106,7 @@ def test_a_runtime_folder_of_another_user_is_not_used(scratch: Path, runtime: Pa
     assert base_for({"XDG_RUNTIME_DIR": str(runtime)}) == scratch
 
 
-def test_what_logind_removes_at_logout_is_used_for_users_who_linger_alone(
+def test_the_folder_of_logind_is_used_only_for_users_with_lingering(
     scratch: Path, runtime: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real folders below /run/user belong to the machine, so another folder plays it."""
@@ -125,7 +125,7 @@ def test_a_shared_place_without_a_sticky_bit_is_refused(scratch: Path) -> None:
 
 
 @as_root
-def test_folders_that_another_user_made_beforehand_are_neither_used_nor_removed(
+def test_folders_of_another_user_are_neither_used_nor_removed(
     scratch: Path, tmp_path: Path
 ) -> None:
     taken = [scratch / f"ndctl-{os.getuid()}-0123456789abcdef", scratch / "ndctl-agent-abcd1234"]
@@ -166,7 +166,7 @@ def holder(scratch: Path) -> Iterator["subprocess.Popen[str]"]:
 
 
 @pytest.mark.process
-def test_what_a_killed_process_left_is_removed_by_the_next_and_what_lives_is_kept(
+def test_folders_of_killed_processes_are_removed_and_live_ones_kept(
     scratch: Path, holder: "subprocess.Popen[str]"
 ) -> None:
     assert holder.stdout is not None
@@ -184,10 +184,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next_and_what_lives_is_kep
     assert others.is_dir()
 
 
-def test_where_locks_keep_nobody_out_no_folder_is_taken_for_an_abandoned_one(
+def test_without_working_locks_no_folder_is_removed(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents of other jobs would hear nothing of their ranks any more."""
+    """Agents of other jobs would be cut off from their ranks."""
     with private_folder({}) as lives:
         monkeypatch.setattr(fcntl, "flock", lambda fd, operation: None)
         remove_abandoned(scratch)

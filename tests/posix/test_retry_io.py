@@ -10,12 +10,12 @@ from orchestrator.backends.entry.agent import _hold_host
 from orchestrator.contract.files.fence import GivenUp, read_fence, take_over
 from orchestrator.contract.files.leader_file import Term, announce, leader_of
 from orchestrator.contract.files.run_dir import RunDir
-from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.posix.retry_io import retry_io
 from tests.agent.world import TurnedClock
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EIO])
-def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_temporary_error_is_retried(number: int, caplog: pytest.LogCaptureFixture) -> None:
     clock, left = TurnedClock(), [number] * 3
 
     def work() -> str:
@@ -25,7 +25,7 @@ def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture
         return "done"
 
     begun = clock.time
-    assert once_it_serves(work, "the fence cannot be taken", clock) == "done"
+    assert retry_io(work, "the fence cannot be taken", clock) == "done"
     assert clock.time - begun == 3.0
     assert len(caplog.messages) == 3
     assert caplog.messages[0].startswith("the fence cannot be taken, trying again: ")
@@ -33,16 +33,16 @@ def test_what_passes_is_waited_for(number: int, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("error", [PermissionError, FileNotFoundError, GivenUp])
-def test_what_does_not_pass_is_said_at_once(error: type[OSError]) -> None:
+def test_a_lasting_error_is_raised_at_once(error: type[OSError]) -> None:
     def work() -> None:
         raise error("for good")
 
     with pytest.raises(error, match="for good"):
-        once_it_serves(work, "it fails", TurnedClock())
+        retry_io(work, "it fails", TurnedClock())
 
 
 class Emptied(TurnedClock):
-    """After a while somebody makes room on the disk."""
+    """After a while the disk has room again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,14 +66,14 @@ def announced(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("work", [taken_over, announced])
-def test_a_leader_begins_when_there_is_room_again(
+def test_a_leader_starts_when_the_disk_has_room_again(
     tmp_path: Path, work: Callable[[RunDir], None]
 ) -> None:
     run_dir, clock = RunDir(tmp_path), Emptied()
     try:
         with pytest.raises(OSError, match="File too large"):
             work(run_dir)
-        once_it_serves(lambda: work(run_dir), "there is no room", clock)
+        retry_io(lambda: work(run_dir), "there is no room", clock)
     finally:
         clock.make_room()
     if work is announced:
@@ -84,7 +84,7 @@ def test_a_leader_begins_when_there_is_room_again(
         assert fence.leader == "me"
 
 
-def test_a_host_is_held_on_a_full_disk(tmp_path: Path) -> None:
+def test_an_agent_takes_its_lock_on_a_full_disk(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path)
     run_dir.logs.mkdir()
     clock = Emptied()

@@ -29,13 +29,13 @@ def fails() -> None:
     raise OSError(116, "stale file handle")
 
 
-def test_what_work_returns_or_raises_is_had() -> None:
+def test_the_result_or_error_of_a_call_is_passed_on() -> None:
     assert asyncio.run(within(WAIT_S, divmod, 7, 2)) == (3, 1)
     with pytest.raises(OSError, match="stale"):
         asyncio.run(within(None, fails))
 
 
-def test_work_that_hangs_is_left_to_itself_and_so_is_all_after_it() -> None:
+def test_a_hanging_call_times_out() -> None:
     goes_on = threading.Event()
 
     async def look() -> list[str]:
@@ -53,7 +53,7 @@ def test_work_that_hangs_is_left_to_itself_and_so_is_all_after_it() -> None:
 
 
 @pytest.mark.process
-def test_neither_does_it_take_workers_from_others_nor_keep_a_process_from_ending() -> None:
+def test_a_hanging_call_blocks_no_pool_and_no_exit() -> None:
     argv = [sys.executable, "-c", HANGS]
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT, check=True

@@ -51,7 +51,7 @@ SAYS: Mapping[str, str] = {
     "ndctl cancel slurm-demo": r"slurm-demo: CANCELLED",
     "ndctl submit examples/slurm.yaml --resume": r"submitted slurm-demo to slurm",
     "ndctl render examples/slurm-spare.yaml": r"--nodes=3\n(.*\n)*#SBATCH --exclude=node4\n",
-    "ndctl hosts": r"node4 +2 strikes with a weight of 2\.00 by now, excluded until",
+    "ndctl hosts": r"node4 +2 strikes with a current weight of 2\.00, excluded until",
     "ndctl hosts clear node4": r"cleared node4 in tb",
     "sinfo -R": r"REASON",
     "scontrol update NodeName=node4 State=DRAIN Reason=bad-cable": "",

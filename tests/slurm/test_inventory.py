@@ -48,7 +48,7 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
     found = inventory(slurm)
     assert {name: (host["state"], host["reason"]) for name, host in found.items()} == {
-        "node1": ("busy", "others use all its GPUs"),
+        "node1": ("busy", "other jobs use all its GPUs"),
         "node2": ("free", ""),
         "node3": ("drained", "drained: ECC errors = 3"),
         "node4": ("drained", "not responding: Not responding"),

@@ -12,12 +12,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from orchestrator.contract.files.checkpoint_names import (
-    PassedOver,
+    SkippedCheckpoint,
     defect_of,
     newest_complete,
     read_marker,
 )
-from orchestrator.contract.skipped_batches import Window, batch_of, read_already, together
+from orchestrator.contract.skipped_batches import Window, already_read, batch_of, merge_windows
 from orchestrator.errors import TrainingError
 from trainer.checkpoint.read import CheckpointReader, unreadable
 from trainer.checkpoint.state import (
@@ -60,7 +60,7 @@ WORKINGS = (
 class Found:
     folder: Path | None
     """What to go on from; None to begin at step 0."""
-    passed_over: tuple[PassedOver, ...]
+    passed_over: tuple[SkippedCheckpoint, ...]
     skip: Sequence[Window] = ()
     """Data to be left out, of which nothing was read yet."""
 
@@ -95,15 +95,17 @@ def find_checkpoint(
         refused[folder.name] = defect
 
 
-def _of_another_run(checkpoints: Path) -> tuple[PassedOver, ...]:
+def _of_another_run(checkpoints: Path) -> tuple[SkippedCheckpoint, ...]:
     names = [folder.name for folder in checkpoints.glob("step-*") if not defect_of(folder)]
-    return tuple(PassedOver(name, "the job's journal does not know it") for name in sorted(names))
+    return tuple(
+        SkippedCheckpoint(name, "the job's journal does not know it") for name in sorted(names)
+    )
 
 
 def _has_read(folder: Path, skip: Sequence[Window]) -> str | None:
     """Which of the data to be skipped is in the weights of this checkpoint already, if any."""
     progress = CheckpointReader(folder).progress()
-    read = read_already(progress.step, progress.skipped, skip)
+    read = already_read(progress.step, progress.skipped, skip)
     if not read:
         return None
     last = batch_of(progress.step, progress.skipped)
@@ -134,7 +136,7 @@ def resume(
         else:
             LOG.info("starting at step 0")
         reporter.resumed(step, found.passed_over)
-    return step, together(there, found.skip)
+    return step, merge_windows(there, found.skip)
 
 
 def load(folder: Path, state: TrainingState) -> tuple[int, tuple[Window, ...]]:

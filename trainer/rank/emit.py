@@ -13,7 +13,7 @@ import traceback
 from dataclasses import replace
 
 from orchestrator.contract.files import progress
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
@@ -90,7 +90,7 @@ class Reporter:
         )
         self._send(beat, self._hasty)
 
-    def resumed(self, step: int, passed_over: tuple[PassedOver, ...]) -> None:
+    def resumed(self, step: int, passed_over: tuple[SkippedCheckpoint, ...]) -> None:
         attempt = self.env.attempt
         self._send(
             TrainingResumed(attempt=attempt, step=step, passed_over=passed_over), self._patient

@@ -211,7 +211,7 @@ def _planned(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class CountedHosts:
     """Hosts, and notes on how they were counted."""
 
     inventory: "Inventory"
@@ -224,7 +224,7 @@ def inventory_at(
     backend: str = "local",
     partition: str | None = None,
     context: str | None = None,
-) -> Seen:
+) -> CountedHosts:
     """The hosts in `file`, else those of `backend`."""
     if file is None and backend == "slurm":
         from orchestrator.backends.slurm.inventory import read_cluster
@@ -232,24 +232,24 @@ def inventory_at(
         from orchestrator.inventory.slurm.inventory import Use
 
         found = read_cluster(slurm(), partition, whole=True)
-        return Seen(inventory=found.inventory(gpu_table(environ), Use()))
+        return CountedHosts(inventory=found.inventory(gpu_table(environ), Use()))
     if file is None and backend == "kubernetes":
         return _kubernetes_inventory(environ, context)
     if file is None:
         from orchestrator.inventory.local import this_machine
 
-        return Seen(inventory=this_machine(environ))
+        return CountedHosts(inventory=this_machine(environ))
     from orchestrator.inventory.file import read_inventory
 
-    return Seen(inventory=read_inventory(file))
+    return CountedHosts(inventory=read_inventory(file))
 
 
-def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> Seen:
+def _kubernetes_inventory(environ: Mapping[str, str], context: str | None) -> CountedHosts:
     from orchestrator.backends.kubernetes.inventory import read_cluster, usual
     from orchestrator.inventory.kubernetes.gpus import gpu_table
 
     seen = read_cluster(kubernetes_api(context, environ))
-    return Seen(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
+    return CountedHosts(inventory=seen.inventory(gpu_table(environ), usual(seen)), notes=seen.notes)
 
 
 def compare_plans(

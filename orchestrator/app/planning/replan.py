@@ -14,7 +14,7 @@ from orchestrator.errors import PlanError
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profiles import load_profile
 from orchestrator.job.plans import JobPlan, Refit, Shortage
-from orchestrator.journal.current_launch import counting_spec
+from orchestrator.journal.current_launch import current_spec
 from orchestrator.load import read_spec
 from orchestrator.model_config import hub_cache, read_model_config
 from orchestrator.plan.cost.groups import BLOCK
@@ -43,7 +43,7 @@ def replan(
     Raises:
         PlanError: no plan for `resilience.min_hosts` hosts or more; has the reason for the largest.
     """
-    spec = read_spec(counting_spec(run_dir))
+    spec = read_spec(current_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
     first: PlanError | None = None
     inventory = _inventory(former, hosts, switches, former.memory.device_bytes)
@@ -74,7 +74,7 @@ def refit(
     Raises:
         PlanError: there is no plan for a reason other than memory.
     """
-    spec = read_spec(counting_spec(run_dir))
+    spec = read_spec(current_spec(run_dir))
     config = read_model_config(spec.model, hub_cache(environ))
     if len(former.hosts) != spec.cluster.hosts:
         spec = _for_hosts(spec, len(former.hosts))

@@ -29,7 +29,7 @@ from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.detach import Detached, start_beside
 from orchestrator.backends.slurm.here import HereBackend
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.contract.files.access import access_of, as_said
+from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import LeaderStarted
@@ -43,7 +43,7 @@ from orchestrator.job.stage import Queued
 from orchestrator.job.state import Run
 from orchestrator.job_paths import run_root_of
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.load import read_spec
 from orchestrator.posix.locks import try_lock
@@ -102,7 +102,7 @@ def submit_here(
         backend=HERE,
     )
     launch, lines = submit_job.begin_inside(submission, environ, clock)
-    with as_said(access_of(launch)):
+    with access_umask(access_of(launch)):
         backend.allocated.make_folder(launch)
         job_lookup.record(launch, job.id)
     return Here(launch=launch, lines=lines, hosts=nodes)
@@ -250,7 +250,7 @@ class Starter:
         self.before = self._outputs()
         own = self.here.launch.slurm.env if self.here.launch.slurm else {}
         environ = {**self.environ, **own, "SLURM_RESTART_COUNT": str(self._restarts)}
-        with as_said(access_of(self.here.launch)):
+        with access_umask(access_of(self.here.launch)):
             self.process = start_beside(argv, environ, self._log)
         self.starts, self.warned = self.starts + 1, False
 
@@ -312,7 +312,7 @@ class Starter:
 
     def _settled(self, code: int) -> bool:
         """After srun ended: True if the job has ended or cannot continue, else start a step."""
-        run = known(self.run_dir)
+        run = replay(self.run_dir)
         if run.ending is not None:
             return True
         if self.backend.steps(self.here.launch):  # only srun was killed; the agents still run

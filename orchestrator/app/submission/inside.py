@@ -23,14 +23,14 @@ from orchestrator.app.submission.submit_job import Submission
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.backends.slurm.observe import SlurmJob
-from orchestrator.contract.files.access import access_of, as_said, umask_of
+from orchestrator.contract.files.access import access_of, access_umask, umask_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, JobError
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.job_paths import run_root_of
-from orchestrator.journal.current_launch import counting
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.current_launch import current_launch
+from orchestrator.journal.snapshot import replay
 from orchestrator.load import read_spec
 from orchestrator.seams import Clock, Shell
 
@@ -185,9 +185,9 @@ def _begin(
         )
         launch, _ = submit_job.begin_inside(submission, environ, clock)
         backend.take_allocation(launch)
-        with as_said(access_of(launch)):
+        with access_umask(access_of(launch)):
             backend.make_folder(launch)
-    with as_said(access_of(launch)):
+    with access_umask(access_of(launch)):
         backend.record(launch, task.mark)
     return launch
 
@@ -199,10 +199,10 @@ def _run_dir(wanted: Wanted, overrides: Sequence[str], environ: Mapping[str, str
 
 def _requeued_launch(run_dir: RunDir, task: Task) -> LaunchPlan | None:
     """The unfinished launch of this Slurm job from before a requeue; None: there is none."""
-    counts = counting(run_dir)
+    counts = current_launch(run_dir)
     if counts is None or job_lookup.recorded(counts.launch) != task.job_id:
         return None
-    run = known(run_dir)
+    run = replay(run_dir)
     if run.job is None or run.ending is not None:
         return None
     led = run.scheduler.allocation
@@ -233,7 +233,7 @@ def _await_launch(
     begun = clock.monotonic()
     while clock.monotonic() - begun < WAIT_S:
         with contextlib.suppress(OSError):  # a file server may fail for a moment
-            counts = counting(run_dir)
+            counts = current_launch(run_dir)
             if counts and job_lookup.recorded_step(counts.launch) == (task.job_id, task.mark):
                 return counts.launch
         clock.sleep(POLL_S)

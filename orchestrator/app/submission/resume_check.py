@@ -14,7 +14,7 @@ from orchestrator.app.commands import commands_of
 from orchestrator.app.submission.inputs import Looked
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.files.checkpoint_names import (
-    PassedOver,
+    SkippedCheckpoint,
     Trained,
     newest_complete,
     trained,
@@ -26,7 +26,7 @@ from orchestrator.errors import JobError, NdctlError, PlanError
 from orchestrator.job.state import Run
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import has_writer
-from orchestrator.journal.run_dir_init import left_behind, unknown_run
+from orchestrator.journal.run_dir_init import files_without_journal, unknown_run
 from orchestrator.load import read_spec
 
 START_OVER = "start over with --new"
@@ -69,9 +69,9 @@ def look_back(
         return _look_at_copy(spec, run_dir)
     if has_writer(run_dir.journal):
         return Looked(refusal=is_running(run_dir, environ, "dashboard"))
-    run = snapshot.known(run_dir)
+    run = snapshot.replay(run_dir)
     if run.job is None:
-        left = left_behind(run_dir)
+        left = files_without_journal(run_dir)
         return Looked(refusal=unknown_run(run_dir, left) if left else no_run(run_dir))
     return look_at_run(spec, config, run_dir, run)
 
@@ -106,7 +106,7 @@ def _look_at_copy(spec: JobSpec, run_dir: RunDir) -> Looked:
 
     unchecked = "the checkpoint was not checked: it is on a volume of the pods"
     copies = known_mirrors(run_dir.path.parent, spec.name)
-    refusal = steps_left(spec, snapshot.known(RunDir(copies[0]))) if len(copies) == 1 else None
+    refusal = steps_left(spec, snapshot.replay(RunDir(copies[0]))) if len(copies) == 1 else None
     return Looked(unchecked=unchecked, refusal=refusal)
 
 
@@ -142,7 +142,7 @@ def steps_left(spec: JobSpec, run: Run) -> JobError | None:
 
 
 def _lost(
-    run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[PassedOver, ...]
+    run_dir: RunDir, run: Run, folder: Path | None, passed: tuple[SkippedCheckpoint, ...]
 ) -> JobError | None:
     """The error if the run saved checkpoints but none is complete: it would start at step 0."""
     if folder is not None or not run.progress.saved:

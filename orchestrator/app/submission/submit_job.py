@@ -17,7 +17,7 @@ from orchestrator.app.submission.submission_rollback import look, restore
 from orchestrator.backends.by_name import HERE
 from orchestrator.contract.check_results import Finding, words_of_finding
 from orchestrator.contract.codec import Problem, encode
-from orchestrator.contract.files.access import access_of, as_said
+from orchestrator.contract.files.access import access_of, access_umask
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted
@@ -31,12 +31,12 @@ from orchestrator.journal.journal import BEGINNING, Journal, Place, has_writer
 from orchestrator.journal.run_dir_init import (
     ARCHIVE,
     archive,
-    left_behind,
-    refuse_look_alike,
+    files_without_journal,
+    refuse_similar_name,
     unknown_run,
     write_files,
 )
-from orchestrator.seams import Clock, Copy, Former, RemoteScheduler, SubmittingScheduler
+from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, SubmittingScheduler
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ def dry_run(
     """
     _check_inputs(submission, environ)
     if submission.resume:
-        _check_resume(submission, snapshot.known(submission.run_dir))
+        _check_resume(submission, snapshot.replay(submission.run_dir))
     backend = submitter_of(submission.planned.spec.cluster.backend, environ, clock)
     handover = _first(submission, backend, environ, clock)
     config = json.dumps(handover.trainer, indent=2)
@@ -211,7 +211,7 @@ class Submitted:
     run_dir: RunDir
     known: int
     """Number of journal lines before the submission."""
-    copy: Copy | None = None
+    copy: JobCopy | None = None
     """The copy on this machine, if the run directory is in a cluster."""
     at: float = 0.0
     """Time of the submission to the cluster."""
@@ -247,7 +247,7 @@ def submit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> 
         before = look(run_dir, _admit(submission, environ, clock))
         end = _journal_end(run_dir, clock)
         try:
-            with as_said(access_of(first.launch)):
+            with access_umask(access_of(first.launch)):
                 handover = _begin(submission, without, clock)
                 backend.submit(handover)
         except (OSError, Refused):
@@ -267,7 +267,7 @@ def begin_inside(
     with _writable(), submission_lock(submission.run_dir):
         _admit(submission, environ, clock)
         lines = _journal_end(submission.run_dir, clock).lines
-        with as_said(access_of(launch_of(submission, 0))):
+        with access_umask(access_of(launch_of(submission, 0))):
             return _begin(submission, (), clock).launch, lines
 
 
@@ -295,7 +295,7 @@ def _begin(submission: Submission, without: Sequence[str], clock: Clock) -> Hand
     launch = launch_of(submission, 0)  # the journal, read below, gives the real number
     run_dir.make(access_of(launch))
     with Journal(run_dir.journal, clock) as journal:
-        past = snapshot.known(run_dir)
+        past = snapshot.replay(run_dir)
         job = submitted_event(submission, past, clock.now(), without)
         handover = handover_of(submission, job)
         write_files(run_dir, handover, job.plan_number)
@@ -341,7 +341,7 @@ def _submit_remotely(
 
 def _admit_remotely(
     submission: Submission, backend: RemoteScheduler, launch: LaunchPlan, environ: Mapping[str, str]
-) -> Former | None:
+) -> ExistingJob | None:
     """The former launch in the cluster or on this machine. Raises JobError for a second start."""
     name, former = launch.job, backend.former(launch, submission.run_root)
     if former is not None and not former.over:
@@ -356,7 +356,7 @@ def _admit_remotely(
             f" run to {ARCHIVE}/",
         )
     if former is not None and former.copy is not None and submission.resume:
-        refusal = steps_left(submission.planned.spec, snapshot.known(former.copy))
+        refusal = steps_left(submission.planned.spec, snapshot.replay(former.copy))
         if refusal is not None:
             raise refusal
     return former
@@ -423,10 +423,10 @@ def _check_drills(submission: Submission) -> None:
 def _admit(submission: Submission, environ: Mapping[str, str], clock: Clock) -> Path | None:
     """Raise JobError for a second start. With `new`, move the old run and return its new path."""
     run_dir, name = submission.run_dir, submission.planned.spec.name
-    refuse_look_alike(run_dir)
+    refuse_similar_name(run_dir)
     if has_writer(run_dir.journal):
         raise is_running(submission.run_dir, environ, "dashboard")
-    run = snapshot.known(run_dir)
+    run = snapshot.replay(run_dir)
     if run.job is None:
         return _admit_without_a_journal(submission, clock)
     if submission.new:
@@ -460,7 +460,7 @@ def _has_own(submission: Submission, run: Run) -> bool:
 
 def _admit_without_a_journal(submission: Submission, clock: Clock) -> Path | None:
     run_dir = submission.run_dir
-    left = left_behind(run_dir)
+    left = files_without_journal(run_dir)
     if left and submission.new:
         return archive(run_dir, clock.now())
     if left:

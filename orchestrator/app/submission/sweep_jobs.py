@@ -190,9 +190,9 @@ def _after(submission: Submission, job_id: str) -> Submission:
 
 def _slurm_id(submission: Submission) -> str | None:
     from orchestrator.backends.slurm.job_lookup import recorded
-    from orchestrator.journal.current_launch import counting
+    from orchestrator.journal.current_launch import current_launch
 
-    launched = counting(submission.run_dir)
+    launched = current_launch(submission.run_dir)
     return None if launched is None else recorded(launched.launch)
 
 

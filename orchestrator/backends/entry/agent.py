@@ -38,7 +38,7 @@ from orchestrator.job_secret import secret_from
 from orchestrator.posix.fd_limit import allow_files
 from orchestrator.posix.locks import is_free, try_lock
 from orchestrator.posix.private_folder import SOCKET, NoPrivateFolder, private_folder
-from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.posix.retry_io import retry_io
 from orchestrator.seams import AllocationBackend, Clock
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
@@ -55,7 +55,7 @@ def main(argv: list[str], environ: Mapping[str, str]) -> int:
     log.info("open file limit: %s", allow_files())  # fork server, torchrun and ranks inherit it
     clock = SystemClock()
     run_dir = RunDir(args.run_dir)
-    once_it_serves(run_dir.make, "failed to create the run directory", clock)
+    retry_io(run_dir.make, "failed to create the run directory", clock)
     if not _hold_host(run_dir, args.host, clock):
         return exit_codes.LEADER_LOST if args.patience else exit_codes.NOT_ADMITTED
     try:
@@ -95,7 +95,7 @@ def _be_agent(
     # Ranks do not need the secret, and their child processes might log the environment.
     environ = {name: value for name, value in environ.items() if name != env.TOKEN}
     looked = partial(superseded, run_dir, config.term, _named(environ, clock), clock)
-    why = once_it_serves(looked, "failed to check whether the launch is current", clock)
+    why = retry_io(looked, "failed to check whether the launch is current", clock)
     if why is not None:
         log.error("exiting: %s", why)
         return exit_codes.NOT_ADMITTED
@@ -196,7 +196,7 @@ def _named(environ: Mapping[str, str], clock: Clock) -> Callable[[str], Allocati
 def _hold_host(run_dir: RunDir, host: str, clock: Clock) -> bool:
     """Lock the host for this agent, and wait until all processes of a former agent exited."""
     opened = partial(os.open, run_dir.agent_lock(host), os.O_RDWR | os.O_CREAT, 0o644)
-    fd = once_it_serves(opened, f"failed to lock {host}", clock)
+    fd = retry_io(opened, f"failed to lock {host}", clock)
     begun = clock.monotonic()
     while not try_lock(fd):
         if clock.monotonic() - begun > LOCK_WAIT_S:

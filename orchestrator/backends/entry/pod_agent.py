@@ -26,8 +26,8 @@ from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, InUse, JobError
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
-from orchestrator.journal.run_dir_init import begin, is_of, read_folder
-from orchestrator.journal.snapshot import known, recall
+from orchestrator.journal.run_dir_init import begin, is_same_launch, read_folder
+from orchestrator.journal.snapshot import recall, replay
 from orchestrator.seams import Clock
 from orchestrator.system import SystemClock, log_to_stderr
 
@@ -111,7 +111,7 @@ def _run(environ: Mapping[str, str]) -> int:
     try:
         if pod.leads:
             begun = begin(run_dir, handover, clock, token=not token)
-            same = is_of(run_dir, handover, begun)
+            same = is_same_launch(run_dir, handover, begun)
             if not same:
                 log.error(NOT_WHAT_RUNS, handover.launch.launch, run_dir.path)
             _own(handover, environ, clock, same)
@@ -293,7 +293,7 @@ def _others_run(handover: Handover, environ: Mapping[str, str], clock: Clock) ->
 
 def _of_the_pod(code: int, pod: Pod, run_dir: RunDir) -> int:
     """A failed agent does not mean a FAILED job. Only the journal says that."""
-    if code == exit_codes.FAILED and not (pod.leads and known(run_dir).ending == "FAILED"):
+    if code == exit_codes.FAILED and not (pod.leads and replay(run_dir).ending == "FAILED"):
         log.critical("the agent of this pod failed, a replacement will retry")
         return exit_codes.LEADER_LOST
     return code

@@ -25,11 +25,11 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.job_spec import NAME
 from orchestrator.contract.submission_payload import Handover, renamed
 from orchestrator.errors import JobError, NdctlError, Unanswered
-from orchestrator.journal.current_launch import counting
-from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_of
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.current_launch import current_launch
+from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_same_launch
+from orchestrator.journal.snapshot import replay
 from orchestrator.posix.locks import try_lock
-from orchestrator.posix.retry_io import once_it_serves
+from orchestrator.posix.retry_io import retry_io
 from orchestrator.seams import Clock, Shell
 from orchestrator.system import SystemClock, log_to_stderr, run_command
 
@@ -98,16 +98,16 @@ def begin_here(handover: Handover, environ: Mapping[str, str], clock: Clock, she
     _once_answered(partial(backend.take_allocation, launch), clock)
     restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
     looking = partial(_has_begun, run_dir, handover, backend, restarts, clock)
-    look = partial(once_it_serves, looking, "failed to read the run directory", clock)
+    look = partial(retry_io, looking, "failed to read the run directory", clock)
     if not look():
         with _submission_lock(run_dir, clock):
             if not look():  # another process may have started it meanwhile
                 beginning = partial(begin, run_dir, handover, clock, token=True)
-                once_it_serves(beginning, "failed to create the run directory", clock)
+                retry_io(beginning, "failed to create the run directory", clock)
                 backend.record(launch)
                 log.info("starting job %s in %s", launch.job, run_dir.path)
     making = partial(backend.make_folder, launch)
-    once_it_serves(making, "failed to write to the run directory", clock)
+    retry_io(making, "failed to write to the run directory", clock)
 
 
 def _check_nodes(handover: Handover, environ: Mapping[str, str]) -> None:
@@ -141,15 +141,15 @@ def _has_begun(
     Raises:
         JobError: another job has the name.
     """
-    counts, launch = counting(run_dir), handover.launch
+    counts, launch = current_launch(run_dir), handover.launch
     if counts is None or counts.launch.launch != launch.launch:
         return False  # `begin` checks whether this launch may follow
     if restarts and backend.is_recorded(launch):
         return True  # a requeue; the journal may be long, so only the leader reads it
-    run = known(run_dir)
+    run = replay(run_dir)
     if run.job is None:
         return False  # the submission was killed before it wrote the journal
-    if run.ending is not None or not is_of(run_dir, handover, run):
+    if run.ending is not None or not is_same_launch(run_dir, handover, run):
         again = _command(run_dir, "submit", str(run_dir.spec), "--resume")
         raise JobError(
             f"job {launch.job} already exists in {run_dir.path}: {run.state}, {run.stage.reason}",

@@ -48,11 +48,11 @@ from orchestrator.inventory.kubernetes.taints import tolerations_of
 from orchestrator.inventory.kubernetes.topology import allocation_switches
 from orchestrator.seams import (
     Clock,
-    Former,
+    CurrentRun,
+    ExistingJob,
     GrantingScheduler,
     HostNotice,
-    OwnRun,
-    Sighting,
+    LaunchStatus,
     SuccessorHosts,
 )
 
@@ -130,7 +130,7 @@ class KubernetesBackend:
                 noted = {names.RUNS_ANNOTATION: runs}
                 controller_client.note(api, namespace, launch.job, lambda _: noted)
 
-    def former(self, launch: LaunchPlan, run_root: Path) -> Former | None:
+    def former(self, launch: LaunchPlan, run_root: Path) -> ExistingJob | None:
         seen, spec = self._seen([launch])[0], spec_of(launch)
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
         remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
@@ -139,11 +139,11 @@ class KubernetesBackend:
             # A copy of another launch's journal does not show the progress of this launch.
             copy = RunDir(path) if number is not None and number == seen.launch else None
             words, launched = seen.words, seen.launch or 0
-            return Former(launch=launched, over=seen.is_over, words=words, copy=copy)
+            return ExistingJob(launch=launched, over=seen.is_over, words=words, copy=copy)
         if number is None or (remote is not None and not remote.settled):
             return None  # never submitted, or only partly
         words = f"{seen.name} was deleted after launch {number}; its run directory may still exist"
-        return Former(launch=number, over=True, words=words, copy=RunDir(path))
+        return ExistingJob(launch=number, over=True, words=words, copy=RunDir(path))
 
     def copy(self, handover: Handover, run_root: Path) -> Mirror:
         launch, spec = handover.launch, spec_of(handover.launch)
@@ -158,8 +158,8 @@ class KubernetesBackend:
         seen = self._seen([launch])[0]
         return None if seen.is_over or _other(seen, launch) else seen.words
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
-        found: dict[int, Sighting] = {}
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
+        found: dict[int, LaunchStatus] = {}
         for numbers in self._by_place(launches):
             mine = [launches[number] for number in numbers]
             try:
@@ -167,7 +167,7 @@ class KubernetesBackend:
             except BackendError as exc:
                 for number in numbers:
                     name = self.name_of(launches[number])
-                    found[number] = Sighting(name, held=True, unknown=exc.message, fix=exc.fix)
+                    found[number] = LaunchStatus(name, held=True, unknown=exc.message, fix=exc.fix)
                 continue
             for number, launch, one in zip(numbers, mine, seen, strict=True):
                 found[number] = sighting_of(one, launch)
@@ -242,11 +242,11 @@ class KubernetesBackend:
             found[host] = HostNotice(host, "REMOVED", "the node was deleted from the cluster")
         return tuple(found[host] for host in hosts if host in found)
 
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         """Pods come and go one by one, and the run with none of them: that the server answers is
         all that is asked."""
         self.notices(launch, hosts)
-        return OwnRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
+        return CurrentRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
 
     def reporter(
         self, launch: LaunchPlan, run_dir: RunDir, guard: Callable[[], None]
@@ -437,11 +437,11 @@ def spec_of(launch: LaunchPlan) -> KubernetesSpec:
     return launch.kubernetes or KubernetesSpec()
 
 
-def sighting_of(seen: Observed, launch: LaunchPlan) -> Sighting:
+def sighting_of(seen: Observed, launch: LaunchPlan) -> LaunchStatus:
     if _other(seen, launch):
-        return Sighting(seen.words, held=False)
+        return LaunchStatus(seen.words, held=False)
     over = seen.ending
-    return Sighting(
+    return LaunchStatus(
         seen.words,
         held=over is None,
         over=over,

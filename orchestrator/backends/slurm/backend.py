@@ -34,12 +34,12 @@ from orchestrator.inventory.slurm.standing import is_wanted_back, lets_finish
 from orchestrator.inventory.slurm.topology import allocated_switches
 from orchestrator.seams import (
     Clock,
+    CurrentRun,
     FixedHosts,
     GrantingScheduler,
     HostNotice,
-    OwnRun,
+    LaunchStatus,
     Shell,
-    Sighting,
     UnattendedAllocation,
 )
 
@@ -231,7 +231,7 @@ class SlurmBackend:
         job = self.finder.find(launch)
         return None if job is None or job.is_over else pending_hints.standing_words(job)
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
         return self.finder.glance(launches)
 
     def name_of(self, launch: LaunchPlan) -> str | None:
@@ -373,19 +373,21 @@ class SlurmBackend:
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
         return agents_not_started.found(launch, self.environ, hosts)
 
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         given = expand(self.environ.get("SLURM_JOB_NODELIST", ""))
         job = self.finder.show(launch, self._own_id(), tries=1)
         if job is None:
             words = f"Slurm no longer knows job {self._own_id()}"
-            return OwnRun(phase="over", words=words, hosts=given)
+            return CurrentRun(phase="over", words=words, hosts=given)
         phase, words = observe.phase(job, self._restarts()), pending_hints.words(job)
         if phase != "running":
-            return OwnRun(phase=phase, words=words, hosts=given)
+            return CurrentRun(phase=phase, words=words, hosts=given)
         gone = {node.name: f"Slurm reports it as {node.words}" for node in self._dead(hosts)}
         removed = {*hosts} - {*job.nodes} if job.nodes else ()
         gone |= dict.fromkeys(removed, "Slurm removed it from the job")
-        return OwnRun(phase=phase, words=words, hosts=given, given_up=gone, ends_at=job.limit_at)
+        return CurrentRun(
+            phase=phase, words=words, hosts=given, given_up=gone, ends_at=job.limit_at
+        )
 
     def _dead(self, hosts: Sequence[str]) -> tuple[Node, ...]:
         """Nodes that Slurm gave up. A node that only does not respond may be upgrading slurmd."""

@@ -20,16 +20,16 @@ from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError, Ended
 from orchestrator.inventory.slurm.hostlist import expand
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.posix.locks import is_held_alone
 from orchestrator.seams import (
     Clock,
+    CurrentRun,
     FixedHosts,
     GrantingScheduler,
     HostNotice,
-    OwnRun,
+    LaunchStatus,
     Shell,
-    Sighting,
 )
 
 STARTER = "`ndctl submit --here`"
@@ -64,17 +64,17 @@ class HereBackend:
     def standing(self, launch: LaunchPlan) -> str | None:
         return self._standing(launch, self.steps(launch))
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[Sighting]:
+    def glance(self, launches: Sequence[LaunchPlan]) -> Sequence[LaunchStatus]:
         return [self._glimpse(launch) for launch in launches]
 
-    def _glimpse(self, launch: LaunchPlan) -> Sighting:
+    def _glimpse(self, launch: LaunchPlan) -> LaunchStatus:
         try:
             words = self._standing(launch, self.steps(launch, tries=1, answer_s=GLANCE_S))
         except BackendError as exc:
-            return Sighting(f"{self.name_of(launch)}: {exc.message}", held=True)
+            return LaunchStatus(f"{self.name_of(launch)}: {exc.message}", held=True)
         if words is not None:
-            return Sighting(words, held=True)
-        return Sighting(f"{self.name_of(launch)} has ended", held=False)
+            return LaunchStatus(words, held=True)
+        return LaunchStatus(f"{self.name_of(launch)} has ended", held=False)
 
     def _standing(self, launch: LaunchPlan, steps: Sequence[str]) -> str | None:
         if steps:
@@ -133,7 +133,7 @@ class HereBackend:
     def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
         return self.allocated.unbegun(launch, hosts)
 
-    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         return replace(self.allocated.own_run(launch, hosts), hosts=self._hosts())
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
@@ -189,7 +189,7 @@ class HereBackend:
         notice_s = (launch.slurm or SlurmSpec()).notice_s
         if job.ends_at is not None and job.ends_at - self.clock.now() <= notice_s:
             return f"{name} ends at {_moment(job.ends_at)}"
-        need = len(known(RunDir(Path(launch.run_dir))).plan.hosts)
+        need = len(replay(RunDir(Path(launch.run_dir))).plan.hosts)
         left = self.usable(job, exclude)
         if len(left) < need:
             return f"{name} has only {len(left)} of {need} needed nodes left"

@@ -17,7 +17,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.read_json import read_json
 from orchestrator.errors import BackendError
 from orchestrator.inventory.slurm.hostlist import expand, fold
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 
 LOOK_AGAIN_S = 1.0
 """Seconds before the second query; one empty answer is not trusted."""
@@ -89,7 +89,7 @@ class Finder:
         # After a reinstallation of a cluster, the id may belong to another job.
         return _of(launch, jobs)
 
-    def glance(self, launches: Sequence[LaunchPlan]) -> list[Sighting]:
+    def glance(self, launches: Sequence[LaunchPlan]) -> list[LaunchStatus]:
         """The state of each launch, for commands that only show it. Queries all jobs at once, a
         second time if one is missing, and with a short timeout. Never raises."""
         try:
@@ -100,7 +100,8 @@ class Finder:
                 found = [new or old for new, old in zip(again, found, strict=True)]
         except BackendError as exc:
             return [
-                Sighting(f"{name_of(one) or 'the job'}: {exc.message}", True) for one in launches
+                LaunchStatus(f"{name_of(one) or 'the job'}: {exc.message}", True)
+                for one in launches
             ]
         return [_sighting(launch, job) for launch, job in zip(launches, found, strict=True)]
 
@@ -165,9 +166,9 @@ def is_marked(job: SlurmJob, launch: LaunchPlan) -> bool:
     return job.comment == mark or job.comment.startswith(f"{mark};")
 
 
-def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
+def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> LaunchStatus:
     if job is not None and not job.is_over:
-        return Sighting(
+        return LaunchStatus(
             pending_hints.standing_words(job),
             held=True,
             excluded=_excluded(launch, job),
@@ -175,8 +176,8 @@ def _sighting(launch: LaunchPlan, job: SlurmJob | None) -> Sighting:
         )
     name = name_of(launch) if job is None else f"Slurm job {job.id}"
     if name is None:
-        return Sighting(None, held=False)
-    return Sighting(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
+        return LaunchStatus(None, held=False)
+    return LaunchStatus(f"{name} has ended" + (f": {job.state}" if job else ""), held=False)
 
 
 def _excluded(launch: LaunchPlan, job: SlurmJob) -> dict[str, str]:

@@ -25,7 +25,7 @@ from orchestrator.errors import BackendError, Ended, JobError
 from orchestrator.inventory.slurm.hostlist import expand, fold
 from orchestrator.inventory.slurm.nodes import parse_nodes
 from orchestrator.job.hosts.preemption import ASK_S
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.seams import HostNotice
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Requeue:
             struck = host_strikes.path_of(run_dir.path.parent, cluster)
             found |= {*host_strikes.excluded(struck, self.slurm.clock.now())}
         with contextlib.suppress(OSError, JobError):
-            found |= {*known(run_dir).hosts.replaced}
+            found |= {*replay(run_dir).hosts.replaced}
         return found
 
     def _await_dead_nodes(

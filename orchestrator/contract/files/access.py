@@ -1,4 +1,4 @@
-"""Who may read and write a run directory, where its spec says so."""
+"""Permissions of a run directory, if its spec sets them."""
 
 import grp
 import os
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from orchestrator.contract.launch import LaunchPlan
 
 SET_GROUP = 0o2000
-"""What is made in the folder has its group, whatever the group of the process that makes it."""
+"""The setgid bit: new files in the folder get the folder's group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
     mode: int
-    """Of the run directory, as chmod takes it."""
+    """Permissions of the run directory, as chmod takes them."""
     group: int | None = None
-    """Number of the Unix group; None: as the file system has it."""
+    """Number of the Unix group; None: leave the group as it is."""
 
     @property
     def umask(self) -> int:
-        """With which its files and folders let in whom it does itself."""
+        """The umask with which new files and folders get the same permissions."""
         return 0o777 & ~self.mode
 
     def apply(self, folder: Path) -> None:
-        """Raises OSError: the group is none of this process's."""
+        """Raises OSError if this process is not a member of the group."""
         if self.group is not None:
             os.chown(folder, -1, self.group)
         folder.chmod(self.mode | (SET_GROUP if self.mode & 0o070 else 0))
 
 
 @contextmanager
-def as_said(access: Access | None) -> Iterator[None]:
-    """What this process makes meanwhile lets in whom the run directory does."""
+def access_umask(access: Access | None) -> Iterator[None]:
+    """Files made inside the context get the permissions of the run directory."""
     if access is None:
         yield
         return
@@ -48,7 +48,7 @@ def as_said(access: Access | None) -> Iterator[None]:
 
 
 def access_of(launch: "LaunchPlan") -> Access | None:
-    """None where the spec does not say. Raises OSError: this host knows no such group."""
+    """None if the spec sets none. Raises OSError if this host does not know the group."""
     spec = launch.slurm
     if spec is None or spec.mode is None:
         return None
@@ -64,6 +64,6 @@ def _number_of(group: str) -> int:
 
 
 def umask_of(launch: "LaunchPlan") -> int | None:
-    """The same of the umask alone, which asks for no group."""
+    """Only the umask, for which the group is not looked up."""
     spec = launch.slurm
     return None if spec is None or spec.mode is None else Access(int(str(spec.mode), 8)).umask

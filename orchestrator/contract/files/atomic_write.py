@@ -1,4 +1,4 @@
-"""Small files that others read at any moment: they are there whole, or not at all."""
+"""Atomic writes of small files that others may read at any moment."""
 
 import os
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 UNFINISHED = ".part"
-"""How the names of those end that are still written, or whose writer was killed."""
+"""Ending of the name of a file that is being written, or whose writer was killed."""
 
 
 def write_whole(path: Path, data: bytes, durable: bool = False) -> None:
-    """In the place of what is there; `durable`: on disk when this returns.
+    """Replace `path`; with `durable` the data is on disk when this returns.
 
-    Raises OSError, with the former file as it was and nothing beside it.
+    Raises OSError. The old file is then unchanged and the new one removed.
     """
     with written_beside(path, data, durable) as fresh:
         fresh.replace(path)
@@ -20,11 +20,12 @@ def write_whole(path: Path, data: bytes, durable: bool = False) -> None:
 
 @contextmanager
 def written_beside(path: Path, data: bytes, durable: bool = False) -> Iterator[Path]:
-    """A file for who has still to ask something before it takes the place of `path`. Where it did
-    not, it is gone afterwards. Its name is this process's alone, on all hosts."""
+    """A complete new file beside `path`, for callers that check something before they move it to
+    `path`. It is removed at the end unless it was moved. Its name is unique to this process on all
+    hosts."""
     fresh = path.with_name(f"{path.name}.{os.uname().nodename}.{os.getpid()}{UNFINISHED}")
     try:
-        fresh.unlink(missing_ok=True)  # of a process of that number that was killed
+        fresh.unlink(missing_ok=True)  # left by a killed process that had the same process id
         with fresh.open("xb") as file:
             file.write(data)
             file.flush()

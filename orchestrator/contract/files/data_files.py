@@ -1,7 +1,7 @@
-"""The files that a data spec means, and what they are, by their names.
+"""Finds the files of a data spec and their format by name.
 
-The trainer opens them, and `ndctl submit` looks for them before anything is queued: both by these
-rules. The standard library alone.
+The trainer opens the files, and `ndctl submit` checks that they exist before the job is queued.
+Both use these rules. Only the standard library is needed.
 """
 
 import glob
@@ -18,7 +18,7 @@ Format = Literal["text", "jsonl", "parquet", "dataset", "tokens"]
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
 ENDINGS: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".tokens": "tokens"}
 SAVED_DATASET = "state.json"
-"""What save_to_disk of the library datasets leaves in a folder."""
+"""File that save_to_disk of the library datasets writes into a folder."""
 SAVED_SPLITS = "dataset_dict.json"
 
 
@@ -28,10 +28,10 @@ class File:
 
     path: str
     size: int
-    """In bytes; of a dataset all its files together."""
+    """In bytes; for a dataset, of all its files together."""
     changed_ns: int
     inode: tuple[int, int]
-    """The same for two names of one file."""
+    """Device and inode; equal if two names refer to the same file."""
     is_dataset: bool
 
 
@@ -45,13 +45,13 @@ class Found:
         return sum(file.size for file in self.files)
 
     def without(self, others: "Found") -> "Found":
-        """What `others` does not have: data that is held out is not trained on."""
+        """The files that are not in `others`, so that held-out data is not trained on."""
         held_out = {file.inode for file in others.files}
         return Found(self.format, tuple(f for f in self.files if f.inode not in held_out))
 
 
 class UnusableFiles(ValueError):
-    """A glob that cannot be read from: `said` stands behind the glob, `fix` says what to do."""
+    """A glob that finds no usable files. `said` completes "<glob> …", `fix` says what to do."""
 
     def __init__(self, said: str, fix: str) -> None:
         super().__init__(said)
@@ -63,10 +63,10 @@ def find(pattern: str, format_: Format | Literal["auto"], most: int | None = Non
     """The files that `pattern` matches, in the same order on every machine, and their format.
 
     Args:
-        most: look at no more files than this, for somebody who only asks whether there are some.
+        most: stop after this many files; for callers that only ask whether there are any.
 
     Raises:
-        UnusableFiles: there are none with anything in them, or some of several formats.
+        UnusableFiles: no file has content, or the files have several formats.
     """
     files = list(islice(_all(pattern), most))
     if format_ == "auto":
@@ -74,7 +74,7 @@ def find(pattern: str, format_: Format | Literal["auto"], most: int | None = Non
     files = [file for file in files if file.is_dataset == (format_ == "dataset")]
     if not files:
         raise UnusableFiles(
-            f"matches no file with anything in it{_hint(pattern)}",
+            f"matches no file with content{_hint(pattern)}",
             "give a glob of text, .jsonl, .parquet or .tokens files, for example '{stdlib}/*.py',"
             " or a folder that datasets' save_to_disk wrote",
         )
@@ -90,20 +90,20 @@ def expand(pattern: str) -> Iterable[str]:
     stdlib = sysconfig.get_paths()["stdlib"]
     found = glob.glob(pattern.replace("{stdlib}", stdlib), recursive=True)  # noqa: PTH207 (three times faster)
     if "{stdlib}" in pattern:
-        # What pip installed lies inside the library's folder, and is not the library.
+        # site-packages is inside the library's folder but is not part of the library.
         return [path for path in found if not INSTALLED.intersection(Path(path).parts)]
     return found
 
 
 def look_at(path: str) -> File | None:
-    """What `path` holds; None where that is nothing: an empty file, or a folder of other things."""
+    """The file at `path`; None for an empty file or a folder that is not a dataset."""
     try:
         status = os.stat(path)  # noqa: PTH116 (as above)
         if stat.S_ISDIR(status.st_mode):
             return _dataset(path, status)
     except OSError as exc:
         raise UnusableFiles(
-            f"matches {path}, which cannot be looked at: {exc.strerror}",
+            f"matches {path}, which cannot be read: {exc.strerror}",
             "fix the link or the permissions, or narrow the glob down",
         ) from exc
     if not stat.S_ISREG(status.st_mode) or not status.st_size:
@@ -134,9 +134,9 @@ def _only_format(files: Sequence[File]) -> Format:
 
 def _hint(pattern: str) -> str:
     if pattern.startswith("~"):
-        return "; ~ is not the home folder here: write its path out"
+        return "; ~ is not expanded: write the path of the home folder"
     folder = Path(pattern)
     if (folder / SAVED_SPLITS).is_file():
         splits = sorted(p.parent.name for p in folder.glob(f"*/{SAVED_DATASET}"))
-        return f"; it is a folder of splits ({', '.join(splits)}): add the name of one to it"
-    return "; it is a folder: add '/*' or '/**' and an ending" if folder.is_dir() else ""
+        return f"; it is a folder of splits ({', '.join(splits)}): add the name of one to the path"
+    return "; it is a folder: add '/*' or '/**' and a file name ending" if folder.is_dir() else ""

@@ -1,8 +1,8 @@
-"""`fence.json`: who leads a job now, and which attempt may write.
+"""`fence.json`: which leader leads a job, and which attempt may write.
 
-A host that was cut off from the network may come back with a leader or ranks that know nothing of
-the attempts made since. Whoever is about to make a mark (a journal line, a checkpoint, a metric)
-looks here first; the leader writes it before it tells anybody of a new attempt.
+A host that was cut off from the network may return with a leader or ranks that know nothing of
+later attempts. So every process reads this file before it writes a journal line, a checkpoint or a
+metric. The leader writes it before it starts a new attempt.
 """
 
 import errno
@@ -19,23 +19,23 @@ STALE_TRIES = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
     leader: str
-    """Drawn by each leader at its start."""
+    """Random id of the leader."""
     attempt: int
-    """The newest one."""
+    """Number of the newest attempt."""
 
 
 class GivenUp(OSError):
-    """Others have taken over: leave everything as it is."""
+    """Another leader or attempt has taken over, so this process must not write any more."""
 
 
 def read_fence(path: Path) -> Fence | None:
-    """None where there is none, or what is there is none: nothing is known against anybody.
+    """None if there is no fence or it is damaged; then nothing forbids writing.
 
-    It is written whole or not at all, so one that makes no sense was damaged and says nothing for
-    good: to keep everybody out would end the job, and the next attempt writes another.
+    The file is replaced atomically, so a damaged one stays damaged. If it kept every process from
+    writing, the job would end. The next attempt writes a new one.
 
     Raises:
-        OSError: it cannot be read at present, so nobody knows who may write.
+        OSError: it cannot be read at present, so it is unknown who may write.
     """
     try:
         body = read_json(_text(path))
@@ -45,8 +45,8 @@ def read_fence(path: Path) -> Fence | None:
 
 
 def _text(path: Path) -> str:
-    """On NFS whoever opens a file while another takes its place may get a handle of what is gone:
-    opened again, it is the new one."""
+    # On NFS, a file that is replaced while it is opened may give a stale handle. Opening it again
+    # gives the new file.
     for _ in range(STALE_TRIES - 1):
         try:
             return path.read_text()
@@ -57,28 +57,31 @@ def _text(path: Path) -> str:
 
 
 def write_fence(path: Path, fence: Fence) -> None:
-    """On disk when this returns. Raises OSError, with the former one still in place."""
+    """Returns when it is on disk. Raises OSError; the old fence is then still in place."""
     write_whole(path, json.dumps(asdict(fence)).encode(), durable=True)
 
 
 def take_over(path: Path, leader: str) -> None:
-    """Tell a former leader that may still live that its time is over. Raises OSError."""
+    """Make a former leader that may still run stop writing. Raises OSError."""
     former = read_fence(path)
     write_fence(path, Fence(leader=leader, attempt=former.attempt if former else 0))
 
 
 def check_leader(path: Path, leader: str) -> None:
-    """Raises GivenUp when another leader has taken over from `leader`, and another OSError when
-    that cannot be told."""
+    """Raises GivenUp if another leader has taken over from `leader`, and another OSError if that
+    cannot be determined."""
     now = read_fence(path)
     if now is not None and now.leader != leader:
         raise GivenUp(f"another leader has taken over: {path} names it")
 
 
 def check_attempt(path: Path, attempt: int) -> None:
-    """Raises GivenUp when a later attempt than `attempt` has begun, and another OSError when that
-    cannot be told: an attempt begins behind a fence, so where there is none the run directory was
-    moved or removed, and whose the one is that stands there now is not known."""
+    """Raises GivenUp if a later attempt than `attempt` has started.
+
+    Raises another OSError if that cannot be determined. An attempt starts only after its fence was
+    written, so without a fence the run directory was moved or removed, and a new directory of this
+    name may belong to another job.
+    """
     now = read_fence(path)
     if now is None and not path.exists():
         raise FileNotFoundError(errno.ENOENT, "the run directory has lost its fence", str(path))

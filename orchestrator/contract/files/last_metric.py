@@ -1,4 +1,4 @@
-"""How far an attempt came that nobody saw the end of: its last line in `metrics.jsonl`."""
+"""How far an attempt got if its end was not seen: the last line of `metrics.jsonl`."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.contract.read_json import read_json
 
 END_BYTES = 64 * 1024
-"""Of the file that are looked at: hundreds of lines."""
+"""Bytes at the end of the file that are read: hundreds of lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,12 +16,12 @@ class Reached:
     attempt: int
     step: int
     at: float
-    """Unix seconds, when the step was done."""
+    """Unix seconds at which the step was done."""
 
 
 def last_reached(metrics: Path) -> Reached | None:
-    """The newest step that was done, whoever did it; None where the file does not say. A line that
-    a crash cut short is passed over, and so is one that cannot be read."""
+    """The newest step in the file, of any attempt; None if there is none. Lines that a crash cut
+    short, or that cannot be read, are ignored."""
     try:
         with metrics.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))

@@ -1,4 +1,4 @@
-"""`leader.json`: where the leader of a launch listens, and in the end that the job is over."""
+"""`leader.json`: where the leader of a launch listens; at the end, that the job is over."""
 
 import json
 from collections.abc import Mapping
@@ -12,21 +12,21 @@ from orchestrator.contract.read_json import read_json
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """Agents and leader that belong together."""
+    """Identifies the run of a job to which a leader and its agents belong."""
 
     launch: int
     """Number of the submission."""
     restarts: int = 0
-    """How often the scheduler has started it again: what an earlier start left says nothing."""
+    """How often the scheduler has restarted it. Files of an earlier restart are ignored."""
 
 
 def announce(run_dir: RunDir, term: Term, address: str, port: int, name: str = "") -> None:
-    """Say where the leader of `term` listens; `name` of its host, where names lead to hosts."""
+    """Write where the leader of `term` listens. `name` is its host's name, if names resolve."""
     _write(run_dir, {**asdict(term), "address": address, "port": port, "name": name})
 
 
 def announce_end(run_dir: RunDir, term: Term) -> None:
-    """Agents that have not come yet need not look for a leader any more."""
+    """Write that the job is over, so that agents that start late do not look for a leader."""
     _write(run_dir, {**asdict(term), "over": True})
 
 
@@ -35,7 +35,7 @@ def _write(run_dir: RunDir, body: Mapping[str, object]) -> None:
 
 
 def leader_of(run_dir: RunDir, term: Term) -> dict[str, Any]:
-    """What the leader of `term` said: `address`, `port`, `name`, or `over`; empty before it has."""
+    """What the leader of `term` wrote: `address`, `port`, `name`, or `over`; empty before that."""
     try:
         leader = read_json(run_dir.leader.read_text())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""How far a rank came, so that its keeper knows it however the rank ended.
+"""Shared memory in which a rank stores its step, so that its watcher knows it after any end.
 
-Heartbeats may be lost. That the last step was done decides whether a job has succeeded, so a rank
-also writes each step into a piece of memory that it shares with its keeper: nothing to be sent,
-no file to be left, no disk to be full.
+Heartbeats may be lost, but whether the last step was done decides whether a job has succeeded. So
+a rank also writes each step into memory that it shares with its watcher. That needs no message, no
+file and no disk space.
 """
 
 import os
@@ -14,12 +14,13 @@ STEPS = struct.Struct("<q")
 
 
 def shared() -> int:
-    """The descriptor of a new one, which programs that are started inherit."""
+    """Descriptor of new shared memory. Child processes inherit it."""
     return os.memfd_create(NAME, 0)
 
 
 def is_shared(fd: int) -> bool:
-    """Whether `fd` is one: a program below the rank has its environment, but not its files."""
+    """Whether `fd` is such memory. A program that the rank started has the rank's environment
+    variables, but its descriptor of that number may be another file."""
     try:
         return Path(f"/proc/self/fd/{fd}").readlink().name.startswith(f"memfd:{NAME}")
     except OSError:
@@ -31,7 +32,7 @@ def write(fd: int, step: int) -> None:
 
 
 def read(fd: int) -> int:
-    """Steps that are done; 0 where none was told."""
+    """Steps done; 0 if none was written."""
     said = os.pread(fd, STEPS.size, 0)
     step: int = STEPS.unpack(said)[0] if said else 0
     return step

@@ -1,30 +1,30 @@
-"""The run directory: where each file of a job lies.
+"""The run directory: where each file of a job is.
 
 <run root>/<job name>/      mode 0700
-  spec.yaml               the spec of the newest launch that came to train, resolved
-  spec-<l>.yaml           that of launch <l>: one that the ranks refuse leaves spec.yaml as it is
-  submitted.json          the user's own file, and what was said beside it
+  spec.yaml               resolved spec of the newest launch that started to train
+  spec-<l>.yaml           spec of launch <l>; if the ranks refuse it, spec.yaml stays as it is
+  submitted.json          the user's own spec file and the command line options
   plan-<n>.json           mesh, batch, memory, placement; trainer-<n>.json is its trainer config
-  journal.jsonl           append-only, one writer; the state of the job is its fold
-  state.json              what the journal came to at some place of it; a leader may do without
+  journal.jsonl           append-only, one writer; folding it gives the state of the job
+  state.json              snapshot: the fold of the journal up to some line; optional
   metrics.jsonl           a line per optimizer step
   samples.jsonl           the sample ledger: a line per optimizer step
-  tokens/                 token files made of data that is none: train.tokens, validation.tokens
-  tensorboard/, wandb/    the same, where asked for
+  tokens/                 token files made from text data: train.tokens, validation.tokens
+  tensorboard/, wandb/    metrics for these tools, if the spec asks for them
   token                   the job's secret, mode 0600
-  launch.json             the launch that counts, as the journal has it
-  leader.json             where the present leader listens
+  launch.json             the current launch, as in the journal
+  leader.json             where the current leader listens
   fence.json              which leader and which attempt may write
-  slurm/launch-<n>/       what Slurm was given, and what tasks said before the agents' own logs
-  report.json             in a copy of a job that runs elsewhere: what its leader last told its
-                          cluster, where the copy of its journal is older
-  logs/agent-<host>.log   what the agent of a host said
-  logs/hooks-<host>.log   what the spec's hooks said there
+  slurm/launch-<n>/       what was submitted to Slurm, and output of tasks before the agents' logs
+  report.json             in a copy of a job that runs elsewhere: the last report of its leader to
+                          the cluster, used if the copy of the journal is older
+  logs/agent-<host>.log   log of the agent of a host
+  logs/hooks-<host>.log   output of the spec's hooks on the host
   logs/attempt-<a>/<host>/rank-<r>.log, torchrun.log
-  traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (what its flight
-                          recorder dumped), last-flight-<r> (the end of it, of
-                          one that raised), host-<host>.jsonl (states, last lines, probes)
-  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, of a GPU, rank-<r>.memory.pickle
+  traces/attempt-<a>/     evidence of a hang: rank-<r>.stacks, flight-<r> (dump of the flight
+                          recorder), last-flight-<r> (its last entries, of a rank that
+                          raised), host-<host>.jsonl (states, last lines, probes)
+  profiles/attempt-<a>/   rank-<r>.trace.json.gz and, on a GPU, rank-<r>.memory.pickle
   checkpoints/step-<s>/   complete only with its marker
 """
 
@@ -36,10 +36,10 @@ from orchestrator.contract.files.access import Access
 
 DEFAULT_RUN_ROOT = "ndctl-runs"
 FLIGHT_FILES = "flight-"
-"""A flight recorder's dump, under the trace directory: this and the rank's number."""
+"""Dump of a flight recorder in the trace directory: this and the rank's number."""
 LAST_FILES = "last-flight-"
-"""What a rank that ended by an exception had called last. Never taken for the above: recorders of
-gloo count an operation that failed as one that is over."""
+"""Last calls of a rank that ended by an exception. They are kept apart from dumps, because gloo's
+recorder marks a failed operation as completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class RunDir:
     path: Path
 
     def make(self, access: Access | None = None) -> None:
-        """With its folder of logs. Samples, specs and logs are its owner's, but for those whom
-        `access` or `chmod` lets in, which stays. Folders above are as the umask has them.
+        """Create the directory and its folder of logs. Samples, specs and logs are readable by
+        their owner, and by others only if `access` or a chmod by the user allows it. Folders above
+        follow the umask.
 
         Raises OSError.
         """
@@ -61,8 +62,9 @@ class RunDir:
 
     @property
     def submission_lock(self) -> Path:
-        """Held by whoever submits or begins the job. It lies beside the run directory, which
-        `--new` puts aside, and stays there: to remove it would let two hold it."""
+        """Held by the process that submits or starts the job. The file is beside the run directory,
+        because `--new` renames that one, and is never removed: a process that waits on a removed
+        lock file and one that creates it again would both hold the lock."""
         return self.path.with_name(f".{self.path.name}.submitting")
 
     @property
@@ -138,25 +140,25 @@ class RunDir:
         return self.logs / f"agent-{host}.log"
 
     def hook_log(self, host: str) -> Path:
-        """What `hooks` of the spec said on `host`."""
+        """Output of the spec's `hooks` on `host`."""
         return self.logs / f"hooks-{host}.log"
 
     def agent_lock(self, host: str) -> Path:
-        """Held by the agent of `host` while it lives; the file has its process id."""
+        """Held by the agent of `host` while it lives. The file contains its process id."""
         return self.logs / f"agent-{host}.lock"
 
     def ranks_lock(self, host: str) -> Path:
-        """Shared by every process that the agent of `host` started: free means none is left."""
+        """Shared by every process that the agent of `host` started. If it is free, none is left."""
         return self.logs / f"ranks-{host}.lock"
 
     @property
     def starter_lock(self) -> Path:
-        """Held by the process that starts steps of the job in an allocation of its user's own."""
+        """Held by the process that starts job steps inside a user's own allocation."""
         return self.logs / "starter.lock"
 
     @property
     def requeue_lock(self) -> Path:
-        """Held by the agent whose turn it is to ask for a requeue, once the leader is gone."""
+        """Held by the agent that asks for a requeue after the leader is lost."""
         return self.logs / "requeue.lock"
 
     def attempt_logs(self, attempt: int, host: str) -> Path:

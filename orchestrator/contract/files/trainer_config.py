@@ -1,4 +1,4 @@
-"""What one launch of the trainer is told: the CONFIG of `torchrun -m trainer CONFIG`."""
+"""The CONFIG of `torchrun -m trainer CONFIG`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ class TrainingConfig:
     train: TrainSpec
     checkpoint: CheckpointSpec = field(default_factory=CheckpointSpec)
     parallel: ParallelSpec = field(default_factory=ParallelSpec)
-    """Its product must be torchrun's world size; what is `auto` follows from that."""
+    """The product of its degrees must be torchrun's world size; `auto` degrees follow from that."""
     micro_batch_size: Annotated[int, AtLeast(1)]
     """Sequences per data-parallel rank and forward pass."""
     pause_s: Annotated[float, AtLeast(0)] = 0.0
-    """Seconds for which whoever watches lets ranks stand still in one phase, where that is longer
-    than usual: their collectives wait longer."""
+    """Seconds for which the supervisor lets ranks stand still in one phase, if longer than usual.
+    The timeout of collectives is raised accordingly."""
     out: str
-    """Directory of `checkpoints/` and `metrics.jsonl`; the run directory of a job."""
+    """Folder of `checkpoints/` and `metrics.jsonl`; for a job its run directory."""
 
     def __post_init__(self) -> None:
         if problems := [*self._problems()]:

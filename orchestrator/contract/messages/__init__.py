@@ -1,3 +1,3 @@
-"""What programs of a job tell each other: events, actions, and messages between leader, agent
-and rank.
+"""Messages between the programs of a job: events, actions, and the protocols of leader, agent and
+rank.
 """

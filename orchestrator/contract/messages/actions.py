@@ -1,4 +1,4 @@
-"""What the supervisor orders: imperative, idempotent by attempt, each with its reason."""
+"""Actions that `step` decides: commands that are idempotent per attempt, each with its reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,24 +15,25 @@ class StartAttempt:
     hosts: tuple[str, ...]
     """In node-rank order."""
     plan: int
-    """Number of the plan by which its ranks run."""
+    """Number of the plan that the ranks follow."""
     drills: tuple[Drill, ...]
     reason: str
     skip: tuple[Window, ...] = ()
-    """Data that is left out on purpose."""
+    """Windows of data that are skipped on purpose."""
     crossing: tuple[int, ...] = ()
-    """What these hosts cost: bytes of a step that leave a host, a leaf, a spine, and so on."""
+    """Placement cost of these hosts: bytes per step that leave a host, a leaf, a spine, and so on.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAttempt:
-    """SIGTERM to every rank, SIGKILL after the grace."""
+    """Send SIGTERM to every rank, and SIGKILL after the grace period."""
 
     attempt: int
     grace_s: float
     reason: str
     hosts: tuple[str, ...] = ()
-    """Where an attempt that is over may have left ranks; empty: wherever the present one runs."""
+    """Hosts on which an ended attempt may have left ranks; empty: the hosts of the current one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,12 @@ class GatherEvidence:
     timeout_s: float
     reason: str
     ended: bool = False
-    """Of an attempt that is over: what its ranks wrote as they ended."""
+    """The attempt is over: collect what its ranks wrote when they ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeHang:
-    """Say what the evidence that has come amounts to, while the ranks are being stopped."""
+    """Analyse the evidence received so far while the ranks are being stopped."""
 
     attempt: int
     reason: str
@@ -54,19 +55,19 @@ class JudgeHang:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaceAgent:
-    """Ask the backend for a new agent on a host whose agent is gone."""
+    """Ask the backend for a new agent for a host whose agent is gone."""
 
     host: str
     reason: str
     elsewhere: bool = False
-    """In the place of a host that is no good, whose agent may well live: on any other host."""
+    """On any other host. The bad host's own agent may still be alive."""
     shut: bool = False
-    """That one the scheduler itself keeps others from, for as long as it likes."""
+    """The scheduler itself keeps jobs off the bad host, for a time that it decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndJob:
-    """Every agent leaves; the allocation is given back."""
+    """Every agent exits, and the allocation is given back."""
 
     state: Ending
     reason: str
@@ -74,7 +75,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckHosts:
-    """Try the hosts together: one small all-reduce."""
+    """Check the hosts together with one small all-reduce."""
 
     check: int
     hosts: tuple[str, ...]
@@ -84,26 +85,26 @@ class CheckHosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
-    """Look for a plan for fewer hosts, or for less memory, at the same global batch."""
+    """Search a plan for fewer hosts, or for less memory, at the same global batch."""
 
     hosts: int
     reason: str
     device_bytes: int | None = None
-    """What a device has, now that the present plan did not fit into it; None: as was believed."""
+    """Measured memory of a device, after the current plan did not fit; None: as in the profile."""
     adopt: bool = True
-    """The job goes on with it; or else only the ways out are asked for."""
+    """The job continues with the new plan. False: only the alternatives are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """Every agent leaves; the scheduler is asked for other hosts."""
+    """Every agent exits, and the scheduler is asked for other hosts."""
 
     exclude: tuple[str, ...]
     reason: str
     whole: bool = True
-    """Or else the leader's host alone is given back, and the others wait for the next leader."""
+    """Give back all hosts. False: only the leader's host; the others wait for the next leader."""
     again: tuple[str, ...] = ()
-    """Hosts that the scheduler was asked to leave out before, and need not any more."""
+    """Hosts that were excluded before and that the scheduler may grant again."""
 
 
 Action = (

@@ -1,10 +1,10 @@
-"""What agents and leader say to each other: one JSON text message each on a WebSocket.
+"""Messages between agents and leader: one JSON text message each on a WebSocket.
 
 The agent connects to `/v1/agent` of the leader, over TLS with the job's own certificate. The answer
-to its first request is 401 with a random number; the second one, on the same connection, has a
-`Proof` and becomes the WebSocket. The agent says `Register` first, then reports; the leader answers
-with orders and a `Pulse` each second, so that either side knows silence from rest. A POST to
-`/v1/cancel` cancels the job, in the same two steps. The job's secret never travels
+to its first request is 401 with a random number. The second request, on the same connection, has a
+`Proof` and becomes the WebSocket. The agent sends `Register` first, then reports. The leader sends
+orders and, each second, a `Pulse`, so that the agent can tell a silent leader from an idle one. A
+POST to `/v1/cancel` cancels the job, in the same two steps. The job's secret is never sent
 (`job_secret.py`).
 """
 
@@ -22,13 +22,13 @@ from orchestrator.contract.spec.failures import FailureRule
 AGENT_PATH = "/v1/agent"
 CANCEL_PATH = "/v1/cancel"
 CHALLENGE = "WWW-Authenticate"
-"""The header of the leader's first answer: `SCHEME` and a random number."""
+"""Header of the leader's first answer: `SCHEME` and a random number."""
 SCHEME = "ndctl"
 REPORT_BYTES = 32 << 20
-"""The longest message that a leader takes: the evidence of a host of many ranks, with reduced dumps
+"""Largest message that a leader accepts. The evidence of a host with many ranks, with reduced dumps
 of their flight recorders, has a few MiB."""
 ORDER_BYTES = 32 << 20
-"""The longest message that an agent takes: a check of the fabric names all hosts."""
+"""Largest message that an agent accepts. A fabric check lists all hosts."""
 PULSE_S = 1.0
 """Seconds between two pulses, and between two digests."""
 
@@ -38,19 +38,19 @@ Purpose = Literal["agent", "cancel"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who asks the leader for what."""
+    """What a client says about itself and its purpose."""
 
     purpose: Purpose
     launch: int
     host: str = ""
-    """Of an agent."""
+    """Host of an agent; empty for other clients."""
     incarnation: str = ""
-    """Of an agent, as in its `Register`."""
+    """Incarnation of an agent, as in its `Register`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Goes in the header `Authorization`, as JSON after `SCHEME`."""
+    """Sent in the header `Authorization`, as JSON after `SCHEME`."""
 
     claim: Claim
     mac: str
@@ -62,7 +62,7 @@ class Register:
     """The first message of an agent on each connection."""
 
     agent: AgentRegistered
-    """The event, if the agent is new to the leader, which adds what it finds itself."""
+    """The event to journal if the agent is new. The leader adds what it finds itself."""
     launch: int
     sent_at: float
     """Unix seconds of the agent's clock."""
@@ -70,71 +70,71 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A message there and back between two hosts that are neighbours on the ring of all."""
+    """Round-trip time between two hosts that are neighbours on the ring of all hosts."""
 
     peer: str
     seconds: float
-    """The median of a few."""
+    """Median of a few round trips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """How the small all-reduce over several hosts went, as one of them saw it."""
+    """Result of the small all-reduce over several hosts, as one of them saw it."""
 
     check: int
     host: str
     state: Literal["ok", "waited", "broke"]
-    """`waited`: it did its part and the others did not; `broke`: its own process could not."""
+    """`waited`: this host was ready but others were not; `broke`: its own process failed."""
     seconds: float | None
-    """Of the fastest all-reduce; None when there was none in time."""
+    """Of the fastest all-reduce; None if none was done in time."""
     bytes_per_second: float | None = None
     """Of the largest all-reduce."""
     links: tuple[Link, ...] = ()
     waited_for: tuple[str, ...] = ()
-    """Hosts that gave no sign of life when time was over."""
+    """Hosts that had not responded when time was up."""
     why: str = ""
-    """What went wrong, with the peer that it waited for where that is known."""
+    """What went wrong, with the peer that it waited for if that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Of a rank's training steps since the digest before; what has a phase of its own between two
-    steps is not in them."""
+    """A rank's training steps since the previous digest. Time in other phases between two steps is
+    not included."""
 
     count: int
     total_s: float
     longest_s: float
     next_s: tuple[float, ...] = ()
-    """The next longest, from the longest of them down: by how steps vary it is known which one is
-    too long, and short steps are many to a digest."""
+    """The next longest steps, longest first. Their spread shows which step is unusually long."""
     own_s: float | None = None
-    """Of `total_s`, the rank's own work before each step's first collective."""
+    """Part of `total_s`: the rank's own work before the first collective of each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDigest:
-    """The last word of one rank."""
+    """The latest state of one rank."""
 
     rank: int
     pid: int
     step: int
     phase: Phase
     age_s: float
-    """Since its last datagram."""
+    """Seconds since its last datagram."""
     still_s: float
-    """Since its step or phase last changed, less what it or its agent waited for a processor."""
+    """Seconds since its step or phase last changed, without the time in which the rank or its agent
+    waited for a CPU."""
     loss: float | None
     tokens_per_second: float | None
     memory_bytes: int | None
     ended: bool = False
     steps: StepTimes | None = None
-    """None where it did none since the digest before."""
+    """None: no step was done since the previous digest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """Sent each second, and at once when a rank's first step of an attempt is done, or when the
-    host's ranks have stood still for as long as the leader's pulse says."""
+    """Sent each second. Also sent at once when a rank finishes its first step of an attempt, and
+    when the host's ranks have stood still for the leader's `still_s`."""
 
     attempt: int
     ranks: tuple[RankDigest, ...]
@@ -146,12 +146,12 @@ class Evidence:
 
     event: EvidenceGathered
     dumps: Mapping[str, str] = field(default_factory=dict)
-    """Rank -> its flight recorder's dump, reduced (`diagnosis/dumps/dump_summary.py`)."""
+    """Rank -> reduced dump of its flight recorder (`diagnosis/dumps/dump_summary.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A free port of the host that is to be node 0 of `attempt`."""
+    """A free port on the host that will be node 0 of `attempt`."""
 
     attempt: int
     port: int
@@ -162,29 +162,29 @@ Report = Register | Digest | Evidence | Port | Checked | AgentEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
-    """The leader lives."""
+    """Shows that the leader is alive."""
 
     launch: int
     still_s: float | None = None
-    """Ranks that stand still for so long are to be told of at once."""
+    """The agent must report ranks at once that stand still for this many seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferPort:
-    """Find a free port to be torchrun's master of `attempt`, and say it."""
+    """Find a free port for torchrun's rendezvous of `attempt`, and report it."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFabric:
-    """Take part in a small all-reduce, one process a host."""
+    """Take part in a small all-reduce, one process per host."""
 
     check: int
-    """Counts the checks of a launch."""
+    """Number of the check in this launch."""
     rank: int
     hosts: tuple[str, ...]
-    """In rank order; the first is the leader's own, which chose the port."""
+    """In rank order. The first is the leader's host, which chose the port."""
     master_address: str
     master_port: int
     timeout_s: float
@@ -202,14 +202,15 @@ class Start:
     """The trainer's CONFIG."""
     drills: tuple[Drill, ...]
     resume: bool = True
-    """From the newest checkpoint; or whatever lies there is of another run."""
+    """From the newest checkpoint. False: start at step 0; existing checkpoints are of another run.
+    """
     steps: int = 0
-    """Of the job: a rank that returns 0 before the last one has not done its work."""
+    """Steps of the whole job. A rank that returns 0 before the last one has not finished."""
     skip: tuple[Window, ...] = ()
-    """Data that is left out on purpose."""
+    """Windows of data that are skipped on purpose."""
     pace: SavePace = field(default_factory=SavePace)
     classes: tuple[FailureRule, ...] = ()
-    """The user's: lines of a host's kernel are sorted by them too."""
+    """The failure classes of the spec, also used to classify lines of the host's kernel log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,17 +224,18 @@ class Gather:
     attempt: int
     timeout_s: float
     ended: bool = False
-    """What ranks wrote as they ended: the attempt is over."""
+    """The attempt is over: collect what the ranks wrote when they ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """The job is over, or given back: go."""
+    """Stop and exit, because the job is over or its hosts are given back."""
 
     reason: str
     again: bool = False
-    """Another agent is to come in this one's place: one that leaves with 0 nobody makes anew, and
-    a pod of the job's next run may have found the leader of this one yet."""
+    """Another agent must start in the place of this one, so exit with a code that is retried: after
+    exit code 0 no scheduler starts the agent again. A pod of the job's next run may also have
+    connected to the leader of this run."""
 
 
 Order = Pulse | OfferPort | CheckFabric | Start | Stop | Gather | Leave

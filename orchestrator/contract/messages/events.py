@@ -1,11 +1,11 @@
-"""What happens to a job: facts, in the past tense, each a line of the journal.
+"""Events: facts about a job, in the past tense. Each is a line of the journal.
 
-Each fact has this one type from the process that notices it to the journal. A rank, an agent or a
-detector builds the event. An agent fills in with `replace` what its rank cannot know.
+A fact has the same type everywhere, from the process that notices it to the journal. A rank, an
+agent or a detector creates the event. An agent adds with `replace` what its rank cannot know.
 
-`at` is the leader's time in unix seconds, from a clock that never jumps while the leader lives.
-Only this clock counts, so events that others build have `at = 0.0` until the leader takes them in
-(`stamped`). An event that no decision depends on is journalled too when a person wants to see it.
+`at` is the leader's time in Unix seconds, from a clock that never jumps while the leader lives.
+Only this clock counts, so events from other processes have `at = 0.0` until the leader receives
+them (`stamped`). Some events influence no decision and are journalled only for the user.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from orchestrator.contract.check_results import Finding
-from orchestrator.contract.files.checkpoint_names import PassedOver
+from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.contract.messages.rank_phase import Phase
@@ -21,17 +21,18 @@ from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.drills import Drill
 from orchestrator.contract.spec.failures import ExitReading, FailureRule, Reading, Scope
 from orchestrator.contract.spec.policy import PolicyRule
+from orchestrator.contract.spec.types import Step
 
 Health = Literal["ok", "slow", "silent", "dead"]
 Span = tuple[int, int]
-"""Ranks from the first to the last."""
+"""First and last rank of a range."""
 Above = Literal["keeper", "torchrun", "launcher"]
-"""A process above a rank. The kernel kills the rank when it dies."""
+"""A process that started a rank. The kernel kills the rank when this process dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """A person asked for the job, or with `resume` for its continuation."""
+    """A user submitted the job, or with `resume` its continuation."""
 
     at: float
     backend: str
@@ -50,18 +51,19 @@ class JobSubmitted:
     min_hosts: int = 1
     preflight: bool = False
     policy: tuple[PolicyRule, ...] = ()
-    """The user's rules, which go before ndctl's."""
+    """Rules of the spec, which go before ndctl's."""
     failure_classes: tuple[FailureRule, ...] = ()
-    """The user's, which go before ndctl's."""
+    """Failure classes of the spec, which go before ndctl's."""
     on_oom: Literal["stop", "replan"] = "stop"
     on_nan: Literal["stop", "rollback"] = "stop"
     replace_stragglers: bool = False
     checkpoint_timeout: float | None = None
-    """Seconds; None as long as any file system takes."""
+    """Seconds; None: the default for any file system."""
     keep_attempts: int = 100
-    """Attempts whose logs, traces and profiles stay."""
+    """Number of attempts whose logs, traces and profiles are kept."""
     max_allocations: int | None = None
-    """In a row without a new checkpoint; None: without limit, as in journals of older versions."""
+    """Allowed in a row without a new checkpoint; None: no limit, as in journals of older versions.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,21 +72,21 @@ class LeaderStarted:
     host: str
     pid: int
     allocation: Allocation | None = None
-    """What the scheduler granted; None where hosts are those of the launch."""
+    """What the scheduler granted; None: the hosts are those of the launch."""
     exclude: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that broke jobs before -> why they are not to be used."""
+    """Hosts that broke earlier jobs -> why they must not be used."""
     always: tuple[str, ...] = ()
-    """Hosts that a person wants to be used whatever happens on them."""
+    """Hosts that the user wants to use in any case."""
     cleared: Mapping[str, float] = field(default_factory=dict)
-    """Hosts that a person said are in order again -> when that last was."""
+    """Hosts that a user has cleared -> when that last happened."""
     taken: str = ""
-    """Why the scheduler itself ended the leader before this one; empty: it says nothing of that."""
+    """Why the scheduler itself ended the previous leader; empty: it gave no reason."""
     unable: str = ""
-    """Why it cannot lead, and the job ends."""
+    """Why this leader cannot lead, so that the job ends."""
     former: str = ""
-    """How the leader before this one ended, from whom it took over in the same allocation."""
+    """How the previous leader in the same allocation ended."""
     reached: Reached | None = None
-    """How far the newest attempt had come, as its metrics say."""
+    """How far the newest attempt got, according to its metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +97,13 @@ class AgentRegistered:
     devices: int
     pid: int
     incarnation: str
-    """Drawn by each agent process at its start: in containers, process ids repeat."""
+    """Random id of the agent process. Process ids repeat in containers."""
     findings: tuple[Finding, ...] = ()
-    """What is not in order on the host."""
+    """Problems that were found on the host."""
     running: int = 0
-    """The attempt whose ranks it still has; 0: none."""
+    """The attempt whose ranks still run there; 0: none."""
     taken: str = ""
-    """Why the scheduler itself ended the agent that was there before; empty: it says nothing."""
+    """Why the scheduler itself ended the previous agent there; empty: it gave no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,27 +112,27 @@ class AgentLost:
     host: str
     why: str
     silent_s: float
-    """Seconds since its last word."""
+    """Seconds since the leader last heard the agent."""
     taken: str = ""
-    """Why the scheduler itself ended it; empty: it says nothing of that."""
+    """Why the scheduler itself ended it; empty: it gave no reason."""
     cut_off_s: float = 0.0
-    """For so long the leader heard no agent and no scheduler either: which of the hosts was cut off
-    is not known."""
+    """Seconds for which the leader reached neither an agent nor the scheduler. It is then unknown
+    which of the hosts was cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResumed:
-    """Rank 0 loaded the state of `step`, or began at step 0."""
+    """Rank 0 loaded the state of `step`, or started at step 0."""
 
     at: float = 0.0
     attempt: int
-    step: int
-    passed_over: tuple[PassedOver, ...] = ()
+    step: Step
+    passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReached:
-    """The first step of an attempt, and then one at a time for the record; not every step."""
+    """The first step of an attempt, and then one at intervals for the record; not every step."""
 
     at: float = 0.0
     attempt: int
@@ -143,41 +145,41 @@ class StepReached:
 class CheckpointSaved:
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFailed:
-    """The checkpoint of `step` could not be written; training goes on and tries again."""
+    """The checkpoint of `step` could not be written. Training continues and tries again."""
 
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
     why: str
     reading: Reading | None = None
-    """The failure class of `why`, filled in by the agent; None: no class fits."""
+    """The failure class of `why`, filled in by the agent; None: no class matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSlow:
-    """Training waited much longer for the checkpoint of `step` than for those before it."""
+    """The checkpoint of `step` stopped training for much longer than the previous ones."""
 
     at: float = 0.0
     attempt: int
     step: int
     took_s: float
-    """The blocking part on rank 0; what is written in the background does not count."""
+    """The blocking part on rank 0, without the writing in the background."""
     usual_s: float
-    """The median of the attempt's checkpoints before it."""
+    """Median of the attempt's previous checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIntervalChanged:
-    """From `step` on checkpoints are written after another number of steps."""
+    """From `step` on, checkpoints are written every `new` steps."""
 
     at: float = 0.0
     attempt: int
-    step: int
+    step: Step
     old: int
     new: int
     why: str
@@ -185,39 +187,39 @@ class CheckpointIntervalChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthChanged:
-    """How long ago ranks were heard, in words; told when the word changes, of all together of which
-    it changes at once to the same: a standstill is everybody's."""
+    """The health of ranks changed. All ranks that change to the same health at the same time share
+    one event, because a standstill affects all of them."""
 
     at: float = 0.0
     attempt: int
     ranks: tuple[Span, ...]
     health: Health
     age_s: float
-    """Since the last word of the one that was heard the longest ago."""
+    """Seconds since the last message of the rank that was silent longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerFound:
-    """A rank's own work, not its waiting, has kept its peers waiting for some time."""
+    """A rank's own work, without its waiting, has delayed its peers for some time."""
 
     at: float = 0.0
     attempt: int
     rank: int
     host: str
     own_s: float
-    """What it took in a step before it entered its first collective."""
+    """Seconds per step of the rank before its first collective."""
     peers_s: float
-    """The median of those that do the same work."""
+    """The median of the ranks that do the same work."""
     step_s: float
     steps: int
-    """So many were looked at."""
+    """Number of steps that were compared."""
     lost_tokens_per_second: float | None
-    """What the whole job would do more without it; None where the job's rate is not known."""
+    """How much faster the whole job would be without it; None: the job's rate is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerGone:
-    """The rank keeps up with its peers again."""
+    """The rank is as fast as its peers again."""
 
     at: float = 0.0
     attempt: int
@@ -233,7 +235,7 @@ class DrillHappened:
     attempt: int
     drill: int
     rank: int
-    step: int
+    step: Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,10 +244,10 @@ class RankError:
 
     error: str
     message: str
-    step: int
+    step: Step
     traceback: str
     since: int | None = None
-    """The first step that was bad, where training went astray over several."""
+    """The first bad step, if training went wrong over several steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,23 +264,23 @@ class RankExited:
     rank: int
     host: str = ""
     exit_code: int | None
-    """None when a signal killed it."""
+    """None if a signal killed it."""
     signal: int | None
-    """Both are None when its watcher died with it, so that nothing saw how it ended."""
-    step: int = 0
+    """Both are None if its watcher died with it, so that nothing saw how it ended."""
+    step: Step = 0
     """Optimizer steps that it had done."""
     stopped: bool = False
-    """It ended after its agent had begun to stop the attempt: a consequence, never a cause."""
+    """It ended after its agent began to stop the attempt, so its end is never the cause."""
     detected_after_s: float = 0.0
     error: RankError | None = None
     log_tail: tuple[str, ...] = ()
-    """A few lines. The agent classified it by more lines than these."""
+    """The last few lines. The agent classified the end with more lines than these."""
     phase: Phase | None = None
     """The last phase that it reported."""
     reading: ExitReading | None = None
-    """The failure class; None: the agent did not classify it, and the class is unknown."""
+    """The failure class; None: the agent did not classify it, so the class is unknown."""
     above: Above | None = None
-    """The process above the rank that `signal` killed, and the rank with it."""
+    """The parent process that `signal` killed, and with it the rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,44 +293,44 @@ class HangDetected:
     """Seconds since any rank last made progress."""
     limit_s: float
     behind: tuple[int, ...]
-    """Ranks that reported fewer steps than the others; empty when all are level."""
+    """Ranks that reported fewer steps than the others; empty if all reported the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangOver:
-    """Ranks that were taken for stuck move again, before they were stopped."""
+    """Ranks that seemed to hang made progress again before they were stopped."""
 
     at: float = 0.0
     attempt: int
     rank: int
-    """One of those that moved."""
+    """One of the ranks that made progress."""
     step: int
     phase: Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """What could be learned of one rank at a hang."""
+    """What is known about one rank at a hang."""
 
     rank: int
     pid: int
     process_state: str
-    """Linux's letter (R, S, D, T, Z, …) or `gone`."""
+    """State letter of Linux (R, S, D, T, Z, …) or `gone`."""
     step: int
     phase: Phase
     age_s: float
     """Seconds since its last datagram."""
     stack: tuple[str, ...]
-    """Innermost frame of each thread first; empty when the process did not answer."""
+    """Innermost frame of each thread first; empty if the process did not respond."""
     place: str = ""
-    """Of a process in state D: the function of the kernel in which it waits, and of which module,
-    as far as that may be read."""
+    """For a process in state D: the kernel function in which it waits, and its module, as far as
+    the kernel shows them."""
     still_s: float = 0.0
-    """Seconds since its step or phase changed …"""
+    """Seconds since its step or phase changed."""
     starved_s: float = 0.0
-    """… and how many of them it was ready to run and had no processor."""
+    """Part of `still_s` in which it was ready to run but had no CPU."""
     throttled: bool = False
-    """Its control group used up its share of the processors in that time."""
+    """Its control group used up its CPU quota in that time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,54 +339,54 @@ class EvidenceGathered:
     attempt: int
     host: str
     ranks: tuple[RankEvidence, ...]
-    """Of a large job without stacks: these are in the traces, and those that matter in the
+    """Without stacks if the job is large. Stacks are in the traces, and the important ones in the
     verdict."""
     dumps: int = 0
-    """How many flight recorders were dumped."""
+    """Number of flight recorder dumps."""
     withheld: tuple[int, ...] = ()
-    """Ranks that ran, and gave no dump in time."""
+    """Ranks that were running but gave no dump in time."""
     unread: tuple[int, ...] = ()
-    """Ranks of which there is no stack because storage did not give it."""
+    """Ranks whose stack could not be read because storage did not respond."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """What evidence did not come -> why."""
+    """Evidence that could not be collected -> why."""
     findings: tuple[Finding, ...] = ()
-    """What the host's probes found that is not in order."""
+    """Problems that the host's probes found."""
     kernel: tuple[str, ...] = ()
-    """What its kernel said that has a class, of the attempt, and since shortly before its ranks got
-    on for the last time."""
+    """Lines of its kernel log that match a failure class, from this attempt and from shortly before
+    its ranks last made progress."""
     readings: tuple[Reading, ...] = ()
-    """What these lines mean, the first of each class."""
+    """The classes of these lines, one reading per class, the first line of each."""
     unasked: bool = False
-    """Of a host on which a rank has ended: it speaks for itself, and no other is asked."""
+    """Sent without a request, after a rank ended on the host. No other host is asked then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangJudged:
-    """What the evidence of all ranks amounts to (`orchestrator/diagnosis/`)."""
+    """The verdict over the evidence of all ranks (`orchestrator/diagnosis/`)."""
 
     at: float
     attempt: int
     verdict: str
-    """A kind of `orchestrator/diagnosis/hang/verdicts.py`; not-known is one as well."""
+    """A kind of `orchestrator/diagnosis/hang/verdicts.py`, which includes one for unknown."""
     cause: str
     scope: Scope | None
-    """None: not known."""
+    """None: unknown."""
     ranks: tuple[int, ...]
-    """To blame, the likeliest first; empty blames nobody."""
+    """Culprits, the most likely first; empty: no culprit."""
     hosts: tuple[str, ...]
-    """To leave out; empty unless that is sure."""
+    """Hosts to exclude; empty unless the culprit is certain."""
     confidence: float
     signs: tuple[str, ...] = ()
-    """How it is known, and what evidence is missing."""
+    """The evidence for it, and the evidence that is missing."""
     waiting: tuple[str, ...] = ()
-    """Where the others wait."""
+    """Where the other ranks wait."""
     advice: str = ""
     num_dumps: int = 0
     num_stacks: int = 0
     stacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of those to blame, and of one of each crowd."""
+    """Stacks of the culprits, and of one rank of each group that waits in the same place."""
     took_s: float = 0.0
-    """For the analysis."""
+    """Seconds that the analysis took."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,12 +399,12 @@ class HostStopped:
     finished: bool
     """All its ranks returned 0 after the last step."""
     why: str = ""
-    """What torchrun itself said, where it is to blame."""
+    """The error of torchrun itself, if that was the cause."""
     reading: Reading | None = None
-    """The class of that, where a restart meets it again."""
+    """The failure class of `why`, if a restart would fail in the same way."""
     alone_s: float = 0.0
-    """How long ago its agent had last heard the leader, if it stopped the ranks for that; 0: it did
-    not."""
+    """Seconds since the agent last heard the leader, if it stopped the ranks for that reason; else
+    0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,20 +415,20 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveAsked:
-    """The scheduler takes the allocation back, or is about to: told when the signal comes, and
-    again when the scheduler has been asked why."""
+    """The scheduler takes the allocation back or is about to. Sent when the signal arrives, and
+    again after the scheduler was asked for the cause."""
 
     at: float
     cause: Cause | None
-    """None at first."""
+    """None in the first event, before the scheduler was asked."""
     words: str
-    """The signal, or what the scheduler answered."""
+    """The signal, or the scheduler's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLeaving:
-    """The scheduler takes this host out of the job, and its agent ends soon; another may come in
-    its place, here or elsewhere."""
+    """The scheduler takes this host away, and its agent ends soon. Another agent may take its
+    place, on this host or another."""
 
     at: float = 0.0
     host: str
@@ -435,19 +437,19 @@ class HostLeaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFlagged:
-    """The scheduler holds something against a host of the allocation."""
+    """The scheduler has flagged a host of the allocation, for example as draining."""
 
     at: float
     host: str
     state: str
     reason: str
     lets_finish: bool = False
-    """What runs there may run to its end."""
+    """Running work may finish there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOpened:
-    """The scheduler holds nothing against a host any more of which it did."""
+    """A flagged host is no longer flagged."""
 
     at: float
     host: str
@@ -455,7 +457,7 @@ class HostOpened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostUnavailable:
-    """No agent can be had on a host any more."""
+    """The backend can start no more agents on a host."""
 
     at: float
     host: str
@@ -464,7 +466,7 @@ class HostUnavailable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsChecked:
-    """The hosts were tried together before ranks start on them."""
+    """The hosts were checked together before ranks start on them."""
 
     at: float
     check: int
@@ -474,15 +476,15 @@ class HostsChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """There is a plan for as many hosts as were asked for."""
+    """A plan for the requested number of hosts was found."""
 
     at: float
     plan: Plan
     plan_number: int
     device_bytes: int | None = None
-    """That it fits into, where that was what was asked for."""
+    """The memory that the plan had to fit into, if that was the request."""
     why: str = ""
-    """What it does otherwise than the one before, where that did not fit."""
+    """What differs from the previous plan, if that one did not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -491,16 +493,16 @@ class ReplanRefused:
     hosts: int
     why: str
     device_bytes: int | None = None
-    """That nothing is to exceed, where that was what was asked for."""
+    """The memory limit, if that was the request."""
     ways: tuple[str, ...] = ()
-    """What a person could change instead, the cheapest first, as it is typed, with its price."""
+    """Alternatives for the user, cheapest first, ready to type, each with its cost."""
     edits: tuple[str, ...] = ()
-    """The same without its price; empty in journals of an older ndctl."""
+    """The same without the cost; empty in journals of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDirLost:
-    """The run directory was moved or removed; of one that was moved the journal says so."""
+    """The run directory was moved or removed. If it was moved, its journal has this event."""
 
     at: float
     why: str
@@ -508,17 +510,17 @@ class RunDirLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRefused:
-    """The scheduler does not take the job back, and it is in vain to ask it again."""
+    """The scheduler refuses to requeue the job, and asking again is useless."""
 
     at: float
     why: str
     cancelled: bool = False
-    """Because somebody has cancelled it there."""
+    """Because the job was cancelled in the scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed. Journalled only when a deadline was reached."""
+    """Time passed. Journalled only if a deadline was reached."""
 
     at: float
 
@@ -531,15 +533,15 @@ RankEvent = (
     | DrillHappened
     | RankExited
 )
-"""Events that a rank, or its watcher, may send to its agent. Nothing else in them is trusted: the
-agent checks the attempt and overwrites what it knows itself."""
+"""Events that a rank or its watcher may send to its agent. The agent does not trust their contents:
+it checks the attempt and overwrites what it knows itself."""
 
 AgentEvent = RankEvent | HostStopped | HostLeaving
-"""Events that an agent reports as they are. `EvidenceGathered` and `AgentRegistered` travel within
-a message that has more than the event."""
+"""Events that an agent reports unchanged. `EvidenceGathered` and `AgentRegistered` are parts of
+larger messages."""
 
 Notice = CheckpointFailed | CheckpointSlow | HealthChanged
-"""Events that no decision depends on: `step` leaves the job as it is."""
+"""Events that influence no decision: `step` returns the job unchanged."""
 
 Event = (
     JobSubmitted

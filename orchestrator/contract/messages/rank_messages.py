@@ -1,8 +1,8 @@
-"""What a rank tells its agent: one JSON datagram each on the agent's Unix socket.
+"""Messages from a rank to its agent: one JSON datagram each on the agent's Unix socket.
 
-Events of the job (`events.py`) are sent as they are; here are the messages that stay on the host.
-Sending never fails training. A beat that cannot be sent at once is lost; what is sent only once may
-wait up to a second for room in the agent's socket.
+Events of the job (`events.py`) are sent as they are. The messages defined here stay on the host.
+Sending never fails training. A heartbeat that cannot be sent at once is lost. Messages that are
+sent only once may wait up to a second for room in the agent's socket.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import RankError, RankEvent
 from orchestrator.contract.messages.rank_phase import Phase
+from orchestrator.contract.spec.types import ProcessId, Step
 
 MAX_BYTES = 60_000
-"""A larger text is cut before it is sent."""
+"""Longer text is cut before it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,17 +23,17 @@ class RankStarted:
     attempt: int
     rank: int
     local_rank: int
-    pid: int
+    pid: ProcessId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """A step was done, or another phase began."""
+    """A heartbeat: a step was done, or another phase began."""
 
     attempt: int
     rank: int
-    step: int
-    """Optimizer steps of the job that are done; the checkpoint's step right after a resume."""
+    step: Step
+    """Optimizer steps of the job that are done; after a resume, the step of the checkpoint."""
     phase: Phase
     loss: float | None = None
     tokens_per_second: float | None = None
@@ -45,7 +46,9 @@ class Beat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRaised:
-    """The rank is about to die of a Python exception. `RankExited` carries the error on."""
+    """The rank is about to die of a Python exception. Its watcher copies the error into
+    `RankExited`.
+    """
 
     attempt: int
     rank: int
@@ -66,6 +69,6 @@ def from_bytes(data: bytes) -> Datagram:
 
 
 def sender_of(datagram: Datagram) -> int:
-    """The rank that sent it. Rank 0 sends the events that concern all ranks, which name no rank."""
+    """The rank that sent it. Rank 0 sends the events that have no rank and concern all ranks."""
     rank: int = getattr(datagram, "rank", 0)
     return rank

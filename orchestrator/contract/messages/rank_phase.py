@@ -1,10 +1,10 @@
-"""What a rank is doing, as it says itself."""
+"""Phases of a rank, as the rank reports them."""
 
 from typing import Literal
 
 Phase = Literal["init", "compile", "train", "checkpoint", "eval", "write", "profile", "exit"]
-"""Told before it begins, for each has a clock of its own: only within a `train`ing step is a
-standstill of a few steps a hang.
+"""Reported before the phase begins, because each phase has its own time limit: only in the phase
+`train` is a standstill of a few step times a hang.
 
-`write`: files beside checkpoints, as metrics; `profile`: steps under the profiler; `exit`: the last
-step is done, and the process is on its way out."""
+`write`: files besides checkpoints, such as metrics; `profile`: steps under the profiler; `exit`:
+the last step is done and the process is ending."""

@@ -1,16 +1,21 @@
 """JSON that programs of ndctl write for each other: journal lines, messages, datagrams; by msgspec.
 
-A value is one member of a union of dataclasses; its class name comes first, under `kind`. The codec
-(`codec.py`), which reads what people write, needs 20 times as long, and is the judge all the same:
-msgspec passes over keys that it does not know, so its value counts only where it is written as the
-very bytes that were read. Anything else, as a line of an older ndctl or damaged text, is for the
-codec, which reads it or says what is wrong with it.
+A value is one member of a union of dataclasses. Its class name comes first, under `kind`.
+
+msgspec reads about 20 times as fast as the codec (`codec.py`), which reads what people write.
+msgspec ignores keys that it does not know, so its value is used only if encoding it again gives
+the bytes that were read, and if the value keeps the `Annotated` limits of its type. All other text,
+such as a line of an older ndctl or damaged text, goes to the codec, which reads it or reports what
+is wrong with it.
 """
 
+import dataclasses
 import functools
 import json
+import types
 import typing
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Union
 
 import msgspec
 
@@ -18,46 +23,51 @@ from orchestrator.contract import codec
 from orchestrator.contract.read_json import read_json
 
 HEAD = b'{"kind":"'
+Check = Callable[[Any], bool]
+"""Whether a value keeps the limits of its type."""
 _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
     """A member of a union of dataclasses as one line of JSON, without a newline."""
     kind: Any = type(value)
-    if _decoder(kind) is not None:
-        try:
-            body = _encoder.encode(value)
-        except (TypeError, UnicodeEncodeError, OverflowError):
-            pass  # what only Python's own JSON has words for, as half of a surrogate pair in a log
-        else:
-            return b'%s%s"%s%s' % (HEAD, _name(kind), b"," if len(body) > 2 else b"", body[1:])
-    return json.dumps(codec.encode_tagged(value), separators=(",", ":")).encode()
+    try:
+        body = _encoder.encode(value)
+    except (TypeError, UnicodeEncodeError, OverflowError):
+        # Only Python's own JSON can write this value, such as half of a surrogate pair in a log.
+        return json.dumps(codec.encode_tagged(value), separators=(",", ":")).encode()
+    # `body` is "{}" if the kind has no fields: then no comma follows the kind.
+    return b'%s%s"%s%s' % (HEAD, _name(kind), b"," if len(body) > 2 else b"", body[1:])
 
 
 def decode(union: Any, data: bytes) -> Any:
-    """The value of `data`, of a member of `union`.
+    """The member of `union` that `data` holds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `data` is not the JSON of a member, breaks a limit, or has a key twice.
     """
-    value = unproved(union, data)
+    value = decode_unverified(union, data)
     if value is not None and encode(value) == data:
         return value
-    return codec.decode(union, read_json(data))
+    return codec.decode(union, read_json(data, unique_keys=True))
 
 
-def unproved(union: Any, data: bytes | memoryview) -> Any | None:
-    """The value of `data` unless msgspec cannot read it. It counts only where the caller finds that
-    it is written as these very bytes."""
+def decode_unverified(union: Any, data: bytes | memoryview) -> Any | None:
+    """The value of `data`; None if msgspec cannot read it or if it breaks a limit.
+
+    The caller must encode the value again and use it only if that gives `data`.
+    """
     text = bytes(data)
     end = text.find(b'"', len(HEAD))
-    decoder = _decoders(union).get(text[len(HEAD) : end]) if text.startswith(HEAD) else None
-    if decoder is None:
+    found = _decoders(union).get(text[len(HEAD) : end]) if text.startswith(HEAD) else None
+    if found is None:
         return None
+    decoder, keeps_limits = found
     try:
-        return decoder.decode(text)
+        value = decoder.decode(text)
     except (ValueError, RecursionError):
         return None
+    return value if keeps_limits is None or keeps_limits(value) else None
 
 
 @functools.cache
@@ -66,16 +76,59 @@ def _name(kind: type) -> bytes:
 
 
 @functools.cache
-def _decoders(union: Any) -> dict[bytes, msgspec.json.Decoder[Any]]:
-    found = {_name(kind): _decoder(kind) for kind in typing.get_args(union)}
-    return {name: decoder for name, decoder in found.items() if decoder is not None}
+def _decoders(union: Any) -> dict[bytes, tuple[msgspec.json.Decoder[Any], Check | None]]:
+    return {
+        _name(kind): (msgspec.json.Decoder(kind), limit_check(kind))
+        for kind in typing.get_args(union)
+    }
 
 
 @functools.cache
-def _decoder(kind: type) -> msgspec.json.Decoder[Any] | None:
-    """None for a kind that holds a member of another union, of which msgspec would not write the
-    kind."""
-    try:
-        return msgspec.json.Decoder(kind)
-    except TypeError:
+def limit_check(kind: Any) -> Check | None:
+    """The check of all `Annotated` limits in `kind`; None if it has no limit.
+
+    msgspec has limits of its own (`msgspec.Meta`). They are not used, because every command that
+    reads a spec would then import msgspec, which takes 40 ms.
+    """
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        limits = args[1:]
+        return lambda value: all(limit.admits(value) for limit in limits)
+    if origin in (Union, types.UnionType):
+        return _union_check(args)
+    if origin is tuple:
+        return _items_check(args[0], lambda value: value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _items_check(args[1], lambda value: value.values())
+    if dataclasses.is_dataclass(kind):
+        fields = codec.fields_of(typing.cast(type, kind)).values()
+        checks = [(name, check) for name, of, _ in fields if (check := limit_check(of))]
+        return _fields_check(checks) if checks else None
+    return None
+
+
+def _union_check(kinds: tuple[Any, ...]) -> Check | None:
+    """msgspec reads unions of scalars and at most one dataclass, so the type tells the member."""
+    checks = [(_bare_type(kind), check) for kind in kinds if (check := limit_check(kind))]
+    if not checks:
         return None
+    return lambda value: all(
+        check(value)
+        for of, check in checks
+        if isinstance(value, of) and not isinstance(value, bool)  # a bool is an int in Python
+    )
+
+
+def _bare_type(kind: Any) -> type:
+    bare = typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
+    bare = typing.get_origin(bare) or bare
+    return typing.cast(type, bare)
+
+
+def _items_check(item: Any, items_of: Callable[[Any], Any]) -> Check | None:
+    check = limit_check(item)
+    return None if check is None else lambda value: all(map(check, items_of(value)))
+
+
+def _fields_check(checks: list[tuple[str, Check]]) -> Check:
+    return lambda value: all(check(getattr(value, name)) for name, check in checks)

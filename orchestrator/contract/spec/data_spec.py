@@ -12,12 +12,12 @@ Column = Annotated[str, Matches(r".+", "a column's name, not empty", "text")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationSpec:
-    """Held-out data; exactly one of the two keys."""
+    """Held-out data. Give exactly one of the two keys."""
 
     files: Files | None = None
-    """A glob of files of the same format as the training data's."""
+    """A glob of files in the same format as the training data."""
     fraction: Annotated[float, Above(0), AtMost(0.5)] | None = None
-    """Part of the training data's sequences that is held out instead, from its end."""
+    """Share of the training data's sequences, from its end, that is held out instead."""
 
     def __post_init__(self) -> None:
         if (self.files is None) == (self.fraction is None):
@@ -26,7 +26,7 @@ class ValidationSpec:
                     Problem(
                         path="",
                         value="none" if self.files is None else "files, fraction",
-                        limit="told by exactly one of files, fraction",
+                        limit="given by exactly one of files, fraction",
                         fix="keep one, for example fraction: 0.01",
                     )
                 ]
@@ -38,16 +38,16 @@ class DataSpec:
     files: Files
     """A glob of files, `**` for any depth; `{stdlib}` is Python's own library folder."""
     format: Literal["auto", "text", "jsonl", "parquet", "dataset", "tokens"] = "auto"
-    """`auto` goes by the names: .jsonl, .parquet, .tokens (made by `python -m trainer.data pack`),
-    a folder that datasets' save_to_disk wrote; anything else is text, a file a document."""
+    """`auto` decides by name: .jsonl, .parquet, .tokens (made by `python -m trainer.data pack`), a
+    folder written by datasets' save_to_disk; anything else is text, one document per file."""
     column: Column = "text"
-    """Of jsonl, parquet and datasets: the column that holds the text."""
+    """The column that holds the text, in jsonl, parquet and datasets."""
     prompt_column: Column | None = None
-    """With one, `column` is its answer: a document is the prompt and then the answer, and only the
-    answer's tokens are learned."""
+    """If set, `column` is the answer to this prompt. A document is the prompt followed by the
+    answer, and only the answer's tokens count in the loss."""
     tokenizer: Annotated[str, Matches(r".+", "bytes or a folder, not empty", "bytes")] = "bytes"
-    """`bytes`: each byte is a token, 256 of them; else a Hugging Face folder, or a hub id in the
-    local cache."""
+    """`bytes`: each byte is a token (vocabulary of 256). Otherwise a Hugging Face folder, or a hub
+    id in the local cache."""
     sequence_length: Annotated[int, AtLeast(8), AtMost(1 << 20)]
-    """Tokens that one sequence feeds to the model."""
+    """Tokens per sequence."""
     validation: ValidationSpec | None = None

@@ -1,4 +1,4 @@
-"""Faults on order: a team rehearses a failure before it trusts us with weeks."""
+"""Drills: faults that a user orders, to see how a job recovers before it runs for weeks."""
 
 import re
 from dataclasses import dataclass
@@ -22,39 +22,46 @@ Fault = Literal[
     "data",
     "write",
 ]
-"""SIGKILL, SIGSTOP; waiting at the beginning of this step and all later ones as long as a step
-takes (at least 0.25 s); a Python exception, or leaving with exit code 1; asking the device for more
-memory than there is, or a weight that is no number any more; a loop in C that holds the GIL; the
-step's all-reduce left out, called with another size, or called after an operation that no other
-rank calls; a data loader that gives nothing any more; files of checkpoints that cannot be written,
-as on storage that does not answer."""
+"""What happens to the rank:
+
+- `kill`, `stop`: SIGKILL, SIGSTOP
+- `slow`: this step and all later ones start late by one step time, at least 0.25 s
+- `raise`, `exit`: a Python exception; exit code 1
+- `oom`: it allocates more device memory than there is
+- `nan`: a weight becomes NaN
+- `busy`: a loop in C that holds the GIL
+- `skip`, `shape`, `order`: it leaves out the step's all-reduce, calls it with another size, or
+  calls another operation before it that no other rank calls
+- `data`: its data loader blocks
+- `write`: checkpoint files cannot be written, as on storage that does not respond
+"""
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """One fault at one step; it happens once, whatever is restarted afterwards."""
+    """One fault at one step. It happens once, even if the step runs again after a restart."""
 
     id: int
-    """Place in the job's list of drills, from 1."""
+    """Position in the job's list of drills, from 1."""
     fault: Fault
     target: Literal["rank", "host"]
-    """For a host, its agent and all its ranks are killed."""
+    """`host`: its agent and all its ranks are killed."""
     index: Annotated[int, AtLeast(0)]
-    """Global rank, or node rank of the host."""
+    """Global rank of a rank, or node rank of a host."""
     step: Annotated[int, AtLeast(1)]
-    """The optimizer step, from 1, at whose beginning the fault happens."""
+    """Optimizer step, from 1. The fault happens at its beginning."""
 
     def __str__(self) -> str:
         return f"{self.fault}:{self.target}={self.index}@step={self.step}"
 
 
 def parse_drill(text: str, number: int) -> Drill:
-    """`kill:rank=1@step=25` as the `number`-th drill of a job.
+    """The drill of a text such as `kill:rank=1@step=25`; `number` becomes its id.
 
     Raises:
-        Invalid: when the text has another form.
+        Invalid: the text has another form.
     """
     found = re.fullmatch(rf"({'|'.join(FAULTS)}):rank=(\d+)@step=([1-9]\d*)", text)
     target: Literal["rank", "host"] = "rank"

@@ -1,4 +1,4 @@
-"""What kinds of failure there are: rules as data, ndctl's own and those that a user adds."""
+"""Failure classes as data: the type of ndctl's rules and of those that a spec adds."""
 
 import signal
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.limits import Matches
 
 Scope = Literal["user", "rank", "host", "fabric", "storage", "scheduler"]
-"""Where the cause lies, so who has to do something about it."""
+"""Where the cause lies, and so who has to act."""
 Remedy = Literal["restart", "replace", "requeue", "replan", "rollback", "stop"]
-"""`restart`: in place; `replace`: without the host (a spare, else fewer hosts if that is allowed,
-else the queue); `requeue`: give the hosts back; `replan`: with a plan that takes less memory;
-`rollback`: from one checkpoint back, without the data since; `stop`: a restart meets it again."""
+"""`restart`: on the same hosts; `replace`: without the host (with a spare, else with fewer hosts if
+`shrink` allows it, else through the queue); `requeue`: give the hosts back and wait in the queue;
+`replan`: with a plan that needs less memory; `rollback`: from one checkpoint back, without the data
+read since; `stop`: end the job, because a restart would fail in the same way."""
 
 KINDS = (
     "refused",
@@ -33,36 +34,37 @@ KINDS = (
     "launch-failed",
     "preflight",
 )
-"""What an incident can be by how it was seen, whatever its cause."""
+"""Kinds of incident: how the failure was detected, independent of its cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRule:
-    """Fits when all that it names fits: one of the patterns, one of the signals, and so on."""
+    """Matches if every condition that it gives matches. Of several patterns (or signals, exit
+    codes, kinds, phases) one is enough."""
 
     name: Annotated[
         str, Matches(r"[a-z][a-z0-9-]*", "a-z, 0-9 and -, first a letter", "cuda-out-of-memory")
     ]
-    """The class. Several rules may lead to one."""
+    """The failure class. Several rules may share one."""
     scope: Scope
     action: Remedy
     advice: str = ""
-    """What a person should do."""
+    """What the user should do."""
     patterns: tuple[str, ...] = ()
-    """Regular expressions in RE2's syntax, searched in each line without regard to case; one is
-    enough."""
+    """Regular expressions in RE2 syntax, searched in each line, case-insensitive."""
     unless: tuple[str, ...] = ()
-    """Regular expressions too: a line in which one of them is found does not count."""
+    """Regular expressions. A line that contains one of them does not match."""
     signals: tuple[str, ...] = ()
-    """Names, as SIGKILL, of what ended the process."""
+    """Names of signals that ended the process, such as SIGKILL."""
     exit_codes: tuple[int, ...] = ()
     kinds: tuple[str, ...] = ()
-    """What ndctl calls the incident, as hang and host-lost, which no log line tells of."""
+    """Kinds of incident, such as hang and host-lost, which leave no log line."""
     phases: tuple[Phase, ...] = ()
     symptom: bool = False
-    """A rank also says so when a peer of it went away: never the first cause of other ranks'."""
+    """The message also appears when a peer failed, so it is never the root cause if another rank
+    failed with a message that is not a symptom."""
     source: str = ""
-    """Where this is known from."""
+    """Where this knowledge comes from."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -79,7 +81,7 @@ class FailureRule:
             fix = "add patterns, signals, exit_codes or kinds"
             problems.append(Problem(path="patterns", limit="given, or a code", fix=fix))
         if self.unless and not self.patterns:
-            fix = "add patterns; unless only leaves out lines that these find"
+            fix = "add patterns; unless only excludes lines that match patterns"
             problems.append(Problem(path="unless", limit="given with patterns", fix=fix))
         if problems:
             raise Invalid(problems)
@@ -87,33 +89,33 @@ class FailureRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The class of what a process, a launcher or a kernel said. It is decided once, where that was
-    said, and kept: a class that is decided again with another table may be another one."""
+    """The failure class of a message from a process, a launcher or a kernel. It is decided once,
+    where the message was seen, and stored, because another version may have other rules."""
 
     name: str
     scope: Scope
     action: Remedy
     advice: str = ""
     symptom: bool = False
-    """A rank also says so when a peer of it went away."""
+    """The message also appears when a peer failed."""
     own: bool = False
-    """It is a class of the user's, who knows more than ndctl's own rules."""
+    """The class comes from the spec, so it goes before ndctl's own rules."""
     line: str = ""
-    """The line that decided; empty where it was a signal, an exit code or a kind."""
+    """The line that matched; empty if a signal, an exit code or a kind matched."""
     pattern: str = ""
-    """The one that was found in the line."""
+    """The pattern that matched the line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitReading:
-    """What the end of one rank means, as far as the rank itself tells."""
+    """What the end of one rank means, as far as this rank alone shows."""
 
     failure: Reading | None = None
-    """None: nothing of it is known."""
+    """None: unknown."""
     symptom: bool = False
-    """It is what losing a peer looks like."""
+    """The end looks like a reaction to the loss of a peer."""
     timed_out: bool = False
-    """A collective did not return in time: a hang, seen by the rank itself."""
+    """A collective timed out: the rank itself detected a hang."""
 
 
 def _near(kind: str) -> str:

@@ -1,4 +1,4 @@
-"""Limits that an `Annotated` type puts on its values, each able to say itself in words."""
+"""Limits that an `Annotated` type puts on its values. Each can describe itself."""
 
 import re
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """For names that are data; where they are part of the language, `Literal` says it better."""
+    """For names that come from data. Names that are part of the language are a `Literal`."""
 
     names: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Models that a spec may call by name, as transformers config values."""
+"""Models that a spec may name, as values of their transformers config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,8 +19,8 @@ LLAMA_3_1: Mapping[str, Any] = {
     },
     "tie_word_embeddings": False,
 }
-"""What the models of "The Llama 3 Herd of Models" (2024) have in common; like the rest, from the
-config.json beside each model's weights: meta-llama/Llama-3.1-8B, -70B and -405B."""
+"""Common values of the models of "The Llama 3 Herd of Models" (2024). These and all other presets
+come from the config.json of the published weights: meta-llama/Llama-3.1-8B, -70B and -405B."""
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "llama-tiny": {
@@ -96,4 +96,4 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "layer_norm_epsilon": 1.0e-5,
     },
 }
-"""`llama-tiny` and `qwen3-tiny` read bytes and train on a laptop's CPU."""
+"""`llama-tiny` and `qwen3-tiny` read bytes and train on the CPU of a laptop."""

@@ -1,4 +1,4 @@
-"""Which model is trained, from which weights, and how much of it."""
+"""Which model is trained, from which weights, and which part of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from orchestrator.contract.spec.types import Count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """Low-rank adapters (Hu et al. 2021) through PEFT: the model is frozen, they are trained."""
+    """Low-rank adapters (Hu et al. 2021) by PEFT. The model is frozen, the adapters are trained."""
 
     rank: Count = 8
     alpha: Annotated[float, Above(0)] = 16.0
@@ -20,24 +20,24 @@ class LoraSpec:
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Names of the linear layers that get an adapter."""
     quantize: Literal["none", "nf4"] = "none"
-    """`nf4` keeps the frozen weights in 4 bits (QLoRA, Dettmers et al. 2023)."""
+    """`nf4` stores the frozen weights in 4 bits (QLoRA, Dettmers et al. 2023)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Exactly one of preset, config, path says which transformers model is trained."""
+    """Exactly one of preset, config and path names the transformers model."""
 
     preset: Annotated[str, OneOf(tuple(PRESETS))] | None = None
-    """A model that ndctl knows by name."""
+    """Name of a model in ndctl's list."""
     config: Mapping[str, Any] | None = None
     """A transformers config, inline: `{model_type: llama, hidden_size: 256, …}`."""
     path: str | None = None
     """A Hugging Face directory or a hub id in the local cache; its `config.json` is used."""
     weights: Annotated[str, Matches(r".+", "a folder or a hub id", "models/qwen3")] | None = None
-    """A Hugging Face directory or a hub id in the local cache, whose safetensors training begins
-    from; null draws fresh weights from the seed."""
+    """A Hugging Face directory or a hub id in the local cache. Training starts from its
+    safetensors; null draws new weights from the seed."""
     lora: LoraSpec | None = None
-    """Train adapters alone; null trains all weights."""
+    """Train only adapters; null trains all weights."""
 
     def __post_init__(self) -> None:
         given = [key for key in ("preset", "config", "path") if getattr(self, key) is not None]
@@ -50,7 +50,7 @@ class ModelSpec:
                 Problem(
                     path="",
                     value=", ".join(given) or "none",
-                    limit="told by exactly one of preset, config, path",
+                    limit="given by exactly one of preset, config, path",
                     fix=f"keep one, for example {first} ({drop})"
                     if given
                     else f"add one, for example preset: {next(iter(PRESETS))}",

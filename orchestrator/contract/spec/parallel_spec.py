@@ -1,4 +1,4 @@
-"""How a job is split: the degrees of the mesh, and the method on each of its axes."""
+"""How a job is split over ranks: the degrees of the mesh and the method on each axis."""
 
 import math
 from collections.abc import Iterator
@@ -15,37 +15,37 @@ Depth = Annotated[int, AtLeast(0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpSpec:
-    """FSDP2's knobs, for `parallel.data: fsdp`."""
+    """Options of FSDP2, used by `parallel.data: fsdp`."""
 
     wrap: Annotated[str, Matches(r"\w+", "a class name, or auto", "LlamaDecoderLayer")] = "auto"
     """Class of the modules that are gathered one at a time; `auto` is the decoder layer."""
     reshard_after_forward: bool | Annotated[int, AtLeast(2)] | Auto = "auto"
-    """true frees each layer's weights after its forward pass (ZeRO-3), false keeps them until the
-    backward pass (ZeRO-2), and a number shards them over that many ranks in between. `auto`: the
-    planner's choice of true and false; true without a planner. Pipelines with several stages per
-    rank gather and free a whole stage at a time, whatever this says."""
+    """true frees each layer's weights after its forward pass (ZeRO-3). false keeps them until the
+    backward pass (ZeRO-2). A number shards them over that many ranks in between. `auto`: the
+    planner chooses true or false; without a planner it is true. Pipelines with several stages per
+    rank gather and free a whole stage at a time, whatever is set here."""
     forward_prefetch: Depth = 1
-    """Layers whose weights are gathered ahead in the forward pass."""
+    """Number of layers whose weights are gathered ahead in the forward pass."""
     backward_prefetch: Depth = 1
     """The same in the backward pass."""
     cpu_offload: bool = False
-    """Keep weights, gradients and moments in the host's memory, and update them there."""
+    """Keep weights, gradients and optimizer state in host memory, and update them there."""
 
     @property
     def reshard(self) -> bool | int:
-        """After the forward pass; `auto` where no planner decided it is true."""
+        """The value after the planner: `auto` means true if no planner decided it."""
         return True if self.reshard_after_forward == "auto" else self.reshard_after_forward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSpec:
-    """How micro batches travel through the stages, for pp above 1."""
+    """How micro batches pass through the stages, for pp above 1."""
 
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"] | Auto = "auto"
-    """`zbv` is the zero-bubble schedule on V-shaped stages; `auto` is the planner's choice, and
-    1f1b without a planner."""
+    """`zbv` is the zero-bubble schedule on V-shaped stages. `auto` is the planner's choice; without
+    a planner it is 1f1b."""
     stages_per_rank: Count | Auto = "auto"
-    """Stages that a rank has; `auto` is 2 for interleaved_1f1b and zbv, else 1."""
+    """Number of stages of a rank; `auto` is 2 for interleaved_1f1b and zbv, else 1."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -79,10 +79,10 @@ class PipelineSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelSpec:
-    """Degrees of the mesh, outermost first, and the methods.
+    """Degrees of the mesh, outermost first, and the method on each axis.
 
-    `auto` leaves a degree to the planner; without one dp_shard takes every rank that the others
-    leave, and these are 1.
+    `auto` leaves a degree to the planner. Without a planner dp_shard gets the ranks that the other
+    degrees leave, and every other `auto` is 1.
     """
 
     pp: Count | Auto = "auto"
@@ -96,11 +96,11 @@ class ParallelSpec:
     tp: Count | Auto = "auto"
     """Tensor-parallel degree, inside one host or one NVLink block."""
     data: Literal["fsdp", "ddp", "zero1"] = "fsdp"
-    """What data-parallel ranks share: `fsdp` shards everything over dp_shard; `ddp` copies
-    everything over dp_replicate; `zero1` copies all but the optimizer's state."""
+    """`fsdp` shards everything over dp_shard; `ddp` copies everything over dp_replicate; `zero1`
+    copies everything except the optimizer's state, which it shards."""
     fsdp: FsdpSpec = field(default_factory=FsdpSpec)
     context: Literal["ring", "ulysses", "all_gather"] = "ring"
-    """How attention sees the whole sequence when cp cuts it."""
+    """How attention sees the whole sequence if cp splits it."""
     pipeline: PipelineSpec = field(default_factory=PipelineSpec)
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class ParallelSpec:
             default = FsdpSpec()
             given = [n for n in names if getattr(self.fsdp, n) != getattr(default, n)]
             if given == ["reshard_after_forward"] and self.fsdp.reshard_after_forward is True:
-                return  # What `auto` means without a planner.
+                return  # `auto` became true without a planner; the user wrote nothing here
             yield Problem(
                 path="fsdp",
                 value=", ".join(given),
@@ -130,11 +130,11 @@ class ParallelSpec:
 
     @property
     def degrees(self) -> tuple[int | Auto, ...]:
-        """Outermost first, as asked for."""
+        """Degrees as written in the spec, outermost first."""
         return (self.pp, self.dp_replicate, self.dp_shard, self.cp, self.tp)
 
     def filled(self, world_size: int) -> Self:
-        """Without `auto`, as far as `world_size` ranks alone can tell."""
+        """The spec without `auto`, as far as the number of ranks alone decides it."""
         mesh = self.filled_mesh(world_size)
         reshard, schedule = self.fsdp.reshard_after_forward, self.pipeline.schedule
         return replace(
@@ -147,7 +147,7 @@ class ParallelSpec:
         )
 
     def filled_mesh(self, world_size: int) -> Mesh:
-        """dp_shard takes what the others leave; any other `auto` is 1."""
+        """dp_shard gets the ranks that the other degrees leave; any other `auto` is 1."""
         given = {axis: 1 if d == "auto" else d for axis, d in zip(AXES, self.degrees, strict=True)}
         if self.dp_shard == "auto" and self.data == "fsdp":
             given["dp_shard"] = max(1, world_size // math.prod(given.values()))
@@ -155,7 +155,7 @@ class ParallelSpec:
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh of degrees that are all numbers."""
+        """The mesh, if no degree is `auto`."""
         given = {axis: d for axis, d in zip(AXES, self.degrees, strict=True) if d != "auto"}
         assert len(given) == len(AXES)
         return Mesh(**given)

@@ -1,7 +1,7 @@
-"""What a pipeline asks of a job, and which layers each of its stages has.
+"""What a pipeline schedule requires, and which layers each of its stages has.
 
-The planner counts by it and the trainer builds by it. Demands are those of torch 2.13's schedules
-(`torch.distributed.pipelining`), which raise them on every rank once the job has started;
+The planner and the trainer both use it. The requirements are those of torch 2.13's schedules
+(`torch.distributed.pipelining`), which raise an error on every rank after the job has started.
 `tests/plan/test_stages.py` compares the two.
 """
 
@@ -13,11 +13,11 @@ from orchestrator.contract.spec.parallel_spec import PipelineSpec
 BACK_AND_FORTH = "zbv"
 """The schedule whose last stage is on the same rank as the first."""
 SPLITS_BACKWARD = "zbv"
-"""The schedule that computes the gradients of weights apart from those of inputs."""
+"""The schedule that computes the gradients of weights separately from those of inputs."""
 
 
 def demand(spec: PipelineSpec, pp: int, micro_batches: int) -> str | None:
-    """What the schedule wants instead of so many micro batches a step; None where they will do."""
+    """What the schedule requires if it cannot run `micro_batches` per step; None if it can."""
     if spec.schedule == "1f1b" and micro_batches < pp:
         return f"at least {pp}, one for each stage"
     rounds = max(1, micro_batches // pp)
@@ -27,14 +27,15 @@ def demand(spec: PipelineSpec, pp: int, micro_batches: int) -> str | None:
 
 
 def stages_of_rank(spec: PipelineSpec, pp: int, rank: int) -> list[int]:
-    """Numbers of the stages of `rank`, ascending: every `pp`-th, or the two arms of a V."""
+    """Numbers of the stages of `rank`, ascending: every `pp`-th one, or for `zbv` one on each arm
+    of the V."""
     if spec.schedule == BACK_AND_FORTH:
         return [rank, 2 * pp - 1 - rank]
     return list(range(rank, pp * spec.stages, pp))
 
 
 def rank_of_stage(spec: PipelineSpec, pp: int, stage: int) -> int:
-    """The pipeline rank that has `stage`."""
+    """The pipeline rank that runs `stage`."""
     if spec.schedule == BACK_AND_FORTH:
         return min(stage, 2 * pp - 1 - stage)
     return stage % pp
@@ -49,29 +50,33 @@ def layer_costs(
     vocab_size: int,
     tokens: int,
 ) -> list[int]:
-    """Multiply-adds per token of the forward pass of each layer; the embedding's are counted with
-    the first layer, the head's with the last. Backward costs twice as much, of all of them.
+    """Multiply-adds per token in the forward pass of each layer.
 
-    A layer has `layer_matrices` weights in its linear layers, and queries `query_size` wide;
-    sequences have `tokens`.
+    The embedding counts as part of the first layer, the head as part of the last. The backward pass
+    costs twice as much everywhere, so it does not change the balance.
+
+    Args:
+        layer_matrices: number of weights in the linear layers of one layer.
+        query_size: width of all queries together.
+        tokens: sequence length.
     """
-    # Scores and sums over values, each with half of the tokens, those that came before.
+    # Attention scores and the sums over values, each over half of the tokens (causal mask).
     costs = [layer_matrices + query_size * tokens] * num_layers
-    # The embedding copies a row; nothing is multiplied.
+    # The embedding copies a row and multiplies nothing.
     costs[0] += hidden_size
     costs[-1] += hidden_size * vocab_size
     return costs
 
 
 def cut(costs: Sequence[int], num_stages: int) -> list[tuple[int, int]]:
-    """(first, stop) of each stage: the dearest is as cheap as can be, then the others as even.
+    """(first, stop) of each stage, with the lowest maximum cost, then the most even costs.
 
-    Of cuts that are equally good the one with fewer layers in early stages is taken, for these keep
-    the activations of more micro batches.
+    Among equally good cuts the one with fewer layers in early stages wins, because early stages
+    keep the activations of more micro batches.
     """
     sums = [0, *accumulate(costs)]
-    # How to cut the layers before `stop` best, with so many stages as the loop has come to:
-    # the dearest stage, the sum of squares, and where each stage stops.
+    # Dynamic programming over stages. For each `stop`: the best way to cut the layers before it
+    # into the stages so far, as (maximum cost, sum of squared costs, where each stage stops).
     best: dict[int, tuple[int, int, list[int]]] = {0: (0, 0, [])}
     for stage in range(num_stages):
         last_stop = len(costs) - (num_stages - stage - 1)
@@ -85,12 +90,12 @@ def cut(costs: Sequence[int], num_stages: int) -> list[tuple[int, int]]:
 def _with_stage(
     best: Mapping[int, tuple[int, int, list[int]]], sums: Sequence[int], stage: int, stop: int
 ) -> tuple[int, int, list[int]]:
-    """The best that goes on to `stop` with stage number `stage`."""
+    """The best cut of the layers before `stop` whose last stage is number `stage`."""
     found: tuple[int, int, list[int]] | None = None
     for first in reversed(range(stage, stop) if stage else range(1)):
         cost = sums[stop] - sums[first]
         if found is not None and cost > found[0]:
-            break  # It only grows, the earlier the stage begins.
+            break  # an earlier start only makes this stage more expensive
         dearest, squares, stops = best[first]
         dearest, squares = max(dearest, cost), squares + cost * cost
         if found is None or (dearest, squares) <= found[:2]:

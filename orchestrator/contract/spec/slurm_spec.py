@@ -1,4 +1,4 @@
-"""What a site's Slurm needs to be told of a job, in sbatch's own words."""
+"""What a job needs to say about a site's Slurm, in sbatch's own terms."""
 
 import re
 from collections.abc import Mapping
@@ -28,16 +28,16 @@ OURS = (
     *("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-core", "ntasks-per-socket"),
     *("signal", "tasks-per-node", "test-only", "wait", "wrap"),
 )
-"""By these a job would be another than the one that was planned, or not be found any more."""
+"""Options that would make the job differ from the plan, or hide it from ndctl."""
 SbatchFlag = Annotated[
     Flag,
     Matches(
         rf"(?!-[aJMnNWx])(?!--(?:{'|'.join(OURS)})(?:[= ]|$)).*",
         "none of -a, -J, -M, -n, -N, -W, -x and "
         + ", ".join(f"--{name}" for name in OURS)
-        + ", which ndctl says itself",
-        "--nice=5; name, cluster.hosts and cluster.slurm's comment, exclude and notice_s say"
-        " what may be said of these",
+        + ", which ndctl sets itself",
+        "--nice=5; some of these have a key of their own: name, cluster.hosts, and"
+        " cluster.slurm's comment, exclude and notice_s",
     ),
 ]
 
@@ -57,58 +57,58 @@ OURS_OF_RANKS = (
 OURS_BEGIN = ("NDCTL_", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "TORCHELASTIC_", "PMI_", "PMIX_")
 """Variables that ndctl, torchrun or Slurm set, or that change what Slurm's commands do."""
 Mode = Literal[700, 750, 755, 770, 775]
-"""As chmod takes it. A leading zero changes nothing: in YAML 1.2 it is the same number."""
+"""As chmod takes it. A leading zero makes no difference: YAML 1.2 reads the same number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerSpec:
-    """A container for the agents and ranks, by NVIDIA's pyxis (srun's --container-… options)."""
+    """A container for agents and ranks, by NVIDIA's pyxis (srun's --container-… options)."""
 
     image: Word
     mounts: tuple[Word, ...] = ()
-    """SRC:DST[:FLAGS] each; the run root has to be among them."""
+    """SRC:DST[:FLAGS] each. The run root must be among them."""
     workdir: Word | None = None
     env: tuple[Word, ...] = ()
-    """Variables of the host that win over the image's own."""
+    """Variables of the host that win over those of the image."""
     python: Word = "python3"
-    """The interpreter inside the image, which has ndctl installed."""
+    """The interpreter inside the image; it must have ndctl installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HooksSpec:
-    """Lines of shell on each host of the job, by bash, in each of its runs: with variables and
-    folder of the job, and NDCTL_RUN_DIR and NDCTL_HOST."""
+    """Lines of bash that run on each host in each run of the job. They have the job's variables and
+    folder, and NDCTL_RUN_DIR and NDCTL_HOST."""
 
     before: Line | None = None
-    """Before the host's agent begins. A host on which it fails, or does not end in time, is not
-    used by this run; the incident has the end of its output."""
+    """Runs before the host's agent starts. If it fails or times out, this run of the job does not
+    use the host; the incident shows the end of its output."""
     after: Line | None = None
-    """When the host's ranks have ended, however they did, and the host has not died."""
+    """Runs when the host's ranks have ended in any way, unless the host itself died."""
     timeout: Seconds = 300.0
     """Seconds for `before`."""
     after_timeout: Seconds = 30.0
-    """Seconds for `after`. Slurm gives it no longer than KillWait where it takes the hosts back."""
+    """Seconds for `after`. If Slurm takes the hosts back, it allows at most KillWait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmSpec:
     partition: Word | tuple[Word, ...] | None = None
-    """One, or several of which the job gets its hosts from one. None: the cluster's default."""
+    """One partition, or several from which Slurm chooses one. None: the cluster's default."""
     account: Word | None = None
     qos: Word | None = None
     time: Count | Time | None = None
-    """Of one allocation; the job goes back to the queue at its end until all steps are done. None:
-    the partition's."""
+    """Time limit of one allocation. At its end the job is requeued until all steps are done. None:
+    the partition's limit."""
     gpus: Literal["per-node", "gres", "none"] = "per-node"
-    """How `cluster.gpus_per_host` devices are asked for: --gpus-per-node, --gres=gpu:N, or not at
-    all, where ranks run on CPUs or `gres` asks for them."""
+    """How to request `cluster.gpus_per_host` devices: --gpus-per-node, --gres=gpu:N, or not at all
+    (if ranks run on CPUs or `gres` requests them)."""
     gpu_type: Word | None = None
     gres: Word | None = None
-    """More generic resources, as in `nvme:1`."""
+    """More generic resources, such as `nvme:1`."""
     cpus_per_task: Count | None = None
-    """For the one task of a host. None: what Slurm gives; with `exclusive` the whole host."""
+    """CPUs for the one task of a host. None: Slurm's default; with `exclusive` the whole host."""
     mem: Word | None = None
-    """Of a host, as in `500G`; `0` is all of it."""
+    """Memory of a host, such as `500G`; `0` is all of it."""
     exclusive: bool = True
     constraint: Word | None = None
     nodelist: Word | None = None
@@ -116,33 +116,34 @@ class SlurmSpec:
     reservation: Word | None = None
     licenses: Word | None = None
     switches: Count | Word | None = None
-    """COUNT[@WAIT]: at most so many leaf switches. None: what the plan asks for."""
+    """COUNT[@WAIT]: at most COUNT leaf switches. None: what the plan requests."""
     switch_wait: Annotated[int, AtLeast(0)] | Time = "1:00"
-    """How long the job may wait for these beside idle hosts, in minutes or as `time`, where
-    `switches` has no WAIT; `0`: not at all. Slurm's `max_switch_wait` (5 minutes by default) limits
-    it as well."""
+    """How long the job may wait for the switches while hosts are idle, in minutes or in the format
+    of `time`, if `switches` has no WAIT; `0`: not at all. Slurm's `max_switch_wait` (5 minutes by
+    default) is another limit."""
     segment: Count | None = None
-    """Hosts of a block that stay together (Slurm 23.11 or newer with a block topology)."""
+    """Number of hosts of a block that stay together (Slurm 23.11 or newer, block topology)."""
     comment: str | None = None
     mail_type: Word | None = None
     mail_user: Word | None = None
     notice_s: Seconds = 90.0
-    """How long before the time limit (and with the site's `preempt_send_user_signal` before a
-    preemption) Slurm warns: but for the last 45 s of it ranks have this long for a checkpoint, also
-    where `resilience.stop_grace` is less; more of that does not help."""
+    """How long before the time limit Slurm sends its signal (with the site's
+    `preempt_send_user_signal` also before a preemption). Ranks have this time, less 45 s, for a
+    checkpoint, even if `resilience.stop_grace` is less. A larger value does not help."""
     on_drain: Literal["finish", "checkpoint_and_requeue", "at_next_checkpoint"] = "finish"
-    """When a host that ranks run on is drained: train on, as Slurm means it, until maintenance
-    begins there or it goes; write a checkpoint at once and go on without it; or do so when the next
-    checkpoint is complete. Without spares, and without `shrink`, that is in the queue."""
+    """When a host with ranks is drained: `finish` trains on, which is Slurm's meaning, until
+    maintenance starts there or the host is gone. `checkpoint_and_requeue` writes a checkpoint at
+    once and continues without the host. `at_next_checkpoint` does so after the next checkpoint.
+    Without spares, and without `shrink`, the job continues from the queue."""
     env: Mapping[str, Line] = field(default_factory=dict)
-    """Variables of every agent and rank. Not for secrets: the batch script has them as plain
-    text."""
+    """Variables of every agent and rank. Do not put secrets here: the batch script contains them as
+    plain text."""
     group: Word | None = None
-    """Unix group of the run directory and of what is made in it; you have to be in it. None: your
-    own, or what the run root says."""
+    """Unix group of the run directory and its files. You must be a member. None: your own group, or
+    the one that the run root sets."""
     mode: Mode | None = None
-    """Permissions of the run directory, and so who may read (5) or write (7) what is made in it:
-    owner, group, all others. The job's secret stays yours alone. None: 700."""
+    """Permissions of the run directory and its files: who may read (5) or write (7), for owner,
+    group and others. The job's secret always stays readable by you alone. None: 700."""
     hooks: HooksSpec = field(default_factory=HooksSpec)
     modules: tuple[Word, ...] = ()
     setup: tuple[str, ...] = ()
@@ -151,8 +152,8 @@ class SlurmSpec:
     sbatch_args: tuple[SbatchFlag, ...] = ()
     srun_args: tuple[SrunFlag, ...] = ()
     snapshot: bool = False
-    """Copy ndctl's own code into the run directory and run from there, so that a later upgrade does
-    not change a job that is requeued."""
+    """Copy ndctl's code into the run directory and run it from there, so that an upgrade does not
+    change a job that is requeued."""
 
     def __post_init__(self) -> None:
         problems = [_bad_name(name) for name in self.env]
@@ -181,20 +182,21 @@ class SlurmSpec:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """Their names; none: the cluster's default."""
+        """Names of the partitions; empty: the cluster's default."""
         given = (self.partition,) if isinstance(self.partition, str) else self.partition or ()
         return tuple(name for one in given for name in one.split(","))
 
 
 def seconds(text: str) -> int | None:
-    """Of `MINUTES`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; None of UNLIMITED or NONE."""
+    """Seconds of `MINUTES`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`; None for UNLIMITED or
+    NONE."""
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
         return None
     days, dash, rest = text.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
-    if dash:  # hours first
+    if dash:  # after "days-" come the hours
         hours, minutes, secs = (*parts, 0, 0)[:3]
-    elif len(parts) < 3:  # minutes first
+    elif len(parts) < 3:  # sbatch reads "90" and "90:00" as minutes
         hours, minutes, secs = (0, *parts, 0)[:3]
     else:
         hours, minutes, secs = parts
@@ -202,35 +204,35 @@ def seconds(text: str) -> int | None:
 
 
 def notice_too_long(notice_s: float, limit_s: int | None, whose: str) -> Problem | None:
-    """A warning that comes as the allocation begins would have the job leave before its first step,
-    each time.
+    """A problem if Slurm's signal would come at the start of the allocation. The job would then be
+    requeued before its first step, each time.
 
     Args:
-        limit_s: of the allocation; None or 0, as in sbatch's --time: there is none.
-        whose: what says so.
+        limit_s: time limit of the allocation; None or 0 (as in sbatch's --time): no limit.
+        whose: the source of the limit.
     """
     if not limit_s or notice_s < limit_s:
         return None
     return Problem(
         path="notice_s",
         value=notice_s,
-        limit=f"less than {limit_s} s, {whose}: else Slurm warns of the end as the job begins,"
-        " which goes back to the queue before its first step, each time",
+        limit=f"less than {limit_s} s, {whose}; otherwise Slurm sends its signal when the job"
+        " starts, and the job is requeued before its first step, each time",
         fix=f"set cluster.slurm.time to more, or notice_s to {limit_s / 2:g} or less",
     )
 
 
 def _bad_name(name: str) -> Problem | None:
-    """Of a variable that a spec may not set."""
+    """A problem with the name of a variable that a spec must not set."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         limit, fix = "named with letters, digits and _, and no digit first", "rename it"
     elif name in OURS_OF_RANKS or name.startswith(OURS_BEGIN):
-        limit, fix = "none that ndctl, torchrun or Slurm sets itself", "leave it out"
+        limit, fix = "none that ndctl, torchrun or Slurm sets itself", "remove it"
     else:
         return None
     return Problem(path=f"env.{name}", value=name, limit=limit, fix=fix)
 
 
 def plain_secrets(spec: SlurmSpec) -> tuple[str, ...]:
-    """Keys of the spec that give a variable named like a secret as plain text. A path is none."""
+    """Keys of the spec that set a variable named like a secret to a plain text that is no path."""
     return tuple(f"env.{name}" for name, value in spec.env.items() if is_plain_secret(name, value))

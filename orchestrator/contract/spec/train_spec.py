@@ -1,4 +1,4 @@
-"""How a model learns: steps and batch, arithmetic, optimizer, and what is watched meanwhile."""
+"""How the model is trained: steps, batch, number formats, optimizer, checks and metrics."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,9 +15,9 @@ class OptimizerSpec:
     lr: Annotated[float, Above(0)] = 3.0e-4
     """Peak learning rate."""
     weight_decay: Annotated[float, AtLeast(0)] = 0.1
-    """Of matrices; norms and biases have none."""
+    """Applies to matrices only, not to norms and biases."""
     beta1: Annotated[float, AtLeast(0), AtMost(0.9999)] = 0.9
-    """Momentum, where the optimizer has one."""
+    """Momentum, if the optimizer has one."""
     beta2: Annotated[float, AtLeast(0), AtMost(0.9999)] = 0.95
     eps: Annotated[float, Above(0)] = 1.0e-8
 
@@ -25,7 +25,7 @@ class OptimizerSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleSpec:
     kind: Literal["constant", "linear", "cosine"] = "cosine"
-    """How the learning rate falls after the warm-up; linear and cosine end at zero."""
+    """Learning rate after the warm-up; linear and cosine end at zero."""
     warmup_steps: Annotated[int, AtLeast(0)] = 0
 
 
@@ -41,16 +41,16 @@ class ProfileSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeSpec:
-    """When a loss that is finite ends the job all the same; off unless it is asked for."""
+    """When a finite loss counts as a spike. The check is off by default."""
 
     deviations: Annotated[float, Above(0)] = 8.0
     """Robust standard deviations (1.4826 median absolute deviations, at least 1 % of the median)
-    above the median of the losses before."""
+    above the median of the previous losses."""
     window: Annotated[int, AtLeast(8)] = 64
-    """Losses that are looked back on, those of a spike not counted; before there are so many,
-    nothing is judged."""
+    """Number of previous losses, without those of a spike. The check starts once there are so many.
+    """
     steps: Count = 8
-    """Steps in a row above it that are a spike; fewer are passed over."""
+    """Number of consecutive steps above the limit that count as a spike; fewer are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,52 +58,53 @@ class TrainSpec:
     steps: Count
     """Optimizer steps of the whole job."""
     global_batch_size: Count
-    """Sequences per optimizer step, whatever the number of hosts: accumulation fills it up."""
+    """Sequences per optimizer step. It does not depend on the number of hosts: gradients are
+    accumulated until the batch is complete."""
     base_batch_size: Count | None = None
-    """Sequences per step that `optimizer.lr` was found with; where global_batch_size differs,
-    `ndctl plan` says what the rules of scaling make of the rate. It changes no training."""
+    """Sequences per step with which `optimizer.lr` was tuned. If global_batch_size differs, `ndctl
+    plan` prints the rate that the usual scaling rules give. It does not change training."""
     micro_batch_size: Count | Auto = "auto"
-    """Sequences that one data-parallel rank passes through the model at a time."""
+    """Sequences that one data-parallel rank processes at a time."""
     seed: Annotated[int, AtLeast(0), AtMost(2**63 - 1)] = 0
     dtype: Dtype = "float32"
-    """What the model computes in; master weights are float32 either way."""
+    """Number format of the model's computation. Master weights are always float32."""
     reduce_dtype: Dtype = "float32"
-    """What gradients are added up in across data-parallel ranks."""
+    """Number format of the gradient reduction across data-parallel ranks."""
     output_dtype: Dtype | None = None
-    """What the model's output is cast to before the loss; null leaves it in `dtype`."""
+    """Format to which the model's output is cast before the loss; null keeps `dtype`."""
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     activation_checkpointing: Literal["none", "selective", "full", "every_k", "auto"] = "auto"
-    """Which activations are computed again in the backward pass; `every_k`: the
-    layers' that `checkpoint_every` counts; `auto`: as little as the memory makes necessary, and
-    none without a planner."""
+    """Which activations are recomputed in the backward pass. `every_k`: those of every k-th layer,
+    k being `checkpoint_every`; `auto`: as few as the memory requires, none without a planner."""
     checkpoint_every: Count | None = None
-    """The k of `every_k`; null is √L, rounded."""
+    """The k of `every_k`; null is √(number of layers), rounded."""
     compile: bool = False
     """torch.compile each decoder layer."""
     float8: bool = False
     """Linear layers compute in float8 (torchao), on Hopper GPUs and newer."""
     z_loss: Annotated[float, Above(0)] | None = None
-    """Weight of the squared log of the softmax's normaliser (PaLM, Chowdhery et al. 2022)."""
+    """Weight of the squared log of the softmax normaliser (PaLM, Chowdhery et al. 2022)."""
     max_bad_steps: Count = 3
-    """Steps in a row whose loss or gradient is not finite, each skipped, that fail the job."""
+    """Number of consecutive steps with a loss or gradient that is not finite after which the job
+    fails. Each such step is skipped."""
     spike: SpikeSpec | None = None
-    """With it, a loss that stays far above what it was ends the ranks as one that is not finite
-    does."""
+    """If set, a loss that stays far above the previous losses ends the ranks, like a loss that is
+    not finite."""
     eval_every: Count | None = None
     """Steps between two evaluations on `data.validation`."""
     eval_sequences: Count | None = None
-    """Sequences of one evaluation, the first of the held-out ones; null takes all there are."""
+    """Number of held-out sequences of one evaluation, from the first; null: all."""
     profile: ProfileSpec | None = None
     tensorboard: bool = False
-    """Write the metrics to `tensorboard/` of the run directory as well."""
+    """Also write the metrics to `tensorboard/` of the run directory."""
     wandb: Annotated[str, Matches(r".+", "a project's name, not empty", "llama")] | None = None
-    """Weights & Biases project that the metrics go to as well."""
+    """Weights & Biases project that also gets the metrics."""
     device_tflops: Annotated[float, Above(0)] | None = None
-    """Peak of one device in `dtype`, 1e12 operations a second, for the MFU; null takes the vendor's
-    figure for the GPU at hand."""
+    """Peak of one device in `dtype`, in 1e12 operations per second, for the MFU; null: the vendor's
+    figure for the GPU."""
     grad_clip: Annotated[float, Above(0)] | None = 1.0
-    """Largest norm of the whole gradient; null leaves it as it is."""
+    """Largest norm of the whole gradient; null: no clipping."""
 
     def __post_init__(self) -> None:
         problems = []

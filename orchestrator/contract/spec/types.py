@@ -7,9 +7,13 @@ from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 Auto = Literal["auto"]
 Count = Annotated[int, AtLeast(1)]
 MOST_HOSTS = 1_000_000
-"""More than any cluster has. Each host becomes an object: an endless number would never be read."""
+"""More than any cluster has. Each host becomes an object, so a huge number would exhaust memory."""
 Hosts = Annotated[int, AtLeast(1), AtMost(MOST_HOSTS)]
 Devices = Annotated[int, AtLeast(1), AtMost(1_024)]
-"""Of one host."""
+"""Devices of one host."""
+Step = Annotated[int, AtLeast(0), AtMost(1 << 53)]
+"""Number of optimizer steps done. Every JSON reader represents integers up to 2**53 exactly."""
+ProcessId = Annotated[int, AtLeast(1), AtMost((1 << 31) - 1)]
+"""A negative process id would make `kill` send its signal to a process group."""
 Seconds = Annotated[float, Above(0)]
 Dtype = Literal["float32", "bfloat16"]

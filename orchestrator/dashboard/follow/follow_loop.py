@@ -26,7 +26,7 @@ from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Tail, has_writer
 from orchestrator.journal.snapshot import recall
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 FOLLOW_POLL_S = 0.2
 EXIT_CODES = {
@@ -71,7 +71,7 @@ def follow_job(
         follower.feed(entries.more(), metrics.more())
     snapshot = read_snapshot(run_dir, clock.now(), commands)
     assert snapshot is not None
-    snapshot = replace(snapshot, sighting=watch.seen)
+    snapshot = replace(snapshot, launch_status=watch.seen)
     console.print(summary_text(snapshot, None), markup=False, soft_wrap=True)
     return EXIT_CODES[snapshot.standing.state]
 
@@ -90,7 +90,7 @@ class EndDetector:
         self.run_dir, self.clock = run_dir, clock
         self.run, self.entries = recall(run_dir)
         self.holding = SchedulerPoll(ask, clock)
-        self.seen: Sighting | None = None
+        self.seen: LaunchStatus | None = None
         """The scheduler's last answer about a job without a leader."""
 
     def __call__(self) -> bool:
@@ -102,7 +102,7 @@ class EndDetector:
         if self.seen is not None and self.seen.leaving:
             return False
         now = self.clock.now()
-        return effective_state(self.run, alive, now, sighting=self.seen).state in ENDED
+        return effective_state(self.run, alive, now, launch_status=self.seen).state in ENDED
 
     @property
     def unknown(self) -> str:

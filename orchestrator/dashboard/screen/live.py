@@ -57,14 +57,14 @@ class Screen:
         if self.seen.run.job is None:
             return None
         last_heard = heard_at(self.seen.run, self.progress)
-        sighting = self.holding(self.seen.run, alive, last_heard)
+        launch_status = self.holding(self.seen.run, alive, last_heard)
         seen, progress = apply_report(self.seen, self.progress, read_report(self.run_dir))
         return view(
             seen,
             progress,
             leader_alive=alive,
             now=now,
-            sighting=sighting,
+            launch_status=launch_status,
             commands=self.commands,
         )
 

@@ -33,7 +33,7 @@ from orchestrator.diagnosis.cause.host_verdicts import (
 )
 from orchestrator.diagnosis.cause.mismatch import mismatch_verdict
 from orchestrator.diagnosis.cause.verdict import NOBODY, Verdict
-from orchestrator.diagnosis.classes import Signs, classify, reading_of
+from orchestrator.diagnosis.classes import FailureSigns, classify, reading_of
 from orchestrator.diagnosis.logs.readings import SERVICE
 
 MOST_UNREACHED = 8
@@ -94,7 +94,7 @@ def _with_class(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
     """The verdict with a failure class. If no log line gave it one, the way it was seen does."""
     if verdict.failure is not None:
         return verdict
-    signs = Signs(kind=verdict.kind, phase=verdict.phase)
+    signs = FailureSigns(kind=verdict.kind, phase=verdict.phase)
     found = reading_of(classify(signs, own), own)
     notes = (*verdict.evidence.notes, *class_notes(found))
     evidence = replace(verdict.evidence, notes=notes)

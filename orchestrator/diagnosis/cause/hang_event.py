@@ -8,7 +8,7 @@ from orchestrator.contract.messages.events import EvidenceGathered, HangJudged
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.report import ranks_words, waiting_words
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks import python_stacks
 
 SHOWN_STACKS = 16
@@ -24,11 +24,16 @@ def judged_from(findings: Findings, attempt: int) -> HangJudged:
         facts |= facts_of(part)
     missing = [f"{what}: {why}" for part in findings.evidence for what, why in part.missing.items()]
     at = findings.evidence[-1].at if findings.evidence else findings.opened_at
-    return judgement(Scene(facts=facts), at=at, attempt=attempt, missing=missing)
+    return judgement(HangEvidence(facts=facts), at=at, attempt=attempt, missing=missing)
 
 
 def judgement(
-    scene: Scene, *, at: float, attempt: int, missing: Sequence[str] = (), took_s: float = 0.0
+    scene: HangEvidence,
+    *,
+    at: float,
+    attempt: int,
+    missing: Sequence[str] = (),
+    took_s: float = 0.0,
 ) -> HangJudged:
     """`missing`: what evidence is missing and why, the most important first."""
     return judged_as(analyse(scene), scene, at=at, attempt=attempt, missing=missing, took_s=took_s)
@@ -36,7 +41,7 @@ def judgement(
 
 def judged_as(
     diagnosis: Diagnosis,
-    scene: Scene,
+    scene: HangEvidence,
     *,
     at: float,
     attempt: int,
@@ -65,14 +70,14 @@ def judged_as(
     )
 
 
-def _scene_words(scene: Scene, diagnosis: Diagnosis) -> list[str]:
+def _scene_words(scene: HangEvidence, diagnosis: Diagnosis) -> list[str]:
     if not scene.dumps:
         return ["no flight recorder was dumped: judged from states, stacks and heartbeats"]
     mute = ranks_words(diagnosis.no_dump) if diagnosis.no_dump else ""
     return [f"dumps of {len(scene.dumps)} ranks{f', none of {mute}' if mute else ''}"]
 
 
-def _telling(scene: Scene, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
+def _telling(scene: HangEvidence, diagnosis: Diagnosis) -> dict[str, tuple[str, ...]]:
     """Stacks of the culprits, then of one rank for each distinct stack, then of others. A rank that
     gave no stack has an empty one."""
     known = {rank: python_stacks.main_stack(facts.stack) for rank, facts in scene.facts.items()}

@@ -1,1 +1,1 @@
-"""Dumps of flight recorders: read safely, reduced, and sorted by standstill."""
+"""Reads dumps of flight recorders safely, reduces them, and selects those of one hang."""

@@ -1,19 +1,19 @@
-"""Which of the dumps in a folder are of one standstill: the newest that fit each other.
+"""Selects the dumps in a folder that belong to one hang: the newest ones that fit together.
 
-A folder that was written to by two jobs, or by two attempts of one, has ranks twice, or ranks that
-only the older one left a dump of. To mix them is to compare what never met. Pure.
+If two jobs or two attempts wrote to a folder, some ranks have two dumps, and some have only an old
+one. Mixing them would compare operations that never met. Pure.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.diagnosis.dumps.dump import RankDump, Times
+from orchestrator.diagnosis.dumps.dump import DumpTimes, RankDump
 
 SLACK_S = 60.0
-"""By which clocks of hosts may differ."""
+"""Seconds by which clocks of hosts may differ."""
 APART_S = 600.0
-"""Between the writing of dumps of one standstill, where they hold no operation to tell its time."""
+"""Seconds between the writing of dumps of one hang, for dumps that contain no times."""
 NUMBER = re.compile(r"\d+")
 
 
@@ -21,7 +21,7 @@ class Candidate(NamedTuple):
     rank: int
     name: str
     dump: RankDump
-    times: Times
+    times: DumpTimes
 
     @property
     def is_empty(self) -> bool:
@@ -33,7 +33,7 @@ class Candidate(NamedTuple):
 
 
 def newest(candidates: Iterable[Candidate]) -> tuple[dict[int, RankDump], dict[str, str]]:
-    """One dump of each rank, and why the others are passed over (name -> reason)."""
+    """One dump per rank, and the others (name -> why it is skipped)."""
     left = list(candidates)
     passed: dict[str, str] = {}
     if not left:
@@ -48,7 +48,7 @@ def newest(candidates: Iterable[Candidate]) -> tuple[dict[int, RankDump], dict[s
 
 
 def as_of_one(candidates: Iterable[Candidate]) -> tuple[dict[int, RankDump], dict[str, str]]:
-    """Where it is known that they are of one attempt."""
+    """The same for dumps that are known to be of one attempt."""
     found = list(candidates)
     taken, second = _one_each(found[0], found) if found else ({}, {})
     return {rank: one.dump for rank, one in taken.items()}, second
@@ -57,16 +57,16 @@ def as_of_one(candidates: Iterable[Candidate]) -> tuple[dict[int, RankDump], dic
 def _of_another_job(anchor: Candidate, found: list[Candidate]) -> Mapping[str, str]:
     world = anchor.times.world
     return {
-        one.name: f"of another job: it has {one.times.world} ranks, and that of {anchor.name},"
-        f" which is newer, {world}"
+        one.name: f"of another job: it has {one.times.world} ranks, and the newer {anchor.name}"
+        f" {world}"
         for one in found
         if world and one.times.world and one.times.world != world
     }
 
 
 def _earlier(anchor: Candidate, found: list[Candidate]) -> Mapping[str, str]:
-    """What ended before all that the newer ones hold began. Of ranks that worked together, what
-    their recorders hold overlaps."""
+    """Dumps that ended before everything in the newer ones began. Dumps of ranks that worked
+    together overlap in time."""
     timed = [
         one for one in found if one.times.since_s is not None and one.times.until_s is not None
     ]
@@ -85,7 +85,7 @@ def _earlier(anchor: Candidate, found: list[Candidate]) -> Mapping[str, str]:
 
 
 def _written_earlier(anchor: Candidate, found: list[Candidate]) -> Mapping[str, str]:
-    """Of those that hold no operation."""
+    """The same for dumps without operations, by the time of writing."""
     last = anchor.times.written_s
     return {
         one.name: f"of an earlier attempt or job: written {last - one.times.written_s:,.0f} s"
@@ -98,8 +98,9 @@ def _written_earlier(anchor: Candidate, found: list[Candidate]) -> Mapping[str, 
 def _one_each(
     anchor: Candidate, found: list[Candidate]
 ) -> tuple[dict[int, Candidate], dict[str, str]]:
-    """Of two of one rank the one that is named as the newest of all is, with all others that are
-    named so; else the one that tells more, which is the first where they tell the same."""
+    """One dump per rank. If there are two, the one whose name follows the pattern of the newest
+    dump is used, together with all others of that pattern; else the one with more information, else
+    the first."""
     kind = _pattern(anchor)
     order = sorted(found, key=lambda one: (one.is_empty, _pattern(one) != kind, one.name))
     taken: dict[int, Candidate] = {}
@@ -110,7 +111,7 @@ def _one_each(
         if known is one:
             continue
         empty = ", and empty" if one.is_empty and not known.is_empty else ""
-        passed[one.name] = f"a second dump of rank {one.rank}{empty}; {known.name} is taken"
+        passed[one.name] = f"a second dump of rank {one.rank}{empty}; {known.name} is used"
         if not one.is_empty and _pattern(one) != _pattern(known):
             rivals.setdefault(_pattern(one), known.name)
     for rank, one in list(taken.items()):
@@ -122,5 +123,5 @@ def _one_each(
 
 
 def _pattern(one: Candidate) -> str:
-    """Its name without its rank: dumps that were written together are named alike."""
+    """The name without the rank. Dumps that were written together have similar names."""
     return NUMBER.sub(lambda found: "#" if int(found[0]) == one.rank else found[0], one.name)

@@ -1,10 +1,10 @@
-"""A flight recorder's dump of one rank, read safely and reduced to what a diagnosis needs.
+"""Reads the flight recorder dump of one rank safely, and reduces it to what a diagnosis needs.
 
 torch writes dumps as pickle (`_dump_fr_trace`, and the NCCL watchdog) or JSON
-(`_dump_fr_trace_json`). A pickle can run code, so only plain values are let through, and each is
-checked before it is used: a list in the place of a name can take for ever to hash or to print. A
-pickle that breaks its reader, as one that asks for gigabytes, is for `reading` to contain. A dump
-does not say whose it is: its file's name does.
+(`_dump_fr_trace_json`). A pickle can run code, so only plain values are accepted. Each value is
+checked before use: a list where a name is expected can take for ever to hash or to print. A pickle
+that exhausts its reader, for example by asking for gigabytes, is contained by `reader`. A dump does
+not contain the rank's number; the name of its file does.
 """
 
 import gzip
@@ -20,46 +20,46 @@ from typing import Any, NamedTuple
 from orchestrator.contract.read_json import read_json
 
 KEPT = 64
-"""Pending operations of one group that are kept; the oldest matter."""
+"""Number of pending operations of a group that are kept. The oldest matter."""
 HISTORY = 48
-"""Complete operations of one group that are kept: what a rank usually calls tells who is odd."""
+"""Number of completed operations of a group that are kept. A rank that differs shows in them."""
 SHORTEST_PATH = 8
-"""Of its calls in order, so many are kept of each rank, however little history is."""
+"""Number of a rank's last calls that are kept in order, however small `history` is."""
 OF_AN_IDLE_RANK = {"version", "pg_config"}
-"""Keys that torch writes as well; as JSON it leaves `entries` out where there are none (2.13)."""
+"""Other keys that torch writes. In JSON it leaves `entries` out if there are none (2.13)."""
 MOST_BYTES = 1 << 26
-"""Of a dump, once it is unpacked; one of 2,000 operations with stacks has a twentieth of this."""
+"""Size limit of an unpacked dump. One of 2,000 operations with stacks has a twentieth of this."""
 MOST_RANKS = 1 << 20
-"""Of a job."""
+"""Largest number of ranks of a job."""
 MOST_CHARACTERS = 1_000
-"""Of a name."""
+"""Longest name."""
 MOST_DIMENSIONS = 64
 MOST_TENSORS = 1 << 16
-"""Of one operation: a coalesced one names all that it takes."""
+"""Largest number of tensors of an operation. A coalesced operation lists all of its tensors."""
 GZIP = b"\x1f\x8b"
 P2P = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
 
 
-class Times(NamedTuple):
-    """What tells which attempt of which job a dump is of."""
+class DumpTimes(NamedTuple):
+    """Shows to which attempt of which job a dump belongs."""
 
     since_s: float | None
-    """When the oldest operation that it holds was called, by its host's clock; None: it holds
-    none, or does not say."""
+    """When the oldest operation in it was called, by its host's clock; None: it has no operation,
+    or no times."""
     until_s: float | None
-    """And the newest."""
+    """When the newest operation in it was called."""
     written_s: float
-    """When the file was written, which a copy may have changed."""
+    """When the file was written. Copying may change it."""
     world: int | None
-    """Ranks of the job; None: it does not say."""
+    """Number of ranks of the job; None: the dump does not say."""
 
 
 class Unreadable(ValueError):
-    """A file that is no dump, or a damaged one."""
+    """The file is not a dump, or is damaged."""
 
 
 class Op(NamedTuple):
-    """What a rank asks of a group; that of its peers must fit."""
+    """Operation of a rank in a group. Those of its peers must match it."""
 
     kind: str
     inputs: str
@@ -67,7 +67,7 @@ class Op(NamedTuple):
     dtypes: str
 
     def fits(self, other: "Op") -> bool:
-        """Whether two ranks may call these together."""
+        """Whether two ranks may call these two together."""
         if self.kind != other.kind or self.dtypes != other.dtypes:
             return False
         if self.kind in UNEVEN:
@@ -79,38 +79,39 @@ class Op(NamedTuple):
 
 
 WORLD = "default_pg"
-"""torch's name for the group of all ranks."""
+"""torch's name of the group of all ranks."""
 UNEVEN = frozenset(
     {"all_to_all", "all_to_all_v_single", "scatter", "gather", "all_gather_v", "reduce_scatter_v"}
 )
-"""Where ranks may give tensors of different sizes."""
+"""Operations in which ranks may pass tensors of different sizes."""
 ONE_SIDED = frozenset({"broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "scatter", "gather"})
-"""Which may be complete for one rank while others still wait, as a broadcast is for its source."""
+"""Operations that may be complete on one rank while others still wait, such as a broadcast on its
+source."""
 
 
-class Called(NamedTuple):
+class Call(NamedTuple):
     seq: int
     op: Op
     started: bool
 
 
-class Seat(NamedTuple):
-    """Where a rank stands in one group."""
+class GroupProgress(NamedTuple):
+    """Progress of a rank in one group."""
 
     entered: int
     """Number of the newest collective that it called."""
     done: int
-    """Number of the newest that is complete; 0: none in the buffer."""
-    calls: tuple[Called, ...]
-    """What is pending, and the last ones that are complete; oldest first."""
+    """Number of the newest completed collective; 0: none in the buffer."""
+    calls: tuple[Call, ...]
+    """Pending operations and the last completed ones, oldest first."""
 
     @property
-    def pending(self) -> tuple[Called, ...]:
+    def pending(self) -> tuple[Call, ...]:
         return tuple(call for call in self.calls if call.seq > self.done)
 
     @property
     def behind(self) -> int:
-        """How many it has done, whether they are in the buffer or not."""
+        """Number of completed operations, including those no longer in the buffer."""
         pending = self.pending
         return pending[0].seq - 1 if pending else self.entered
 
@@ -119,35 +120,36 @@ class GroupId(NamedTuple):
     name: str
     desc: str
     members: tuple[int, ...]
-    """Ranks of the job; empty where the dump does not say, as gloo's do not."""
+    """Ranks of the job; empty if the dump does not say, as in dumps of gloo."""
 
 
-class Talk(NamedTuple):
-    """A send or receive that is pending."""
+class PeerCall(NamedTuple):
+    """A pending send or receive."""
 
     group: GroupId
     sends: bool
     peer: int
-    """Rank in the job, or in the group where its members are not known."""
+    """Rank in the job; rank in the group if the group's members are unknown."""
 
 
 @dataclass(slots=True)
 class RankDump:
     rank: int
-    seats: dict[GroupId, Seat] = field(default_factory=dict)
-    talks: tuple[Talk, ...] = ()
+    seats: dict[GroupId, GroupProgress] = field(default_factory=dict)
+    talks: tuple[PeerCall, ...] = ()
     last: GroupId | None = None
-    """Whose operation it called last."""
+    """The group whose operation it called last."""
     first: GroupId | None = None
-    """Whose operation it called first of those that are pending; None: it sent or received."""
+    """The group of its oldest pending operation; None: that is a send or receive."""
     paths: tuple[tuple[tuple[str, int], ...], ...] = ()
-    """The last collectives of each thread in the order in which it called them: kind of group, and
-    number there. All ranks that do the same work take the same paths; what a thread beside the main
-    one calls, as to save, comes between the others' calls at another place on each rank. Where the
-    dump leaves calls out, a path ends and the next begins."""
+    """The last collectives of each thread in call order, each as kind of group and number there.
+
+    Ranks with the same work take the same paths. Threads are kept apart, because calls of another
+    thread, such as one that saves, mix with the main thread's at another place on each rank. If the
+    dump lacks calls in between, a path ends and the next one starts."""
     partial: bool = False
-    """It holds what was under way and nothing else, so it does not say which operations of a group
-    are complete: what `onlyActive` asks a recorder for."""
+    """The dump contains only pending operations, so it does not show which operations of a group
+    are complete. Recorders write such dumps with the option `onlyActive`."""
 
     @property
     def waits(self) -> bool:
@@ -156,14 +158,14 @@ class RankDump:
 
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise Unreadable(f"it wants to load {module}.{name}, which a dump never does")
+        raise Unreadable(f"it wants to load {module}.{name}, which no dump does")
 
 
 def parse(data: bytes) -> Mapping[str, Any]:
-    """The dump in `data`, pickle or JSON, packed by gzip or not.
+    """The dump in `data`: pickle or JSON, gzipped or not.
 
     Raises:
-        Unreadable: it is neither, or no dump.
+        Unreadable: it is neither, or not a dump.
     """
     if not data:
         raise Unreadable("it is empty")
@@ -173,18 +175,18 @@ def parse(data: bytes) -> Mapping[str, Any]:
     except Unreadable:
         raise
     except MemoryError as exc:
-        raise Unreadable("it asks for more memory than a dump takes") from exc
-    except Exception as exc:  # whatever can be wrong in a file that anybody may have written
+        raise Unreadable("it asks for more memory than any dump needs") from exc
+    except Exception as exc:  # the file may contain anything, so any error may occur
         raise Unreadable(f"neither JSON nor a pickle: {exc}"[:MOST_CHARACTERS]) from exc
     if not isinstance(dump, dict) or not isinstance(dump.get("entries", []), list):
-        raise Unreadable("no dump of a flight recorder: it has no list of entries")
+        raise Unreadable("not a flight recorder dump: it has no list of entries")
     if "entries" not in dump and not dump.keys() >= OF_AN_IDLE_RANK:
-        raise Unreadable("no dump of a flight recorder: it has neither entries nor groups")
+        raise Unreadable("not a flight recorder dump: it has neither entries nor groups")
     return dump
 
 
-def times_of(dump: Mapping[str, Any], written_s: float) -> Times:
-    """Of a dump that `condense` took."""
+def times_of(dump: Mapping[str, Any], written_s: float) -> DumpTimes:
+    """Times of a dump that `condense` accepted."""
     entries = dump.get("entries") or []
     since, until = (
         (_called_at(entry) for entry in (entries[0], entries[-1])) if entries else 2 * (None,)
@@ -195,7 +197,7 @@ def times_of(dump: Mapping[str, Any], written_s: float) -> Times:
         if config.get("desc") == WORLD
     )
     sizes = [len(_ranks(ranks)) for ranks in default if ranks]
-    return Times(since, until, written_s, max(sizes, default=0) or None)
+    return DumpTimes(since, until, written_s, max(sizes, default=0) or None)
 
 
 def _called_at(entry: Mapping[str, Any]) -> float | None:
@@ -204,7 +206,7 @@ def _called_at(entry: Mapping[str, Any]) -> float | None:
 
 
 def _unpacked(data: bytes) -> bytes:
-    """No more than a dump has: a few bytes may unpack to many gigabytes."""
+    """Unpacked data up to the size limit: a few bytes may unpack to many gigabytes."""
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
         found = packed.read(MOST_BYTES + 1)
     if len(found) > MOST_BYTES:
@@ -213,43 +215,46 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def _at_once(data: bytes) -> io.BufferedReader:
-    """From a file that cannot be looked ahead in, an unpickler reads byte by byte."""
+    """A stream with look-ahead. Without it an unpickler reads byte by byte."""
     return io.BufferedReader(io.BytesIO(data), len(data) + 1)
 
 
 def condense(rank: int, dump: Mapping[str, Any], history: int = HISTORY) -> RankDump:
-    """What matters of a dump; `history` complete operations of each group are kept, at least one.
+    """The reduced dump.
+
+    Args:
+        history: number of completed operations of each group that are kept, at least one.
 
     Raises:
         Unreadable: entries lack what every version of the recorder writes.
     """
     try:
         return _Condenser(rank, dump, history).result()
-    except Exception as exc:  # whatever can be wrong in a file that anybody may have written
+    except Exception as exc:  # the file may contain anything, so any error may occur
         raise Unreadable(f"its entries are not as torch writes them: {_words(exc)}") from exc
 
 
 def _words(exc: Exception) -> str:
-    """Of an error that may hold what the file says."""
+    """Text of an error, shortened, because it may contain data of the file."""
     return f"{type(exc).__name__}: {exc}"[:MOST_CHARACTERS] if exc.args else type(exc).__name__
 
 
 @dataclass(slots=True)
 class _Open:
-    """A group, as far as the entries were walked through."""
+    """A group during the walk through the entries."""
 
     id: GroupId
     newest: int = -1
     oldest: int = -1
     done: int = 0
-    calls: list[Called] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     """Newest first."""
     bundles: dict[tuple[bool, int], bool] = field(default_factory=dict)
-    """Of coalesced operations, which have no state of their own: whether the whole is done."""
+    """Number of a coalesced operation -> whether the whole is done. Its parts have no state."""
 
 
 class _Condenser:
-    """Walks the entries from the newest to the oldest: what is old and done then costs little."""
+    """Walks the entries from newest to oldest, so that old completed ones cost little."""
 
     def __init__(self, rank: int, dump: Mapping[str, Any], history: int) -> None:
         self.rank = rank
@@ -261,17 +266,17 @@ class _Condenser:
             for name, config in (dump.get("pg_config") or {}).items()
         }
         self.groups: dict[tuple[str, str], _Open] = {}
-        """By name and description: ids with their members take long to look up."""
-        self.talks: list[Talk] = []
+        """Keyed by name and description, because ids with all members are slow to hash."""
+        self.talks: list[PeerCall] = []
         self.first: GroupId | None = None
         self.paths: dict[str, list[tuple[str, int]]] = {}
-        """Of each thread, newest first."""
+        """Thread -> calls, newest first."""
         self.path_length = max(history, SHORTEST_PATH)
-        """What is left to be taken of all of them."""
+        """How many more calls are kept, over all threads."""
         self.ended_paths: list[list[tuple[str, int]]] = []
-        """Older than a call that the dump leaves out; each newest first."""
+        """Paths that ended at a call that the dump lacks; each newest first."""
         self.record: int | None = None
-        """Number of the record that was taken before, which is the next newer one."""
+        """Number of the record that was processed before, which is the next newer one."""
         self.any_done = self.has_gap = False
 
     def result(self) -> RankDump:
@@ -279,9 +284,11 @@ class _Condenser:
             self._take(entry)
         for group in self.groups.values():
             if not group.done and group.oldest > 0:
-                group.done = group.oldest - 1  # a group's operations end in their order
+                group.done = group.oldest - 1  # operations of a group complete in order
         used = [group for group in self.groups.values() if group.newest >= 0]
-        seats = {group.id: Seat(group.newest, group.done, self._kept(group)) for group in used}
+        seats = {
+            group.id: GroupProgress(group.newest, group.done, self._kept(group)) for group in used
+        }
         last = used[0].id if used else None
         talks = tuple(reversed(self.talks))
         ways = [*self.paths.values(), *self.ended_paths]
@@ -289,16 +296,16 @@ class _Condenser:
         return RankDump(self.rank, seats, talks, last, self.first, paths, self._is_partial())
 
     def _is_partial(self) -> bool:
-        """Nothing in it is complete, and yet the rank called more than it holds."""
+        """Whether nothing in it is complete although the rank called more than it contains."""
         if self.any_done:
             return False
         if self.entries:
-            return self.has_gap or self.record != 0  # the first record of all has number 0
+            return self.has_gap or self.record != 0  # the very first record has number 0
         statuses = (self.status or {}).values()
-        # As JSON torch writes these numbers as text.
+        # torch writes these numbers as text in JSON.
         return any(int(status.get("last_enqueued_collective", -1)) > 0 for status in statuses)
 
-    def _kept(self, group: _Open) -> tuple[Called, ...]:
+    def _kept(self, group: _Open) -> tuple[Call, ...]:
         return tuple(reversed(group.calls[-KEPT - self.history :]))
 
     def _take(self, entry: Mapping[str, Any]) -> None:
@@ -312,22 +319,24 @@ class _Condenser:
         if not talks and self.path_length:
             self._take_step(_text_of(entry.get("thread_id", "")), group.id.desc, seq)
         if not talks and seq <= group.done - self.history + 1:
-            return  # old, and its like is known
+            return  # old, and another operation of this kind is kept already
         backend, _, kind = _text_of(entry["profiling_name"]).partition(":")
         done = _is_done(entry, backend)
         self.any_done = self.any_done or done
+        # A coalesced operation is an entry of its own, which comes last and so is read first. Its
+        # parts have no state, so they take that of the whole.
         if kind.endswith("coalesced"):
             group.bundles[talks, seq] = done
         elif group.bundles:
             done = group.bundles.get((talks, seq), done)
         if talks:
             self._take_talk(group.id, kind, done)
-        elif seq != group.oldest:
-            self._take_call(group, Called(seq, _op(kind, entry), _started(entry)), done)
+        elif seq != group.oldest:  # further parts of a coalesced operation have the same number
+            self._take_call(group, Call(seq, _op(kind, entry), _started(entry)), done)
 
     def _group(self, name: Any, desc: Any) -> _Open:
         if type(name) is not str or type(desc) is not str:
-            raise TypeError("the name of a group is no text")
+            raise TypeError("the name of a group is not text")
         group = self.groups.get((name, desc))
         if group is None:
             known = GroupId(_text_of(name), _text_of(desc), self._members(name))
@@ -342,10 +351,11 @@ class _Condenser:
         return members
 
     def _take_record(self, record: Any) -> None:
-        """Records have consecutive numbers: where one is left out, nothing tells what was called
+        """Records have consecutive numbers. If one is missing, it is unknown what was called
         between its neighbours."""
         if type(record) is int:
             if self.record is not None and record != self.record - 1:
+                # Calls before and after the gap are not neighbours, so every path ends here.
                 self.has_gap = True
                 self.ended_paths += self.paths.values()
                 self.paths = {}
@@ -353,14 +363,15 @@ class _Condenser:
 
     def _take_step(self, thread: str, desc: str, seq: int) -> None:
         path = self.paths.setdefault(thread, [])
-        if not path or path[-1] != (desc, seq):  # parts of a coalesced one share a number
+        if not path or path[-1] != (desc, seq):  # parts of a coalesced operation share a number
             path.append((desc, seq))
             self.path_length -= 1
 
-    def _take_call(self, group: _Open, call: Called, done: bool) -> None:
+    def _take_call(self, group: _Open, call: Call, done: bool) -> None:
         group.newest = max(group.newest, call.seq)
         group.oldest = call.seq
         if not done:
+            # Entries are read from newest to oldest, so the last assignment is the oldest call.
             self.first = group.id
         elif not group.done:
             group.done = call.seq
@@ -372,22 +383,23 @@ class _Condenser:
             return
         peer = int(found[3])
         known = group.members
+        # In a group with known members the peer is a rank in the group.
         peer = known[peer] if peer < len(known) else peer
-        self.talks.append(Talk(group, found[1] == "send", peer))
-        self.first = None
+        self.talks.append(PeerCall(group, found[1] == "send", peer))
+        self.first = None  # the oldest pending call is a send or receive
 
 
 def _is_done(entry: Mapping[str, Any], backend: str) -> bool:
-    """gloo's entries stay `scheduled` for ever; a retired one is over.
+    """Whether an operation is complete. Entries of gloo stay `scheduled` for ever, but are retired.
 
-    An entry's state is as of the dump, and all that tells. `pg_status` does not: what it calls the
-    last complete collective is the number of any last operation, and sends are counted apart.
+    Only an entry's own state counts. `pg_status` does not help: its last complete collective is the
+    number of the last operation of any kind, and sends are counted separately.
     """
     return entry["state"] == "completed" or (backend == "gloo" and bool(entry.get("retired")))
 
 
 def _text_of(found: Any) -> str:
-    """A name, or a number in the place of one."""
+    """A name, or a number that stands for one."""
     if type(found) not in (str, int):
         raise TypeError(f"a name is of type {type(found).__name__}")
     text = str(found)
@@ -412,8 +424,8 @@ def _texts(found: Any) -> tuple[str, ...]:
 
 
 def _sizes(sizes: Any) -> str:
-    """Looked at before they are printed: lists that hold one list many times, which holds one list
-    many times, and so on, take a few bytes in a pickle and for ever to print."""
+    """Sizes as text, checked before they are printed: a pickle of a few bytes can contain nested
+    lists that take for ever to print."""
     found = tuple(sizes or ())
     if len(found) > MOST_TENSORS:
         raise ValueError(f"an operation of {len(found):,} tensors")
@@ -431,13 +443,13 @@ def _started(entry: Mapping[str, Any]) -> bool:
 
 
 def _ranks(written: Any) -> tuple[int, ...]:
-    """`"[0, 1]"`, as torch writes them."""
+    """Ranks in torch's form `"[0, 1]"`."""
     return _read_ranks(written) if isinstance(written, str) else _as_ranks(written)
 
 
 @lru_cache(maxsize=200_000)
 def _read_ranks(written: str) -> tuple[int, ...]:
-    """Each text once: every rank of a group has the same."""
+    """Cached, because all ranks of a group have the same text."""
     return _as_ranks(read_json(written)) if len(written) <= 9 * MOST_RANKS else _as_ranks(None)
 
 

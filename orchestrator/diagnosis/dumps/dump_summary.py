@@ -1,8 +1,8 @@
-"""A reduced dump as text, small enough for the dumps of all ranks to go to the leader.
+"""Encodes a reduced dump as text, small enough that dumps of all ranks can be sent to the leader.
 
-What repeats is written once and referred to by its place: operations, and groups. Members of a
-group are written as runs of equal stride, for in a job of 16,384 ranks a list of them in each
-dump would be most of what is sent.
+Operations and groups that repeat are written once and referred to by position. Members of a group
+are written as runs of equal stride: in a job of 16,384 ranks, a full list in each dump would be
+most of what is sent.
 """
 
 import json
@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.contract.read_json import read_json
-from orchestrator.diagnosis.dumps.dump import Called, GroupId, Op, RankDump, Seat, Talk, Unreadable
+from orchestrator.diagnosis.dumps.dump import (
+    Call,
+    GroupId,
+    GroupProgress,
+    Op,
+    PeerCall,
+    RankDump,
+    Unreadable,
+)
 
 
 def to_text(dump: RankDump) -> str:
@@ -47,7 +55,7 @@ def to_text(dump: RankDump) -> str:
 
 
 def from_text(text: str) -> RankDump:
-    """Raises Unreadable: it is not what `to_text` writes."""
+    """Raises Unreadable if `to_text` did not write it."""
     try:
         return _dump(read_json(text))
     except (KeyError, TypeError, ValueError, IndexError) as exc:
@@ -58,12 +66,14 @@ def _dump(body: dict[str, Any]) -> RankDump:
     groups = [GroupId(name, desc, _members(found)) for name, desc, found in body["groups"]]
     ops = [Op(*op) for op in body["ops"]]
     seats = {
-        groups[place]: Seat(
-            entered, done, tuple(Called(seq, ops[op], bool(started)) for seq, op, started in calls)
+        groups[place]: GroupProgress(
+            entered, done, tuple(Call(seq, ops[op], bool(started)) for seq, op, started in calls)
         )
         for place, entered, done, calls in body["seats"]
     }
-    talks = tuple(Talk(groups[place], bool(sends), peer) for place, sends, peer in body["talks"])
+    talks = tuple(
+        PeerCall(groups[place], bool(sends), peer) for place, sends, peer in body["talks"]
+    )
     last, first = body["last"], body["first"]
     return RankDump(
         body["rank"],
@@ -77,7 +87,7 @@ def _dump(body: dict[str, Any]) -> RankDump:
 
 
 def runs(members: Sequence[int]) -> list[list[int]]:
-    """`[first, stride, how many]` of each run of equal strides."""
+    """`[first, stride, count]` of each run of equal strides."""
     found: list[list[int]] = []
     for member in members:
         if found:

@@ -1,10 +1,10 @@
-"""The process groups of a job of ours, where its dumps do not name their members."""
+"""Members of the process groups of a job of ndctl, for dumps that do not list them."""
 
 from orchestrator.contract.mesh import AXES, Mesh
 
 
 def axes_of(mesh: Mesh) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """The groups of a mesh as torch names them, where a dump does not say who is in them."""
+    """torch's name of each axis -> members of its groups."""
     axes = {f"mesh_{axis}": _lines(mesh, (axis,)) for axis in AXES}
     for axis in ("dp_shard", "dp_replicate"):
         axes[f"mesh_{axis}_cp"] = _lines(mesh, (axis, "cp"))

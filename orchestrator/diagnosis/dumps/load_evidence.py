@@ -1,12 +1,12 @@
-"""Evidence from files: dumps of flight recorders and stacks, whoever wrote them.
+"""Loads evidence of a hang from files: flight recorder dumps and stacks, of ndctl or other tools.
 
-    flight-3, nccl_trace_rank_3, _dump_3.json   the dump of rank 3, pickle or JSON; also as .gz
+    flight-3, nccl_trace_rank_3, _dump_3.json   dump of rank 3, pickle or JSON; also .gz
     rank-3.stacks, rank3.txt, rank-3.log        its stacks, as faulthandler or py-spy print them
-    last-flight-3                               what rank 3 of ours had called when it ended
-    host-node7.jsonl                            how ranks of ours ended, with their last lines
+    last-flight-3                               last calls of rank 3 of an ndctl job that raised
+    host-node7.jsonl                            exits and last lines of ranks of an ndctl job
 
-A folder without any may have one of each host below it, whose name is then the host's.
-A file that cannot be read, or is not taken, is named in the scene with why, and hinders nothing.
+If a folder has no such files, its subfolders may have them, one per host and named after it.
+Files that cannot be read, or are not used, are listed in the evidence with the reason.
 """
 
 import os
@@ -20,12 +20,12 @@ from typing import Any
 from orchestrator.contract.files.atomic_write import UNFINISHED
 from orchestrator.contract.files.run_dir import LAST_FILES
 from orchestrator.contract.read_json import read_json
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import FailureSigns, classify
 from orchestrator.diagnosis.dumps.attempts import Candidate, as_of_one, newest
 from orchestrator.diagnosis.dumps.dump import RankDump
 from orchestrator.diagnosis.dumps.reader import Refused
 from orchestrator.diagnosis.dumps.reader_client import read_dumps
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import main_stack
 
 RANK = re.compile(r"rank[-_]?(\d{1,9})|(?<!\d)(\d{1,9})(?:\.\w+)?$")
@@ -33,20 +33,20 @@ OF_A_RANK = re.compile(r"rank[-_]?\d+", re.IGNORECASE)
 PACKED = ".gz"
 STACKS = (".stacks", ".stack", ".txt", ".pyspy")
 LOGS = (".log", ".out", ".err")
-"""They may have stacks among other lines."""
+"""Files that may contain stacks among other lines."""
 ARCHIVES = (".zip", ".tar", ".tgz", ".zst", ".xz", ".bz2", ".7z")
 NOT_EVIDENCE = (".md", ".yaml", ".jsonl", UNFINISHED)
 TEXT_BYTES = 1 << 22
-"""Of stacks or a log the end is read: the last stacks in it count."""
+"""Number of last bytes of stacks or a log that are read: the last stacks count."""
 LINE = 1_000
-"""Letters of a line that are looked at."""
+"""Number of characters of a line that are read."""
 TAILS_BYTES = 1 << 26
-"""Of what an agent of ours keeps of its host."""
+"""Size limit of the file that an agent keeps about its host."""
 
 
 @dataclass(slots=True)
 class Files:
-    """What lies in a folder."""
+    """Evidence files in a folder."""
 
     dumps: list[tuple[int, Path]] = field(default_factory=list)
     last: list[tuple[int, Path]] = field(default_factory=list)
@@ -67,12 +67,15 @@ class Files:
         self.passed_over |= other.passed_over
 
 
-def read_folder(folder: Path, *, one_attempt: bool = False) -> Scene:
-    """All dumps and stacks in `folder`, or the one file that it is; of two dumps, or stacks, of one
-    rank the one that tells more, which is the first where they tell the same. Of ranks that stood
-    still: what others wrote as they ended is another scene.
+def read_folder(folder: Path, *, one_attempt: bool = False) -> HangEvidence:
+    """All dumps and stacks of ranks in `folder`, or in one file.
 
-    Unless they are known to be of `one_attempt`, dumps of earlier ones are passed over.
+    Of two dumps or stacks of a rank the one with more information is used, else the first. What
+    ranks wrote when they ended belongs to other evidence (`read_last`).
+
+    Args:
+        one_attempt: all dumps are known to be of one attempt. Otherwise dumps of earlier attempts
+            are skipped.
     """
     files = files_of(folder)
     if files.any or not folder.is_dir():
@@ -88,67 +91,67 @@ def read_folder(folder: Path, *, one_attempt: bool = False) -> Scene:
     return replace(found, facts=facts, passed_over=passed_over)
 
 
-def _still(files: Files, one_attempt: bool) -> Scene:
+def _still(files: Files, one_attempt: bool) -> HangEvidence:
     unreadable: dict[str, str] = {}
     passed_over = dict(files.passed_over)
     facts = _stacks(files.stacks, unreadable, passed_over)
     dumps = _dumps(files.dumps, unreadable, passed_over, one_attempt)
-    return Scene(dumps=dumps, facts=facts, unreadable=unreadable, passed_over=passed_over)
+    return HangEvidence(dumps=dumps, facts=facts, unreadable=unreadable, passed_over=passed_over)
 
 
 def below(folder: Path) -> tuple[Files, dict[str, str]]:
-    """What lies in folders below, and why that of some is not taken; nothing is, where two have the
-    same ranks: they are of several attempts, or number ranks within their host."""
+    """Evidence files in subfolders, and folders that are not used with the reason. Nothing is used
+    if two folders have the same rank: they are of several attempts, or number ranks per host."""
     found = Files()
     refused: dict[str, str] = {}
     first: dict[int, str] = {}
     for inner in sorted(path for path in folder.iterdir() if path.is_dir()):
         try:
             files = files_of(inner)
-        except OSError as exc:  # as lost+found of a file system
+        except OSError as exc:  # such as lost+found of a file system
             refused[inner.name] = str(exc)
             continue
         for rank in sorted(files.ranks()):
             other = first.setdefault(rank, inner.name)
             if other != inner.name:
-                why = f"rank {rank} is in {other} as well: name one of them"
+                why = f"rank {rank} is also in {other}: name one of the two folders"
                 return Files(), {inner.name: why}
         found.add(files)
     return found, refused
 
 
 def _hosts(files: Sequence[tuple[int, Path]]) -> dict[int, str]:
-    """By folder; one alone, or one that is named after a rank, is no host's."""
+    """Rank -> host by folder name. A single folder, or one named after a rank, is not a host."""
     folders = {rank: path.parent.name for rank, path in files}
     if len(set(folders.values())) < 2 or any(OF_A_RANK.search(name) for name in folders.values()):
         return {}
     return folders
 
 
-def read_last(folder: Path) -> Scene:
-    """What ranks that ended by an exception had called, as far as they wrote it."""
+def read_last(folder: Path) -> HangEvidence:
+    """Last calls of ranks that ended by an exception, as far as they wrote them."""
     unreadable: dict[str, str] = {}
     passed_over: dict[str, str] = {}
     files = files_of(folder)
     if not files.any and folder.is_dir():
         files = below(folder)[0]
     dumps = _dumps(files.last, unreadable, passed_over, one_attempt=True)
-    return Scene(dumps=dumps, unreadable=unreadable, passed_over=passed_over)
+    return HangEvidence(dumps=dumps, unreadable=unreadable, passed_over=passed_over)
 
 
 def ended_by_class(folder: Path, name: str) -> frozenset[int]:
-    """Ranks whose last lines, as their hosts kept them, have that class of failure."""
+    """Ranks whose last lines, as kept by their hosts, have this failure class."""
     found = set()
     for path in folder.glob("host-*.jsonl") if folder.is_dir() else ():
         for rank, lines in _log_tails(path).items():
-            classified = classify(Signs(lines=tuple(map(str, lines))))
+            classified = classify(FailureSigns(lines=tuple(map(str, lines))))
             if classified is not None and classified.rule.name == name:
                 found.add(int(rank))
     return frozenset(found)
 
 
 def _log_tails(path: Path) -> Mapping[str, list[Any]]:
-    """Nothing hangs on them: none where they cannot be read."""
+    """Empty if it cannot be read: the lines are useful but not essential."""
     try:
         text = _end_of(path, TAILS_BYTES).decode(errors="replace")
         tails = read_json(text)["log_tails"].items()
@@ -165,7 +168,7 @@ def _dumps(
     passed_over: dict[str, str],
     one_attempt: bool,
 ) -> Mapping[int, RankDump]:
-    """Adds to `unreadable` and `passed_over` what is not taken."""
+    """Adds files that are not used to `unreadable` and `passed_over`."""
     candidates = []
     for (rank, path), found in zip(files, read_dumps(files), strict=True):
         if isinstance(found, Refused):
@@ -180,7 +183,7 @@ def _dumps(
 def _stacks(
     files: Iterable[tuple[int, Path]], unreadable: dict[str, str], passed_over: dict[str, str]
 ) -> dict[int, RankFacts]:
-    """Adds to `unreadable` and `passed_over` what is not taken."""
+    """Adds files that are not used to `unreadable` and `passed_over`."""
     facts: dict[int, RankFacts] = {}
     names: dict[int, str] = {}
     for rank, path in files:
@@ -193,22 +196,22 @@ def _stacks(
         if not tells and path.suffix in LOGS:
             passed_over[path.name] = "a log without a stack"
         elif rank in facts and (main_stack(facts[rank].stack) or not tells):
-            passed_over[path.name] = f"second stacks of rank {rank}; {names[rank]} is taken"
+            passed_over[path.name] = f"second stacks of rank {rank}; {names[rank]} is used"
         else:
             if rank in facts:
-                passed_over[names[rank]] = f"no stack of rank {rank}; {path.name} is taken"
+                passed_over[names[rank]] = f"no stack of rank {rank}; {path.name} is used"
             facts[rank], names[rank] = RankFacts(rank=rank, asked=True, stack=lines), path.name
     return facts
 
 
 def lines_of(path: Path) -> tuple[str, ...]:
-    """The last lines of a text. Raises OSError."""
+    """The last lines of a text file. Raises OSError."""
     text = _end_of(path, TEXT_BYTES).decode(errors="replace")
     return tuple(line[:LINE] for line in text.splitlines())
 
 
 def _end_of(path: Path, most: int) -> bytes:
-    """Raises OSError, also where it is no file: a pipe is not waited for."""
+    """Raises OSError, also for a pipe, because reading it could block."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -218,9 +221,9 @@ def _end_of(path: Path, most: int) -> bytes:
 
 
 def files_of(place: Path) -> Files:
-    """The files of a folder that have a rank in their name, or the one that is named.
+    """Files in a folder whose names contain a rank, or the one file at `place`.
 
-    Raises OSError: the folder cannot be read.
+    Raises OSError if the folder cannot be read.
     """
     files = Files()
     if not place.is_dir():
@@ -253,11 +256,11 @@ def _sort_in(files: Files, path: Path, rank: int) -> None:
         files.dumps.append((rank, path))
     elif OF_A_RANK.search(name):
         files.stacks.append((rank, path))
-    # The number of any other log is that of a job or of a process.
+    # The number of any other log is that of a job or a process.
 
 
 def _before_logs(files: Files) -> int:
-    """What was written for its stacks counts before a log that happens to have some."""
+    """Puts files that were written for stacks before logs that happen to contain some."""
     return sum(path.suffix not in LOGS for _, path in files.stacks)
 
 
@@ -270,7 +273,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _asked(question: Callable[[], bool]) -> bool:
-    """A link that leads to itself is neither file nor folder."""
+    """False for a symbolic link that points to itself."""
     try:
         return question()
     except OSError:
@@ -278,7 +281,7 @@ def _asked(question: Callable[[], bool]) -> bool:
 
 
 def rank_of(name: str) -> int | None:
-    """The rank in a file's name: after `rank`, else the number at its end."""
+    """The rank in a file name: the number after `rank`, else the number at its end."""
     found = None
     for found in RANK.finditer(name.removesuffix(PACKED)):
         if found[1]:
@@ -286,6 +289,6 @@ def rank_of(name: str) -> int | None:
     return None if found is None else int(found[1] or found[2])
 
 
-def with_facts(scene: Scene, facts: Mapping[int, RankFacts]) -> Scene:
-    """What else is known of ranks, laid over what the folder says of them."""
+def with_facts(scene: HangEvidence, facts: Mapping[int, RankFacts]) -> HangEvidence:
+    """The evidence with other facts about ranks, which take precedence."""
     return replace(scene, facts={**scene.facts, **facts})

@@ -1,9 +1,9 @@
-"""The process in which dumps are read: bounded in time and memory, so that a file that was made to
-break its reader breaks this process alone. `reading` starts it.
+"""Reads dumps in a process of limited time and memory, so that a malicious file breaks only that
+process. `reader_client` starts it.
 
-It imports the standard library and `dumps`, so that it begins within a moment. On standard input
-comes one JSON list of `[rank, path]`, on standard output go frames: eight bytes of length, and a
-pickle of `Batch`.
+It imports only the standard library and `dumps`, so that it starts quickly. It reads one JSON list
+of `[rank, path]` from standard input. It writes frames to standard output: eight bytes of length
+and a pickle of `Batch`.
 """
 
 import gc
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 from orchestrator.contract.read_json import read_json
 from orchestrator.diagnosis.dumps.dump import (
     MOST_BYTES,
+    DumpTimes,
+    GroupProgress,
     RankDump,
-    Seat,
-    Times,
     Unreadable,
     condense,
     parse,
@@ -31,18 +31,18 @@ from orchestrator.diagnosis.dumps.dump import (
 )
 
 MOST_MEMORY = 3 << 29
-"""Address space. The largest dump that is read takes less than half of it."""
+"""Limit of address space. The largest accepted dump needs less than half of it."""
 MOST_CPU_S = 10.0
-"""For one file; the largest takes a third of it."""
+"""Seconds of CPU for one file. The largest dump needs a third of it."""
 BATCH = 500
-"""Results that are sent at once: what is equal in them is then written once."""
+"""Number of results that are sent together, so that equal values are written only once."""
 
 
 class Read(NamedTuple):
-    """A dump, and what tells which attempt of which job it is of."""
+    """A dump, and times that show to which attempt of which job it belongs."""
 
     dump: RankDump
-    times: Times
+    times: DumpTimes
 
 
 class Refused(NamedTuple):
@@ -55,12 +55,12 @@ Found = Read | Refused
 
 class Batch(NamedTuple):
     first: int
-    """Place of the first of these among all files."""
+    """Position of the first result among all files."""
     found: list[Found]
 
 
 def read_dump(rank: int, path: Path, history: int) -> Found:
-    """One rank's dump, reduced. Whoever calls this trusts the file, or is `main`."""
+    """One rank's reduced dump. Call it only for trusted files, or from `main`."""
     try:
         data, written_s = _bytes(path)
         raw = parse(data)
@@ -68,11 +68,11 @@ def read_dump(rank: int, path: Path, history: int) -> Found:
     except (OSError, Unreadable) as exc:
         return Refused(path.name, str(exc))
     except (MemoryError, RecursionError) as exc:
-        return Refused(path.name, f"it takes more than a dump does ({type(exc).__name__})")
+        return Refused(path.name, f"it needs more than any dump does ({type(exc).__name__})")
 
 
 def _bytes(path: Path) -> tuple[bytes, float]:
-    """Its content, and when it was written. A pipe that is named as a dump is not waited for."""
+    """Content and time of writing. Pipes are refused, because reading one could block."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
@@ -84,7 +84,8 @@ def _bytes(path: Path) -> tuple[bytes, float]:
 
 
 def shared(found: Iterable[Found], held: dict[Any, Any]) -> Iterator[Found]:
-    """The same, with what is equal in dumps `held` once: of 100,000 that is most of the memory."""
+    """The same results, with equal values `held` only once: of 100,000 dumps that is most of the
+    memory."""
 
     def same(value: Any) -> Any:
         return held.setdefault(value, value)
@@ -100,16 +101,16 @@ def share(dump: RankDump, same: Callable[[Any], Any]) -> None:
     dump.seats = {same(group): _same_seat(seat, same) for group, seat in dump.seats.items()}
 
 
-def _same_seat(seat: Seat, same: Callable[[Any], Any]) -> Any:
+def _same_seat(seat: GroupProgress, same: Callable[[Any], Any]) -> Any:
     calls = tuple(same(call._replace(op=same(call.op))) for call in seat.calls)
     return same(seat._replace(calls=same(calls)))
 
 
 def main(history: int, mark: int) -> None:
-    """`mark`: descriptor of a file of eight bytes, which holds the place of the file that is being
-    read, so that it is known of whom this process died."""
+    """`mark`: descriptor of a file of eight bytes with the position of the file that is being read,
+    so that the parent knows which file killed this process."""
     _limit()
-    gc.disable()  # Dumps hold no cycles, and there are many of them: nothing is to be collected.
+    gc.disable()  # dumps contain no cycles, and there are many of them
     files: list[tuple[int, str]] = read_json(sys.stdin.buffer.read())
     at = mmap.mmap(mark, 8)
     for first in range(0, len(files), BATCH):
@@ -122,14 +123,14 @@ def _each(
 ) -> Iterator[Found]:
     for place, (rank, path) in enumerate(files, first):
         at[:8] = place.to_bytes(8, "little")
-        # Of the processor's time and by the kernel: it ends also what never comes back to Python.
+        # A limit of CPU time, set in the kernel: it also ends code that never returns to Python.
         signal.setitimer(signal.ITIMER_PROF, MOST_CPU_S)
         yield read_dump(rank, Path(path), history)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit() -> None:
-    """A machine may allow less already."""
+    """The machine may have a lower limit already."""
     for which, wanted in ((resource.RLIMIT_AS, MOST_MEMORY), (resource.RLIMIT_CORE, 0)):
         hard = resource.getrlimit(which)[1]
         least = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

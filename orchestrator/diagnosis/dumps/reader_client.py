@@ -1,5 +1,5 @@
-"""Dumps that anybody may have written are read in a process beside this one (`reader`), whose time
-and memory are bounded. One that breaks it is named with why, and another process reads the rest.
+"""Reads untrusted dumps in another process (`reader`) with limited time and memory. If a file
+breaks the process, the file is reported with the reason, and a new process reads the rest.
 """
 
 import gc
@@ -23,24 +23,25 @@ from orchestrator.diagnosis.dumps.dump import HISTORY
 from orchestrator.diagnosis.dumps.reader import MOST_CPU_S, Batch, Found, Refused, shared
 
 MANY = 2_000
-"""From so many files on they are read by several processes, and little history is kept."""
+"""From this number of files on, several processes read them, and less history is kept."""
 LITTLE_HISTORY = 2
 MOST_READERS = 8
 MOST_DEATHS = 16
-"""Readers that may die over one folder: whoever made more such files may wait for no answer."""
+"""Number of readers that may die over one folder. A user who made more such files gets no
+answer."""
 SILENT_S = 120.0
-"""Without a word from a reader, which says one for every 500 files: storage does not answer it."""
+"""Seconds without output from a reader, which reports every 500 files. Then storage is blocked."""
 START = (
     "import sys; sys.path.append(sys.argv[1]);"
     " from orchestrator.diagnosis.dumps.reader import main;"
     " main(int(sys.argv[2]), int(sys.argv[3]))"
 )
-"""No module of the folder that it is started in is imported in the place of ours."""
+"""Does not import modules from the working directory."""
 Files = Sequence[tuple[int, Path]]
 
 
 def read_dumps(files: Files, history: int | None = None) -> list[Found]:
-    """What each of `files` (rank, path) holds, in their order."""
+    """The content of each of `files` (rank, path), in order."""
     if not files:
         return []
     few = len(files) < MANY
@@ -55,7 +56,8 @@ def read_dumps(files: Files, history: int | None = None) -> list[Found]:
 
 @contextmanager
 def _nothing_to_collect() -> Iterator[None]:
-    """Dumps hold no cycles, and to look for some in 100,000 takes longer than to read them."""
+    """Garbage collection off: dumps contain no cycles, and searching 100,000 of them takes longer
+    than reading them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -66,13 +68,13 @@ def _nothing_to_collect() -> Iterator[None]:
 
 
 def _read_share(files: Files, history: int, held: dict[Any, Any]) -> list[Found]:
-    """By one reader after the other, until each file has its answer."""
+    """One reader after another, until each file has a result."""
     found: dict[int, Found] = {}
     todo, deaths = [list(range(len(files)))], 0
     while todo:
         left = todo.pop()
         if deaths == MOST_DEATHS and left[-1] > max(found):
-            why = f"not read: {deaths} files before it broke their reader"
+            why = f"not read: {deaths} earlier files broke their reader"
             found |= {place: Refused(files[place][1].name, why) for place in left}
             continue
         came, broke = _by_one_reader([files[place] for place in left], history, held)
@@ -81,7 +83,7 @@ def _read_share(files: Files, history: int, held: dict[Any, Any]) -> list[Found]
             place, why = broke
             found[left[place]] = Refused(files[left[place]][1].name, why)
             deaths += 1
-            # What was read before it, and not sent yet, comes first: none of that breaks a reader.
+            # Files before it that were read but not sent are read again first; they are harmless.
             parts = left[place + 1 :], left[len(came) : place]
             todo += [part for part in parts if part]
     return [found[place] for place in range(len(files))]
@@ -90,7 +92,7 @@ def _read_share(files: Files, history: int, held: dict[Any, Any]) -> list[Found]
 def _by_one_reader(
     files: Files, history: int, held: dict[Any, Any]
 ) -> tuple[dict[int, Found], tuple[int, str] | None]:
-    """What it read, by place; and the place of the file that ended it, with why."""
+    """Results by position, and the position of the file that ended the reader, with the reason."""
     found: dict[int, Found] = {}
     with tempfile.TemporaryFile() as mark:
         mark.write(bytes(8))
@@ -109,9 +111,9 @@ def _by_one_reader(
                 for batch in _batches(reader):
                     found |= dict(enumerate(shared(batch.found, held), batch.first))
             except TimeoutError:
-                why = f"its storage did not answer within {SILENT_S:.0f} s"
+                why = f"its storage did not respond within {SILENT_S:.0f} s"
             finally:
-                reader.kill()  # one that is done is gone already
+                reader.kill()  # has no effect if it has ended
         if len(found) == len(files):
             return found, None
         mark.seek(0)
@@ -126,12 +128,12 @@ def _hand_over(reader: subprocess.Popen[bytes], files: Files) -> str:
         with reader.stdin:
             reader.stdin.write(json.dumps(named).encode())
     except BrokenPipeError:
-        return "its reader did not begin"
+        return "its reader did not start"
     return ""
 
 
 def _batches(reader: subprocess.Popen[bytes]) -> Iterator[Batch]:
-    """Until it ends. Raises TimeoutError."""
+    """Batches until the reader ends. Raises TimeoutError."""
     assert reader.stdout is not None
     read = partial(_exactly, reader.stdout.fileno())
     while len(head := read(8)) == 8:
@@ -143,7 +145,7 @@ def _batches(reader: subprocess.Popen[bytes]) -> Iterator[Batch]:
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    """Less where the other end is closed."""
+    """Returns less if the other end is closed."""
     parts, left = [], size
     while left:
         if not select.select([fd], [], [], SILENT_S)[0]:
@@ -158,7 +160,7 @@ def _exactly(fd: int, size: int) -> bytes:
 
 def _how_it_ended(code: int) -> str:
     if code == -signal.SIGPROF:
-        return f"to read it takes more than {MOST_CPU_S:.0f} s: no dump is like that"
+        return f"reading it takes more than {MOST_CPU_S:.0f} s, which no dump does"
     if code < 0:
-        return f"it broke its reader ({signal.Signals(-code).name}): no dump is like that"
+        return f"it broke its reader ({signal.Signals(-code).name}), which no dump does"
     return f"its reader ended with code {code}"

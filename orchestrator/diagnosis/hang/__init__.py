@@ -1,1 +1,1 @@
-"""Who is to blame when ranks stand still: from dumps and stacks to a verdict. Pure."""
+"""Finds the culprit of a hang: from dumps and stacks to a verdict. Pure."""

@@ -7,12 +7,12 @@ dumps. If the evidence does not point to one rank, the verdict has no culprit an
 
 from dataclasses import replace
 
-from orchestrator.diagnosis.hang.evidence_index import STARVED, Case
+from orchestrator.diagnosis.hang.evidence_index import STARVED, EvidenceIndex
 from orchestrator.diagnosis.hang.mismatch import mismatch, skipped, strayed
 from orchestrator.diagnosis.hang.missing_dumps import not_waiting, went_past, without_dumps
 from orchestrator.diagnosis.hang.report import ranks_words
 from orchestrator.diagnosis.hang.unattributed import network, not_known, together
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Kind, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Kind
 from orchestrator.diagnosis.hang.wait_graph import elsewhere, left_inside, never_entered
 
 FOLLOWS: tuple[Kind, ...] = ("never-entered", "left-inside", "alone", "stopped")
@@ -23,9 +23,9 @@ FOR_STARVED = (
 )
 
 
-def analyse(scene: Scene) -> Diagnosis:
+def analyse(scene: HangEvidence) -> Diagnosis:
     """The verdict on a hang: the first check with a result wins, so the order is by reliability."""
-    case = Case(scene)
+    case = EvidenceIndex(scene)
     found = (
         mismatch(case)
         or elsewhere(case)
@@ -45,7 +45,7 @@ def analyse(scene: Scene) -> Diagnosis:
     return replace(found, num_waiting=len(case.waiters), no_dump=case.no_dump)
 
 
-def _most_direct_first(case: Case, found: Diagnosis) -> Diagnosis:
+def _most_direct_first(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:
     """Puts the state of the culprit's process first, if it explains the verdict.
 
     Example: a rank with a stopped process did not call an operation, because it is stopped. A rank

@@ -12,7 +12,7 @@ from orchestrator.diagnosis.hang.groups import (
     stuck_operations,
     work_of,
 )
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Kind, RankFacts, Scene, Waiting
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Kind, RankFacts, Waiting
 from orchestrator.diagnosis.stacks import python_stacks
 
 SURE = 0.9
@@ -35,10 +35,10 @@ STARVED_SHARE = 0.5
 """
 
 
-class Case:
+class EvidenceIndex:
     """The evidence of one hang, matched per group and rank, and helpers to build a verdict."""
 
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, scene: HangEvidence) -> None:
         self.scene = scene
         dumps = scene.dumps
         self.stages = stages_of(dumps, scene.axes)

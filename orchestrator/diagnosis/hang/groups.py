@@ -5,7 +5,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from orchestrator.diagnosis.dumps.dump import ONE_SIDED, WORLD, Called, GroupId, Op, RankDump, Seat
+from orchestrator.diagnosis.dumps.dump import (
+    ONE_SIDED,
+    WORLD,
+    Call,
+    GroupId,
+    GroupProgress,
+    Op,
+    RankDump,
+)
 
 
 @dataclass(slots=True)
@@ -15,7 +23,7 @@ class Group:
     """Ranks. If no dump names the members: the ranks that used the group."""
     open: bool = False
     """The group may have more members: no dump names them, and it is no axis of a mesh."""
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, GroupProgress] = field(default_factory=dict)
     stage: int = 0
     """Pipeline stage of its first member; stages call different operations."""
 
@@ -176,7 +184,7 @@ class Stuck:
 
     group: Group
     seq: int
-    entered: dict[int, Called]
+    entered: dict[int, Call]
     missing: tuple[int, ...]
     unknown: tuple[int, ...]
     out: tuple[int, ...]
@@ -205,7 +213,7 @@ def stuck_operations(
 
 
 def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequence[int]) -> Stuck:
-    entered: dict[int, Called] = {}
+    entered: dict[int, Call] = {}
     missing: list[int] = []
     unknown: list[int] = []
     out: list[int] = []
@@ -229,7 +237,7 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
 
 def _complete_or_missing(
     missing: Iterable[int],
-    entered: Mapping[int, Called],
+    entered: Mapping[int, Call],
     group: Group,
     dumps: Mapping[int, RankDump],
 ) -> list[int]:

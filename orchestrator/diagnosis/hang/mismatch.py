@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 
 from orchestrator.diagnosis.dumps.dump import RankDump
-from orchestrator.diagnosis.hang.evidence_index import SHOWN, Case, named
+from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, Work, label, odd_ones
 from orchestrator.diagnosis.hang.report import ranks_words, spans
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
@@ -19,7 +19,7 @@ PATHS = (
 )
 
 
-def mismatch(case: Case, operations: Sequence[Stuck] | None = None) -> Diagnosis | None:
+def mismatch(case: EvidenceIndex, operations: Sequence[Stuck] | None = None) -> Diagnosis | None:
     """The first mismatch among the stuck operations, or among other `operations`."""
     for stuck in case.stuck if operations is None else operations:
         odd = odd_ones(stuck, case.kin)
@@ -28,7 +28,7 @@ def mismatch(case: Case, operations: Sequence[Stuck] | None = None) -> Diagnosis
     return None
 
 
-def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
+def _mismatched(case: EvidenceIndex, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
     called = {
         rank: call.op
         for rank, seat in stuck.group.seats.items()
@@ -59,7 +59,7 @@ def _mismatched(case: Case, stuck: Stuck, odd: tuple[int, ...]) -> Diagnosis:
     )
 
 
-def strayed(case: Case) -> Diagnosis | None:
+def strayed(case: EvidenceIndex) -> Diagnosis | None:
     """One rank called another next operation than all other ranks with the same work."""
     nexts: dict[Work, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
     for rank, dump in case.scene.dumps.items():
@@ -78,7 +78,7 @@ def strayed(case: Case) -> Diagnosis | None:
 
 
 def _strayed(
-    case: Case, rank: int, step: Step, way: Step, usual: tuple[Step, list[int]]
+    case: EvidenceIndex, rank: int, step: Step, way: Step, usual: tuple[Step, list[int]]
 ) -> Diagnosis:
     ops = [s for s in case.stuck if rank in {*s.missing, *s.unknown, *s.entered}]
     ops.sort(key=lambda s: (rank in s.entered, -len(s.entered), s.group.id))
@@ -99,7 +99,7 @@ def _strayed(
     )
 
 
-def skipped(case: Case) -> Diagnosis | None:
+def skipped(case: EvidenceIndex) -> Diagnosis | None:
     crowds: dict[tuple[str, int, Work], list[RankDump]] = defaultdict(list)
     for rank, dump in case.scene.dumps.items():
         if dump.last is not None and dump.seats[dump.last].pending:
@@ -137,7 +137,7 @@ def skipped(case: Case) -> Diagnosis | None:
     )
 
 
-def _out_of_order(case: Case) -> Diagnosis | None:
+def _out_of_order(case: EvidenceIndex) -> Diagnosis | None:
     """One rank called operations in another order: it waits in one group, its peers in another."""
     alone = {
         stuck.missing[0]: stuck

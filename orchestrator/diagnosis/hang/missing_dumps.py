@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from orchestrator.diagnosis.hang.evidence_index import Case, named
+from orchestrator.diagnosis.hang.evidence_index import EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, Work, label
 from orchestrator.diagnosis.hang.mismatch import PATHS
 from orchestrator.diagnosis.hang.report import ranks_words
@@ -17,7 +17,7 @@ Suspects = tuple[tuple[int, ...], Kind, str, float]
 """Ranks with the same evidence, the verdict, its text, and its confidence (0 to 1)."""
 
 
-def suspects(case: Case, direct: Counter[int]) -> list[int]:
+def suspects(case: EvidenceIndex, direct: Counter[int]) -> list[int]:
     """Ranks without a dump that may be the culprit.
 
     If there is other evidence against one of them: all of them, and that evidence decides later.
@@ -40,13 +40,13 @@ def suspects(case: Case, direct: Counter[int]) -> list[int]:
     return [rank for rank in likely if _is_elsewhere(case, rank, places)] or likely
 
 
-def _is_elsewhere(case: Case, rank: int, places: set[Place]) -> bool:
+def _is_elsewhere(case: EvidenceIndex, rank: int, places: set[Place]) -> bool:
     """Its stack is in another operation than the stacks of the ranks that wait for it."""
     stack = case.stacks.get(rank)
     return stack is not None and bool(places) and python_stacks.place(stack) not in places
 
 
-def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
+def _waited_for_by_the_last(case: EvidenceIndex) -> tuple[Counter[int], set[Place]]:
     """Rank without a dump -> number of least advanced ranks that wait for it; and their places."""
     waits = {rank: found for rank in case.scene.dumps if (found := _waits_for(case, rank))}
     by_work: dict[Work, list[int]] = defaultdict(list)
@@ -65,7 +65,7 @@ def _waited_for_by_the_last(case: Case) -> tuple[Counter[int], set[Place]]:
     return votes, places
 
 
-def _waits_for(case: Case, rank: int) -> set[int]:
+def _waits_for(case: EvidenceIndex, rank: int) -> set[int]:
     """Ranks without a dump that `rank` waits for; empty if a dump shows another reason."""
     dumps, dump = case.scene.dumps, case.scene.dumps[rank]
     if dump.first is not None:
@@ -75,12 +75,12 @@ def _waits_for(case: Case, rank: int) -> set[int]:
     return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
 
 
-def _done(case: Case, rank: int) -> int:
+def _done(case: EvidenceIndex, rank: int) -> int:
     """Number of completed operations, comparable between ranks of one pipeline stage."""
     return sum(seat.behind for seat in case.scene.dumps[rank].seats.values())
 
 
-def _unheard(case: Case) -> Iterable[int]:
+def _unheard(case: EvidenceIndex) -> Iterable[int]:
     """Ranks without a dump that are the peer of a pending send or receive."""
     for dump in case.scene.dumps.values():
         for talk in dump.talks[:1]:
@@ -88,7 +88,7 @@ def _unheard(case: Case) -> Iterable[int]:
                 yield talk.peer
 
 
-def went_past(case: Case) -> Diagnosis | None:
+def went_past(case: EvidenceIndex) -> Diagnosis | None:
     """Ranks that skipped the operation in which their peers wait.
 
     Dumps of other ranks show later operations that completed with them.
@@ -119,7 +119,7 @@ def went_past(case: Case) -> Diagnosis | None:
     )
 
 
-def _reached(case: Case) -> dict[int, dict[str, int]]:
+def _reached(case: EvidenceIndex) -> dict[int, dict[str, int]]:
     """Rank without a dump -> the newest completed operation per kind of group it is in."""
     reached: dict[int, dict[str, int]] = {rank: {} for rank in case.no_dump}
     for group in case.groups:
@@ -131,7 +131,7 @@ def _reached(case: Case) -> dict[int, dict[str, int]]:
 
 
 def _past(
-    case: Case, stuck: Stuck, reached: Mapping[int, Mapping[str, int]]
+    case: EvidenceIndex, stuck: Stuck, reached: Mapping[int, Mapping[str, int]]
 ) -> Iterable[tuple[int, str]]:
     """Ranks without a dump, each with an operation that completed after the stuck one."""
     at_it: dict[int, Counter[str]] = defaultdict(Counter)
@@ -148,7 +148,7 @@ def _past(
                 yield rank, f"operation {newest} of {desc}"
 
 
-def not_waiting(case: Case) -> Diagnosis | None:
+def not_waiting(case: EvidenceIndex) -> Diagnosis | None:
     """Ranks that wait for no other rank according to the kernel or their stacks."""
     return _first(
         case,
@@ -163,7 +163,7 @@ def not_waiting(case: Case) -> Diagnosis | None:
     )
 
 
-def without_dumps(case: Case) -> Diagnosis | None:
+def without_dumps(case: EvidenceIndex) -> Diagnosis | None:
     """Ranks that differ from all others in place or in number of steps: weak evidence."""
     if case.partial:
         return None  # then a rank that has finished its work differs from the others too
@@ -174,12 +174,12 @@ def without_dumps(case: Case) -> Diagnosis | None:
     )
 
 
-def _lonely(case: Case) -> tuple[int, ...]:
+def _lonely(case: EvidenceIndex) -> tuple[int, ...]:
     """Ranks with a unique place, except those whose dump shows that they wait for others."""
     return tuple(rank for rank in python_stacks.lonely(case.stacks) if rank not in case.waiters)
 
 
-def _first(case: Case, *suspects: Suspects) -> Diagnosis | None:
+def _first(case: EvidenceIndex, *suspects: Suspects) -> Diagnosis | None:
     facts = case.scene.facts
     if case.stuck and not case.no_dump and not any(stuck.lacks for stuck in case.stuck):
         return None

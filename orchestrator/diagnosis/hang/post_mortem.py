@@ -8,19 +8,19 @@ operation, or all dumps agree and the culprit is the one rank without a dump.
 from collections.abc import Collection
 from dataclasses import replace
 
-from orchestrator.diagnosis.hang.evidence_index import SHOWN, SURE, Case, named
+from orchestrator.diagnosis.hang.evidence_index import SHOWN, SURE, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, calls_of_kin, ended_in
 from orchestrator.diagnosis.hang.mismatch import PATHS, mismatch
 from orchestrator.diagnosis.hang.unattributed import not_known
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 
 CLASS = "collective-mismatch"
 """Failure class of a rank that was aborted because sizes did not match."""
 
 
-def differing(scene: Scene, ended: Collection[int]) -> Diagnosis:
+def differing(scene: HangEvidence, ended: Collection[int]) -> Diagnosis:
     """The verdict after the ranks in `ended` were aborted because sizes did not match."""
-    case = Case(scene)
+    case = EvidenceIndex(scene)
     last = list(ended_in(case.groups, scene.dumps))
     found = mismatch(case, last) or _only_rank_without_dump(case, last, ended)
     if found is None:
@@ -30,7 +30,7 @@ def differing(scene: Scene, ended: Collection[int]) -> Diagnosis:
 
 
 def _only_rank_without_dump(
-    case: Case, last: list[Stuck], ended: Collection[int]
+    case: EvidenceIndex, last: list[Stuck], ended: Collection[int]
 ) -> Diagnosis | None:
     """The verdict if all dumps agree and exactly one aborted rank has no dump."""
     mute = [rank for rank in ended if rank not in case.scene.dumps]
@@ -63,7 +63,7 @@ def _only_rank_without_dump(
     )
 
 
-def _peers_are_right(case: Case, stuck: Stuck) -> bool:
+def _peers_are_right(case: EvidenceIndex, stuck: Stuck) -> bool:
     """Two peers that agree are right. A single peer is right if other groups called the same."""
     if len(stuck.entered) > 1:
         return True

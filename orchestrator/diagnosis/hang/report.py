@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene, Waiting
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, Waiting
 from orchestrator.diagnosis.stacks import python_stacks
 
 SHOWN = 8
@@ -27,7 +27,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def diagnosis_text(
-    diagnosis: Diagnosis, scene: Scene, attempt: int | None = None, decided: str = ""
+    diagnosis: Diagnosis, scene: HangEvidence, attempt: int | None = None, decided: str = ""
 ) -> str:
     """The report.
 
@@ -39,7 +39,7 @@ def diagnosis_text(
     return "\n".join([*of_job, *_lines(diagnosis, scene, decided)])
 
 
-def _lines(diagnosis: Diagnosis, scene: Scene, decided: str) -> Iterator[str]:
+def _lines(diagnosis: Diagnosis, scene: HangEvidence, decided: str) -> Iterator[str]:
     yield _row("verdict", f"{diagnosis.kind}: {diagnosis.cause}")
     yield _row("culprit", _culprit(diagnosis, scene, decided))
     if decided:
@@ -61,7 +61,7 @@ def _lines(diagnosis: Diagnosis, scene: Scene, decided: str) -> Iterator[str]:
         yield _row("next", diagnosis.advice)
 
 
-def where_words(scene: Scene, first: Sequence[int]) -> list[str]:
+def where_words(scene: HangEvidence, first: Sequence[int]) -> list[str]:
     """Where ranks are in the program, from their stacks.
 
     The ranks of `first` have one line each. The others have one line per place, the place with the
@@ -90,7 +90,7 @@ def _row(name: str, words: str) -> str:
     return f"{name:<{WIDTH}}{words}"
 
 
-def _culprit(diagnosis: Diagnosis, scene: Scene, decided: str) -> str:
+def _culprit(diagnosis: Diagnosis, scene: HangEvidence, decided: str) -> str:
     if not diagnosis.ranks:
         return "no culprit"
     hosts = sorted({host for rank in diagnosis.ranks if (host := scene.host(rank))})
@@ -116,7 +116,7 @@ def waiting_words(waiting: Waiting) -> str:
     return f"{where}; {', '.join(parts)}"
 
 
-def _input(diagnosis: Diagnosis, scene: Scene) -> str:
+def _input(diagnosis: Diagnosis, scene: HangEvidence) -> str:
     many = len(scene.dumps)
     seen = [f"dumps of {many} rank{'s' if many != 1 else ''}"]
     seen.append(f"stacks of {sum(bool(facts.stack) for facts in scene.facts.values())}")

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
-from orchestrator.diagnosis.hang.evidence_index import SHOWN, Case, named
+from orchestrator.diagnosis.hang.evidence_index import SHOWN, EvidenceIndex, named
 from orchestrator.diagnosis.hang.report import ranks_words
 from orchestrator.diagnosis.hang.verdicts import Diagnosis
 from orchestrator.diagnosis.stacks import python_stacks
 
 
-def network(case: Case) -> Diagnosis | None:
+def network(case: EvidenceIndex) -> Diagnosis | None:
     inside = [s for s in case.stuck if not (s.missing or s.unknown or s.out)]
     idle = {rank for stuck in case.stuck for rank in stuck.missing} - case.waiters
     if not inside or idle or any(stuck.unknown or stuck.lacks for stuck in case.stuck):
@@ -31,7 +31,7 @@ def network(case: Case) -> Diagnosis | None:
     )
 
 
-def together(case: Case) -> Diagnosis | None:
+def together(case: EvidenceIndex) -> Diagnosis | None:
     known = {python_stacks.place(stack) for stack in case.stacks.values()}
     if case.stuck or len(known) != 1 or len(case.stacks) < 2:
         return None
@@ -48,7 +48,7 @@ def together(case: Case) -> Diagnosis | None:
     )
 
 
-def not_known(case: Case) -> Diagnosis:
+def not_known(case: EvidenceIndex) -> Diagnosis:
     if not case.scene.dumps and not case.scene.facts:
         cause = "no dump and no stack was found"
     elif not case.stuck:
@@ -70,7 +70,7 @@ def not_known(case: Case) -> Diagnosis:
     )
 
 
-def _waits_unseen(case: Case) -> Iterator[str]:
+def _waits_unseen(case: EvidenceIndex) -> Iterator[str]:
     """A rank that all others of a group wait for, and that waits in an unrecorded operation.
 
     The recorder of gloo does not record sends and receives. Such a rank skipped an operation, or a

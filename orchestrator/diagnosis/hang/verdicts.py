@@ -53,7 +53,7 @@ class RankFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class HangEvidence:
     """All evidence of one incident."""
 
     dumps: Mapping[int, RankDump] = field(default_factory=dict)

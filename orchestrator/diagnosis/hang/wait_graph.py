@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from orchestrator.diagnosis.hang.evidence_index import SURE, Case, named
+from orchestrator.diagnosis.hang.evidence_index import SURE, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, is_pipeline
 from orchestrator.diagnosis.hang.missing_dumps import MOST_GUESSES, suspects
 from orchestrator.diagnosis.hang.report import ranks_words, spans
@@ -13,7 +13,7 @@ KNOWN = 0.5
 GUESSED = 0.45
 
 
-def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
+def never_entered(case: EvidenceIndex, guess: bool = False) -> Diagnosis | None:
     """A rank that did not call an operation in which others wait.
 
     Args:
@@ -44,7 +44,7 @@ def never_entered(case: Case, guess: bool = False) -> Diagnosis | None:
     return case.blame("never-entered", blamed, confidence, what + where, signs, ops)
 
 
-def elsewhere(case: Case) -> Diagnosis | None:
+def elsewhere(case: EvidenceIndex) -> Diagnosis | None:
     """The verdict `never_entered` if it is certain: one rank, and its dump, stack or state agree.
 
     It is checked before weaker signs of other ranks.
@@ -56,7 +56,7 @@ def elsewhere(case: Case) -> Diagnosis | None:
     return found if speaks else None
 
 
-def _may_talk_unseen(case: Case, rank: int) -> bool:
+def _may_talk_unseen(case: EvidenceIndex, rank: int) -> bool:
     """True if the rank may wait in a pipeline send or receive that is not recorded.
 
     gloo's recorder does not record them, so only a stack could show it.
@@ -68,7 +68,7 @@ def _may_talk_unseen(case: Case, rank: int) -> bool:
     return on_gloo and any(map(is_pipeline, kinds))
 
 
-def _unanswered(case: Case) -> Iterable[int]:
+def _unanswered(case: EvidenceIndex) -> Iterable[int]:
     """Peers of a pending send or receive that did not call the matching receive or send."""
     dumps = case.scene.dumps
     parts = Counter(
@@ -80,7 +80,7 @@ def _unanswered(case: Case) -> Iterable[int]:
 
 
 def _single_out(
-    case: Case, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
+    case: EvidenceIndex, dumped: Sequence[int], lost: Sequence[int], direct: Counter[int]
 ) -> tuple[tuple[int, ...], tuple[str, ...], float]:
     """The candidates with the strongest evidence, that evidence, and the confidence (0 to 1).
 
@@ -118,7 +118,7 @@ def _single_out(
     return tuple(by_waiters), (f"one of ranks {spans(heaviest)}, which have no dump",), 0.3
 
 
-def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
+def _doubts(case: EvidenceIndex, blamed: Sequence[int], dumped: Sequence[int]) -> Iterator[str]:
     """Other possible culprits. If there is one, no host is excluded."""
     if blamed[0] in case.scene.dumps:
         for rank in sorted({rank for stuck in case.stuck for rank in stuck.unknown}):
@@ -131,7 +131,7 @@ def _doubts(case: Case, blamed: Sequence[int], dumped: Sequence[int]) -> Iterato
             yield f"but the dump of rank {rank} shows that it is missing and waits for no rank"
 
 
-def left_inside(case: Case) -> Diagnosis | None:
+def left_inside(case: EvidenceIndex) -> Diagnosis | None:
     for stuck in case.stuck:
         if stuck.missing or stuck.unknown or not stuck.out:
             continue
@@ -155,7 +155,7 @@ def left_inside(case: Case) -> Diagnosis | None:
     return None
 
 
-def _waits_elsewhere(case: Case, rank: int, stuck: Stuck) -> bool:
+def _waits_elsewhere(case: EvidenceIndex, rank: int, stuck: Stuck) -> bool:
     return any(
         other is not stuck and rank in other.entered and other.entered[rank].started
         for other in case.stuck

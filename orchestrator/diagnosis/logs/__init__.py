@@ -1,1 +1,1 @@
-"""What the words of a rank, a launcher or a kernel mean. Pure."""
+"""Interprets text of a rank, a launcher or a kernel. Pure."""

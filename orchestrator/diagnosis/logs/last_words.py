@@ -1,4 +1,5 @@
-"""Which lines at the end of a log tell why a rank ended: no frames of stacks, no old warnings."""
+"""Picks the lines at the end of a log that tell why a rank ended, without stacks or old
+warnings."""
 
 import signal
 from collections.abc import Iterator
@@ -15,44 +16,44 @@ ABORTS = (
     r"watchdog caught collective|detected by watchdog|watchdog got stuck",
     r"NCCL operations have failed or timed out",
 )
-"""How the last words of a process begin that aborts."""
+"""First words of a process that aborts."""
 BEFORE_ABORTS = (
     r"\bNCCL WARN\b.*(Got completion|Cuda failure|Failed to CUDA|Connection closed by remote)",
     r"Memory access fault by GPU|HW Exception by GPU",
     r"Received a dump signal|preparing to dump debug info",
 )
-"""… and what is said before the end where nothing of it is."""
+"""Messages shortly before an abort, used if the process itself printed none of `ABORTS`."""
 REPORTED = (
     r"^Fatal Python error: Aborted",
     r"^\*\*\* (SIGABRT received|Process received signal|Aborted at)",
     r"^Signal: Aborted",
 )
-"""What a handler of the signal says of it; why the process aborts stands above that."""
+"""What a signal handler prints about SIGABRT. The reason of the abort stands above it."""
 COMPLAINTS = (
     r"\b(errors?|err|fatal|fail(ed|ure)?|unable|cannot|could not|abort(ed|ing)?|assert\w*)\b",
     r"\b(exceeded|timed out|timeout|lost|refused|unreachable|invalid|illegal|corrupt\w*)\b",
 )
 LAST = 4
-"""Lines of the end in which complaints are looked for."""
+"""Number of last lines in which complaints are searched."""
 LIMITS = (
     r"Resource temporarily unavailable|RLIMIT_|ulimit|Too many open files|No space left on device",
     r"Cannot allocate memory|bad_alloc",
 )
-"""What a library says that is refused something, and then crashes over it."""
+"""Messages of a library that was refused a resource and then crashes because of it."""
 CRASHED = ("Fatal Python error:",)
 TRACEBACK = (r"^(.{0,60}\W)?Traceback \(most recent call last\):\s*$",)
 OF_A_WORKER = (r"^Original Traceback",)
-"""… and how one begins that is a part of what another one raised."""
+"""Heading of a traceback that is part of the one another process raised."""
 PASSED_ON = (r"ChildFailedError|CalledProcessError|elastic\S*SignalException",)
-"""What a launcher raises of a process that failed, below the end of the process's own log …"""
+"""Exceptions that a launcher raises about a failed process, below the process's own log."""
 OF_A_TOOL = ("CalledProcessError",)
-"""… and what a program raises as well of a tool that it runs."""
+"""Exceptions of `PASSED_ON` that a program also raises about a tool that it runs."""
 CHAINED = ("During handling of the above|above exception was the direct cause",)
-"""Before a traceback that goes on from the one above it …"""
+"""Line between a traceback and the one that follows from it."""
 IGNORED = ("Exception ignored (in|on)",)
-"""… before one that ended nothing …"""
+"""Line before the traceback of an exception that ended nothing."""
 ASIDE = (*IGNORED, "^Exception in thread ")
-"""… or no more than a thread."""
+"""Line before the traceback of an exception that ended nothing, or only a thread."""
 POINTS_BACK = (
     r"CheckpointException ranks:dict_keys\(\[\]\)|background workers are no longer alive",
     r"\b(see|look at|look up to see|check|refer to|read)\b[^.]{0,40}"
@@ -64,15 +65,15 @@ POINTS_BACK = (
     r"ChildFailedError|ProcessRaisedException|ProcessExitedException|BrokenProcessPool|SystemExit",
     r"returned non-zero exit status|non-zero (exit|return) (code|status)",
 )
-"""An exception that says no more than that something failed before it: why stands further up."""
+"""An exception that only says that something failed earlier. The reason stands further up."""
 CLEANUP = (r'multiprocessing/util\.py", line \d+, in _(run_finalizers|exit_function)',)
-"""A frame of what a process does as it ends, which ends nothing."""
+"""Frame of a process that is cleaning up at its end. An exception there ends nothing."""
 WARNED = (r"^\[W(\d+ | \S+\.cpp:)",)
 NCCL = ("nccl",)
 NCCL_WARN = (r"\bNCCL WARN\b",)
-"""What NCCL calls a warning is why a call of it fails a moment later."""
+"""NCCL prints the reason of a failing call as a warning, just before the call fails."""
 LAST_ERROR = (r"(^|\s)Last error:\s*$",)
-"""Below it an exception of PyTorch has the words of NCCL's last warning."""
+"""Below this line, an exception of PyTorch repeats NCCL's last warning."""
 
 FRAMES = (
     r"^\s*frame #\d+: |^Exception raised from .*\(most recent call first\):$",
@@ -84,29 +85,29 @@ FRAMES = (
     r"^\s+[~^]+\s*$",
     r"^\s*\[Previous line repeated \d+ more times?\]",
 )
-"""Lines of stacks: of C++ as torch, gdb, glog, glibc and UCX write them, and of Python."""
+"""Lines of stacks: of C++ as torch, gdb, glog, glibc and UCX print them, and of Python."""
 PLACES = (r"^ *raised in ",)
-"""What `raised_in` makes of an innermost frame."""
+"""Lines that `raised_in` writes in place of an innermost frame."""
 PYTHON_FRAME = (r'^\s*File "[^"]*", line \d+, in ',)
 CODE_THAT_TELLS = (
     r"_multiprocessing\.SemLock\(",
     r'/multiprocessing/(reductions|resource_sharer)\.py", line',
 )
-"""A semaphore is a file in /dev/shm, and a connection one to a loader's worker: which exceptions do
-not say."""
+"""Frames that say what their exception does not: a semaphore is a file in /dev/shm, and a
+connection may be one to a worker of a data loader."""
 
 QUOTED = (
     r"""^[\w .:/#\[\]()-]{0,60}[{\[]\s*["'][\w.\- ]+["']\s*:""",
     r"""^[\w .#/-]{1,40}[:=]\s*(?:'[^']*'|"[^"]*")[,.]?\s*$""",
     r"""^\s*(?:'[^']*'|"[^"]*"),?\s*$""",
 )
-"""Options and data that a program shows, whose words are of another failure or of none …"""
+"""Options and data that a program prints. Their words may describe another failure or none."""
 SAID = (
     r"""["'](level|severity|levelname|lvl)["']\s*:\s*["'](error|fatal|critical)""",
     r"""^[^"':=]{0,40}(error|exception|reason|msg|message|cause|failed|failure|fatal|exit)\s*[:=]""",
     r"""["'](error|exception|exc_info|reason|failure)["']\s*:""",
 )
-"""… but for a line of a log in JSON, and for words that a program quotes as its reason."""
+"""Quotations that do report a failure: a log line in JSON, and text quoted as the reason."""
 
 NOISE = (
     r"^wandb: +([^E]|E[^R])",
@@ -117,7 +118,7 @@ NOISE = (
     r"^\S* ?\[?\d{4}-\d\d-\d\d[T ][\d:,.+Z]+\]?[^\n]{0,60}\b(INFO|DEBUG|WARNING)\b",
     r"^\s*\[?(INFO|DEBUG|WARNING)\b",
 )
-"""What a program says of things that it got over or that are no trouble …"""
+"""Messages about things that a program survived or that are no problem."""
 TROUBLE = (
     r"^\s*Warning\s+[A-Z][A-Za-z]+\s",  # an event of Kubernetes
     r"\b(exiting|aborting|giving up|quitting)\b",
@@ -126,22 +127,23 @@ TROUBLE = (
     r"cannot be retrieved \(gai error",
     r"CUDA initialization: .*system not yet initialized",
 )
-"""… but for these, which are said of what ends a process."""
+"""Lines that look like `NOISE` but are printed about what ends a process."""
 
 PROGRESS = (
     r"\bstep\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
     r"\biter(ation)?\b\W{0,3}\d+.*\bloss\b\W{0,4}\d",
     r"'loss': '?\d",
 )
-"""A step of training was made."""
+"""Lines that show that a training step was done."""
 COUNTED = (*PROGRESS, r"^\W*(step|iter(ation)?)\W{0,3}\d+\b")
-"""… or was counted, by a rank that does not print its loss."""
+"""The same, for ranks that print the step but not the loss."""
 STEPS = 3
-"""Made after a line, and it tells nothing of the end; one or two more may be of other ranks."""
+"""If so many steps were done after a line, the line does not explain the end. One or two may have
+been done by other ranks."""
 
 
 def without_frames(text: Text) -> Text:
-    """Without the frames of stacks, and the code that Python shows below its own."""
+    """The text without frames of stacks, and without the code that Python shows below frames."""
     frames = set(text.numbers(FRAMES))
     tells = set(text.numbers(CODE_THAT_TELLS)) if frames else set()
     python = set(text.numbers(PYTHON_FRAME))
@@ -159,7 +161,7 @@ def without_frames(text: Text) -> Text:
 
 
 def without_cleanup(text: Text) -> Text:
-    """Without the tracebacks of finalizers, which stumble over what is gone already."""
+    """The text without tracebacks of finalizers, which fail on objects that are gone already."""
     frames = set(text.numbers(CLEANUP))
     if not frames:
         return text
@@ -170,12 +172,12 @@ def without_cleanup(text: Text) -> Text:
         while end < len(text.lines) and end not in begins and text.line(end)[:1].isspace():
             end += 1
         if not frames.isdisjoint(range(begin, end)):
-            aside.update(range(begin, end + 1))  # with what was raised
+            aside.update(range(begin, end + 1))  # the traceback with its exception
     return text.without(aside)
 
 
 def points_back(text: Text) -> bool:
-    """Whether the last exception tells only of a failure before it."""
+    """Whether the last exception only refers to an earlier failure."""
     lines = [n for n in range(len(text.lines)) if text.line(n).strip()]
     return bool(lines) and text.pick(lines[-2:]).has(POINTS_BACK)
 
@@ -199,15 +201,22 @@ def without_noise(text: Text) -> Text:
 
 
 def before_steps_dropped(text: Text) -> Text:
-    """Without what was said before a few more steps were made: the rank outlived it."""
+    """The text without lines that were followed by several more steps: the rank survived them."""
     steps = list(text.numbers(PROGRESS))
     return text.since(steps[-STEPS]) if len(steps) >= STEPS else text
 
 
 def last_words(text: Text, ended_by: int | None) -> Text:
-    """What a rank said as it ended, from where that begins: no old warning is among it. One that
-    left by itself without a traceback may have said why in any line that is no mere notice."""
+    """What a rank printed as it ended, from the first line about its end on, without old warnings.
+
+    A rank that exited by itself without a traceback may have given the reason in any line that is
+    not merely a notice.
+
+    Args:
+        ended_by: the signal that ended the rank; None: it exited by itself.
+    """
     if ended_by == signal.SIGABRT:
+        # The process aborted itself: a C++ exception, an assertion, glibc or PyTorch's watchdog.
         begins = text.first(ABORTS)
         if begins == len(text.lines):
             begins = text.first(BEFORE_ABORTS)
@@ -218,13 +227,15 @@ def last_words(text: Text, ended_by: int | None) -> Text:
             _warned_by_nccl(text, begins).followed_by(said) if said.has(NCCL) else said
         )
     if ended_by is not None:
+        # Another signal leaves no message, but faulthandler's heading or a refused resource may
+        # stand near the end.
         begins = text.first(CRASHED)
         crashed = text.pick(range(begins, min(begins + 1, len(text.lines))))
         end = _since_the_last_step(text).since(-LAST)
         return crashed.followed_by(end.pick(end.numbers(LIMITS)))
     text = _without_launchers(text)
     heard = _without(ASIDE, text)
-    if not heard.has(TRACEBACK):
+    if not heard.has(TRACEBACK):  # for example sys.exit with a message
         return without_noise(_without(IGNORED, text))
     begins = _raised_at(heard)
     raised = without_noise(heard.since(begins))
@@ -232,45 +243,45 @@ def last_words(text: Text, ended_by: int | None) -> Text:
 
 
 def _warned_by_nccl(text: Text, begins: int) -> Text:
-    """NCCL says in a warning what went wrong, and PyTorch no more than that it did."""
+    """NCCL's warnings before the end. They say what went wrong; PyTorch only says that it did."""
     return without_noise(text.pick(n for n in text.numbers(NCCL_WARN) if n < begins))
 
 
 def before_the_abort(text: Text) -> Text:
-    """What a library complains of that ends a process in words of its own."""
+    """Complaints of a library that aborts without one of the known messages."""
     above = text.pick(range(text.first((*ABORTS, *REPORTED))))
     end = without_noise(_unwarned(_since_the_last_step(above))).since(-LAST)
     return end.pick(end.numbers(COMPLAINTS))
 
 
 def _since_the_last_step(text: Text) -> Text:
-    """A process that made a step outlived all that it complained of before: of the last lines,
-    which no more than stand near its end, that is enough to count them out."""
+    """The text after the last step. A process that did a step survived earlier complaints, and for
+    lines that merely stand near the end, one step is enough to ignore them."""
     steps = list(text.numbers(COUNTED))
     return text.since(steps[-1]) if steps else text
 
 
 def last_warning(text: Text) -> Text:
-    """Of torch, where it is the last that was said."""
+    """The last line, if it is a warning of torch."""
     spoken = [n for n in range(len(text.lines)) if text.line(n).strip()]
     end = text.pick(spoken[-1:])
     return end.pick(end.numbers(WARNED))
 
 
 def with_warnings(text: Text) -> Text:
-    """With NCCL's last warning written as NCCL does, where an exception quotes it."""
+    """The text with NCCL's last warning in NCCL's own form, if an exception quotes it."""
     quoted = [number + 1 for number in text.numbers(LAST_ERROR) if number + 1 < len(text.lines)]
     lines = {n: (text.lines[n], b"NCCL WARN " + text.line(n).lstrip()) for n in quoted}
     return text.rewritten(lines) if lines else text
 
 
 def _unwarned(text: Text) -> Text:
-    """Without torch's own warnings, as of a store that a peer left: those end nothing."""
+    """The text without torch's warnings, such as a store that a peer left: they end nothing."""
     return text.without(set(text.numbers(WARNED)))
 
 
 def _without(begins: tuple[str, ...], text: Text) -> Text:
-    """Without the tracebacks that come after such a line, each to what was raised at its end."""
+    """The text without tracebacks that follow such a line, each with the exception at its end."""
     aside = set(text.numbers(begins))
     if not aside:
         return text
@@ -291,20 +302,20 @@ def _without(begins: tuple[str, ...], text: Text) -> Text:
 
 
 def _without_launchers(text: Text) -> Text:
-    """Without what a launcher raises of its processes; what it says of their ends stays."""
+    """The text without exceptions of a launcher about its processes. Its other lines stay."""
     passed_on = set(text.numbers(PASSED_ON))
     if not passed_on:
         return text
     all_of_them = list(_tracebacks(text))
     theirs = [number for number in all_of_them if number + 1 in passed_on]
-    if theirs == all_of_them:  # no other says why
+    if theirs == all_of_them:  # there is no traceback of the process, so keep those about tools
         tools = set(text.numbers(OF_A_TOOL))
         theirs = [number for number in theirs if number + 1 not in tools]
     return text.without({*theirs, *(number + 1 for number in theirs)}) if theirs else text
 
 
 def _raised_at(text: Text) -> int:
-    """Where the last traceback begins, with those that led to it."""
+    """Line where the last traceback begins, including the tracebacks that led to it."""
     chained = set(text.numbers(CHAINED))
     found = 0
     for number in _tracebacks(text):
@@ -314,6 +325,6 @@ def _raised_at(text: Text) -> int:
 
 
 def _tracebacks(text: Text) -> Iterator[int]:
-    """Where each begins."""
+    """Lines where a traceback begins."""
     parts = set(text.numbers(OF_A_WORKER))
     return (number for number in text.numbers(TRACEBACK) if number not in parts)

@@ -1,9 +1,9 @@
-"""Which lines of a rank's log report that something is broken, and which only speak of it. Pure.
+"""Tells lines of a rank's log that report a failure from lines that only mention one. Pure.
 
-A program that trains on what people wrote prints kernels' words among its samples, a launcher
-prints the failures that it looks for, and a check prints what it found on other hosts. What broke
-under a rank is an error that it meets: the words stand where a line begins, or after those of an
-error.
+A program that trains on public text prints words of kernels among its samples. A launcher prints
+the failures that it looks for, and a check prints what it found on other hosts. A failure under a
+rank is an error that the rank meets: its words stand at the beginning of a line, or after the words
+of an error.
 """
 
 from orchestrator.diagnosis.logs.patterns import Text, compiled
@@ -12,7 +12,7 @@ ERROR = (
     r"(error|exception|failure|failed|fault|contained)\b|\b(ERROR|FATAL ERROR|CRITICAL|WARN)\b"
     r"|fatal: |what\(\): |\bstderr: |^[EF]\d{4} ",
 )
-"""What stands before the words of a failure in the line that reports it …"""
+"""Words before the failure in a line that reports it."""
 OTHERS = (
     r"\b(previous(ly)?|prior|earlier|last|resumed|restart(s|ed|able)?|retr(y|ies|yable)|history)\b",
     r"\b(excluded?|skip(s|ped)?|ignor\w+|known|expected|simulat\w+|inject\w+)\b",
@@ -20,30 +20,31 @@ OTHERS = (
     r"\b(prompt|question|answer|sample|example|text|input|label|decoded)\b",
     r"^\W*[qa][:.] |^\s*[-*] ",
 )
-"""… unless it is of other times, of other hosts, of what a program looks for or reads, …"""
+"""Words of a line that does not report: it is about other times, other hosts, or what a program
+searches or reads."""
 IN_GENERAL = (
     r"\b(if|when(ever)?|in case|unless|such as|e\.g\.|for example|scenarios?|means|explains)\b",
     r"\b(describes?|handles|addresses|treats?|documentation|changelog|release notes)\b",
     r"\b(checks?|looks?|watch(es)?|scans?|tests?) for\b|\bwhat should\b|\bhow (do|to|can)\b",
     r"\blast (week|month|year)\b",
 )
-"""… or of no time at all."""
+"""Words of a line that is general: conditions, explanations, documentation, questions."""
 PROGRAM = (
     r"^\W*([\d.]+\W+)?(\w{3} +\d+ [\d:]+ \S+ )?([\w.-]+(\[\d+\])?: ?)?([\w.-]+: ?)?\W*(\w+\.)*\z",
 )
-"""A kernel, a program that says its name, or a module that an exception is of."""
+"""A kernel, a program that prints its name, or the module of an exception."""
 QUOTED = (r"""(^|[^\w)])['"`][^'"`]*\z""",)
-"""The line is within a quotation …"""
+"""The line is inside a quotation."""
 REPEATED = (
     r"""((Error|Exception)\(|(failure|error) (\d+ )?|call=)['"`][^'"`]*\z""",
     r"""["'](level|severity|levelname|lvl)["']\s*:\s*["'](error|fatal|critical)""",
     r"""["'](error|exception|exc_info|failure)["']\s*:\s*["'][^'"`]*\z""",
 )
-"""… which is that of an error, or of a line of a log in JSON that reports one."""
+"""A quotation that reports: one in an error, or in a JSON log line about an error."""
 
 
 def without_mentions(text: Text, patterns: tuple[str, ...]) -> Text:
-    """Without the lines that have one of the patterns and report nothing."""
+    """The text without lines that match a pattern but report nothing."""
     mentions = {n for n in text.numbers(patterns) if not _reports(text.line(n), patterns)}
     return text.without(mentions) if mentions else text
 

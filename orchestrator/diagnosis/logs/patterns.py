@@ -1,8 +1,8 @@
-"""Patterns over text that others wrote, by an engine whose time grows with the text alone (RE2).
+"""Patterns for foreign text, in an engine whose time grows linearly with the text (RE2).
 
-Python's own `re` backtracks: a pattern such as `mlx5_\\w+.*(a|b)` takes minutes on 2 kB of an
-unlucky text, in which nothing else of the process runs. What reads a log or a kernel's words
-compiles its patterns here, or has a pattern that visibly cannot backtrack.
+Python's own `re` backtracks: a pattern such as `mlx5_\\w+.*(a|b)` can take minutes on 2 kB of text,
+and blocks the whole process meanwhile. Code that reads a log or kernel messages compiles its
+patterns here, or uses a pattern that obviously cannot backtrack.
 """
 
 import logging
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 MOST_LINES = 400
 MOST_BYTES = 65_536
-"""Of the end of a text, together with `MOST_LINES`."""
+"""Only the end of a text, up to these limits, is searched."""
 LINE_BEGINS = 1_000
 LINE_ENDS = 300
-"""Characters of a line that are looked at: more than these tell nothing new."""
+"""Numbers of characters at both ends of a line that are searched. The middle is dropped."""
 CUT = " … "
 LARGEST = 1_000
-"""Instructions of a user's pattern: what takes more would be slow for the engine as well."""
+"""Largest number of instructions of a user's pattern. Larger ones are slow even in RE2."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 _OUTER = re.compile(
     r"\s*(?:\[(?:rank|default|Rank|RANK )\d+\]:? ?"  # PyTorch, torchrun
@@ -37,22 +37,22 @@ _OUTER = re.compile(
     r"|\d{4}-\d\d-\d\dT[\d:.]{8,18}(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?"  # Kubernetes
     r"|(?:ERROR|CRITICAL) \d\d-\d\d [\d:]{8} \[?[\w./]{1,60}:\d{1,5}\] )+"  # vLLM
 )
-"""What others write before the line of a process."""
+"""Prefixes that launchers write before a line of a process."""
 _AT_THE_MARGIN = re.compile(
     r"(.{1,80}?)(?:\[(?:rank|default)\d+\]:? ?)?"
     r'(?:Traceback \(most recent call last\):\s*$|  File "[^"]{1,300}", line \d+, in )'
 )
-"""What begins at the margin of a process's output, or two columns from it."""
+"""Lines that a process prints at the margin, or two columns from it."""
 _PART_OF_IT = ("Original ", "Exception ignored", "Exception in thread")
 MOST_PREFIXES = 4
-"""Shapes of prefixes that one text has."""
+"""Largest number of prefix shapes in one text."""
 TOO_LARGE = (
     f"a pattern of at most {LARGEST:,} instructions",
-    "write .* for a counted repetition such as .{0,200}, or make two patterns of it",
+    "write .* for a counted repetition such as .{0,200}, or split it into two patterns",
 )
 FIXES = (
     ("(?=", "a look-ahead is not supported: match the words themselves"),
-    ("(?!", "a look-ahead is not supported: put what a line must not have under unless"),
+    ("(?!", "a look-ahead is not supported: put what a line must not contain under unless"),
     ("(?<", "a look-behind is not supported: match the words themselves"),
     ("(?>", "an atomic group is not needed: write (?:…)"),
     ("\\Z", "write \\z or $"),
@@ -62,12 +62,12 @@ BACKREFERENCE = re.compile(r"\\[1-9]|\(\?P=")
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The end of a text, bounded, in which patterns are looked for line by line."""
+    """The limited end of a text, in which patterns are searched line by line."""
 
     lines: tuple[str, ...]
-    """As they are shown."""
+    """Lines as they are shown."""
     data: bytes
-    """What is searched: the same lines, without what a launcher wrote before them."""
+    """Text that is searched: the same lines, without the prefixes of a launcher."""
     starts: tuple[int, ...]
 
     @classmethod
@@ -76,7 +76,7 @@ class Text:
         return _text(kept, [line.encode(errors="replace") for line in _bare(kept)])
 
     def pick(self, numbers: Iterable[int]) -> "Text":
-        """Those lines alone."""
+        """Only these lines."""
         chosen = tuple(numbers)
         return _text(tuple(self.lines[n] for n in chosen), [self.line(n) for n in chosen])
 
@@ -84,13 +84,13 @@ class Text:
         return self.pick(n for n in range(len(self.lines)) if n not in numbers)
 
     def rewritten(self, changes: Mapping[int, tuple[str, bytes]]) -> "Text":
-        """With other lines in some places: each as it is shown and as it is searched."""
+        """The text with some lines replaced: each as it is shown and as it is searched."""
         numbers = range(len(self.lines))
         lines = tuple(changes[n][0] if n in changes else self.lines[n] for n in numbers)
         return _text(lines, [changes[n][1] if n in changes else self.line(n) for n in numbers])
 
     def cut_before(self, patterns: tuple[str, ...]) -> "Text":
-        """Each line only up to where one of the patterns is found in it."""
+        """Each line only up to the first match in it."""
         regex = compiled(patterns)
         changes = {}
         for number in self.numbers(patterns):
@@ -104,11 +104,11 @@ class Text:
         return _text((*self.lines, *other.lines), both)
 
     def since(self, number: int) -> "Text":
-        """From that line on; -3: the last three."""
+        """The lines from `number` on; -3: the last three."""
         return self.pick(range(len(self.lines))[number:])
 
     def numbers(self, patterns: tuple[str, ...]) -> Iterator[int]:
-        """The lines in which one of the patterns is found, from the first on."""
+        """Numbers of the lines that match one of the patterns, ascending."""
         regex = compiled(patterns)
         at = 0
         while self.lines and (found := regex.search(self.data, at)):
@@ -119,23 +119,23 @@ class Text:
             at = self.starts[number + 1]
 
     def first(self, patterns: tuple[str, ...]) -> int:
-        """The first such line; where there is none, one beyond the last."""
+        """The first matching line; if there is none, the number after the last line."""
         return next(self.numbers(patterns), len(self.lines))
 
     def has(self, patterns: tuple[str, ...]) -> bool:
         return self.first(patterns) < len(self.lines)
 
     def line(self, number: int) -> bytes:
-        """As it is searched."""
+        """A line as it is searched."""
         end = self.starts[number + 1] - 1 if number + 1 < len(self.starts) else len(self.data)
         return self.data[self.starts[number] : end]
 
 
 def _bare(lines: Sequence[str]) -> Iterator[str]:
-    """Without what others wrote before them: known prefixes, and those that this text shows.
+    """The lines without prefixes: the known ones, and those that this text shows.
 
-    A traceback begins at the margin, so what stands before it is a prefix, and stands before the
-    other lines of the process as well: `[1,0]<stderr>:`, `worker-3: `, a time.
+    A traceback begins at the margin, so text before it is a prefix, which also stands before the
+    other lines of the process: `[1,0]<stderr>:`, `worker-3: `, a time.
     """
     known = [_without_known(line) for line in lines]
     shapes: dict[str, re.Pattern[str]] = {}
@@ -169,7 +169,7 @@ def _text(lines: tuple[str, ...], pieces: Sequence[bytes]) -> Text:
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """The last of them, each without colours and cut in its middle where it is long."""
+    """The last lines, without colours; the middle of long lines is cut out."""
     kept: list[str] = []
     size = 0
     for line in reversed(tuple(lines)):
@@ -182,8 +182,8 @@ def bounded(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def cut(line: str, most: int = LINE_BEGINS + LINE_ENDS) -> str:
-    """One line without colours; without its middle where it has more than `most` characters."""
-    if len(line) > 4 * most:  # a line of megabytes is not searched for colours as a whole
+    """A line without colours, and without its middle if it is longer than `most` characters."""
+    if len(line) > 4 * most:  # do not search megabytes for colours
         line = f"{line[: 2 * most]}{CUT}{line[-most:]}"
     line = _ESCAPES.sub("", line).replace("\n", " ")
     if len(line) <= most:
@@ -194,9 +194,10 @@ def cut(line: str, most: int = LINE_BEGINS + LINE_ENDS) -> str:
 
 @lru_cache(maxsize=4096)
 def compiled(patterns: tuple[str, ...]) -> "re2._Regexp[str]":
-    """One that finds any of them, in single lines and without regard to case.
+    """A pattern that finds any of `patterns` within a line, case-insensitive.
 
-    A pattern that the engine refuses, as one that an older ndctl took, finds nothing.
+    A pattern that the engine refuses, for example one that an older ndctl accepted, matches
+    nothing.
     """
     try:
         return _compile("|".join(f"(?:{pattern})" for pattern in patterns))
@@ -204,24 +205,24 @@ def compiled(patterns: tuple[str, ...]) -> "re2._Regexp[str]":
         fine = []
         for pattern in patterns:
             if why := problem_of(pattern):
-                log.warning("the pattern %r finds nothing: it must be %s", pattern, why[0])
+                log.warning("ignoring pattern %r: it must be %s", pattern, why[0])
             else:
                 fine.append(f"(?:{pattern})")
         return _compile("|".join(fine) or NOTHING)
 
 
 NOTHING = r"[^\s\S]"
-"""Is found nowhere."""
+"""Matches nothing."""
 
 
 @lru_cache(maxsize=4096)
 def which(patterns: tuple[str, ...], line: bytes) -> str:
-    """The first of the patterns that is found in the line."""
+    """The first pattern that matches the line."""
     return next((one for one in patterns if compiled((one,)).search(line)), "")
 
 
 def problem_of(pattern: str) -> tuple[str, str] | None:
-    """What a pattern must be that this one is not, and how to change it; None: it can be used."""
+    """What the pattern must be, and how to change it; None: it can be used."""
     try:
         size = _compile(f"(?:{pattern})").programsize
     except ValueError as exc:
@@ -237,7 +238,7 @@ def problem_of(pattern: str) -> tuple[str, str] | None:
 
 def _compile(pattern: str) -> "re2._Regexp[str]":
     """Raises ValueError."""
-    import re2  # only when something failed: most commands need no pattern
+    import re2  # imported only after a failure: most commands need no pattern
 
     try:
         return re2.compile(f"(?m){pattern}", _options())
@@ -245,7 +246,7 @@ def _compile(pattern: str) -> "re2._Regexp[str]":
         said = exc.args[0] if exc.args else ""
         raise ValueError(said.decode() if isinstance(said, bytes) else str(said)) from None
     except UnicodeEncodeError:
-        raise ValueError("it has characters that are no text") from None
+        raise ValueError("it has characters that cannot be encoded") from None
 
 
 @cache
@@ -254,6 +255,6 @@ def _options() -> Any:
 
     options = re2.Options()
     options.case_sensitive = False
-    options.never_nl = True  # no match goes beyond its line
+    options.never_nl = True  # a match must not extend over the end of its line
     options.log_errors = False
     return options

@@ -1,7 +1,7 @@
-"""Which package raised an exception, by the innermost frame of its traceback.
+"""Finds the package that raised an exception, by the innermost frame of its traceback.
 
-Words that no rule knows are still words of the package that wrote them: an OSError that h5py raised
-is about a file of data, and a RuntimeError of Triton about a kernel that was to be compiled.
+Even a message that no rule knows comes from a package: an OSError of h5py is about a data file, and
+a RuntimeError of Triton is about a kernel that was being compiled.
 """
 
 import re
@@ -20,9 +20,9 @@ _EXCEPTION = re.compile(rb"[A-Za-z_][\w.]{0,120}(?:: |$)")
 
 
 def with_packages(text: Text) -> Text:
-    """With a line `raised in PIL/ImageFile.py: OSError: ...` in the place of an innermost frame
-    that lies in a package, or `raised at import in ...` where that was just being imported; frames
-    of the program's own files stay as they are."""
+    """The text with a line such as `raised in PIL/ImageFile.py: OSError: ...` in place of an
+    innermost frame inside a package, or `raised at import in ...` if the package was being
+    imported. Frames in the program's own files stay."""
     frames = list(text.numbers(FRAME))
     tell = set(text.numbers(CODE_THAT_TELLS)) if frames else set()
     changes: dict[int, tuple[str, bytes]] = {}
@@ -31,16 +31,16 @@ def with_packages(text: Text) -> Text:
         package = _package_of(text.line(frame))
         raised = _exception_below(text, frame, following) if package else None
         if raised is not None and tell.isdisjoint(range(frame, raised)):
-            # As deep as the frame, so that it stays a part of its traceback.
+            # Indented like the frame, so that it stays part of its traceback.
             when = b"at import in " if _is_import(text.line(frame)) else b"in "
             line = b"  raised " + when + package + b": " + text.line(raised).strip()
             changes[frame] = (text.lines[raised], line)
-            below.update(range(frame + 1, raised))  # the code of the frame
+            below.update(range(frame + 1, raised))  # the source lines of the frame
     return text.rewritten(changes).without(below) if changes else text
 
 
 def _exception_below(text: Text, frame: int, following: int) -> int | None:
-    """The line that says what was raised there; None: the frame called the one that follows."""
+    """Number of the line with the exception raised in the frame; None: it called the next frame."""
     indent = _indent(text.line(frame))
     for number in range(frame + 1, following):
         line = text.line(number)

@@ -1,7 +1,7 @@
-"""What the words of a rank, of a launcher or of a kernel mean: the class, decided once. Pure.
+"""Classifies what a rank, a launcher or a kernel printed. The class is decided once. Pure.
 
-An agent reads what came to an end on its host, in a thread, before it tells the leader; so neither
-the leader's loop nor a fold of the journal ever looks for a pattern in what others wrote.
+An agent does this for processes of its host, in a thread, before it reports to the leader. So
+neither the leader's event loop nor a fold of the journal ever searches foreign text.
 """
 
 import signal
@@ -23,7 +23,7 @@ from orchestrator.diagnosis.cause.exits import (
 )
 from orchestrator.diagnosis.classes import (
     Classified,
-    Signs,
+    FailureSigns,
     all_that_fit,
     classify,
     default_rules,
@@ -47,22 +47,22 @@ from orchestrator.diagnosis.logs.patterns import Text, cut
 from orchestrator.diagnosis.logs.raised_in import with_packages
 
 OUTSIDE = frozenset({"SIGKILL", "SIGTERM"})
-"""A process does not end itself by these."""
+"""Signals that a process does not send to itself."""
 WATCHDOG = "nccl-watchdog-timeout"
 SERVICE = "service-unreachable"
-"""Says the same words as a lost peer of what is no peer."""
+"""Class with messages like those about a lost peer, but about another service."""
 PYTHON = "python-exception"
 ENDINGS = frozenset({"abort", "segfault", PYTHON, "unknown"})
-"""Classes by how a process ended, where it said nothing else that is known."""
+"""Classes by how a process ended, used if its log has no known message."""
 POINTING = ENDINGS | {"data-loader"}
-"""Classes of an exception that may point at one before it."""
+"""Classes of exceptions that may only refer to an earlier failure."""
 PASSED_ON = frozenset({"SIGKILL", "SIGTERM", "SIGABRT", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 MOST_KEPT = 20
-"""Lines of a log that the journal has."""
+"""Number of log lines that the journal keeps."""
 MOST_OF_A_LINE = 500
-"""Characters, but for the line that decided."""
+"""Longest kept line in characters, except for the line that decided the class."""
 MOST_SAID = 4_000
-"""Characters of an exception's words that the journal has."""
+"""Number of characters of an exception's message that the journal keeps."""
 
 SYMPTOMS = (
     r"connection closed by (remote )?peer|connection reset by peer|connection refused|broken pipe",
@@ -75,23 +75,23 @@ SYMPTOMS = (
     r"socket has timed out|timed out waiting|failed to connect|failed to recv",
     r"nccl.*(remote|peer|watchdog|was aborted)|ncclremoteerror|watchdog caught collective",
 )
-"""What a rank says when a peer went away (PyTorch's gloo, NCCL and TCPStore) …"""
+"""Messages of a rank that lost a peer (PyTorch's gloo, NCCL and TCPStore)."""
 NO_SYMPTOMS = (r"enforce fail at (alloc_cpu|inline_container)",)
-"""… and what begins as that does, and is of its own memory or file."""
+"""Messages that look like symptoms but are about the rank's own memory or file."""
 TIMEOUTS = (
     r"watchdog caught collective|collective operation timeout|timed out waiting",
     r"application timeout caused pair closure|wait timeout|timeout at .*watchdog",
 )
-"""What a rank says whose collective did not return in time: a hang, seen by the rank itself."""
+"""Messages of a rank whose collective timed out: it detected a hang itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a rank ended, and what it said."""
+    """How a rank ended, and what it printed."""
 
     exit_code: int | None
     signal: int | None
-    """Both None when its keeper died with it and its end was not seen."""
+    """Both are None if its watcher died with it, so that its end was not seen."""
     error: RankError | None = None
     lines: tuple[str, ...] = ()
     """The end of its log."""
@@ -100,22 +100,22 @@ class End:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Words:
-    """What a rank left behind, as it is searched."""
+    """Text of a rank, prepared for the search."""
 
     said: Text
     """The end of its log."""
     raised: Text | None
-    """Its exception, with those of its frames that tell something."""
+    """Its exception, with the frames that carry information."""
 
 
-@lru_cache(maxsize=256)  # the same ends come again and again in the simulation
+@lru_cache(maxsize=256)  # in the simulation the same exits occur again and again
 def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
-    """The class of what ended a rank, and whether a peer's death may look like it."""
+    """The class of what ended a rank, and whether the loss of a peer can look like it."""
     words = Words(said=_said(end), raised=_raised(end))
     found = _failure_of(end, words, own)
     symptom = _is_symptom(end, words, reading_of(found, own))
     by_ours = _failure_of(end, words, ()) if found and found.rule in own else found
-    # A watchdog's words are a hang also where the user has a class of her own for them.
+    # A watchdog's message is a hang even if the user has a class of their own for it.
     waited = _is_symptom(end, words, reading_of(by_ours))
     return ExitReading(
         failure=reading_of(found, own),
@@ -125,10 +125,12 @@ def read_exit(end: End, own: tuple[FailureRule, ...] = ()) -> ExitReading:
 
 
 def read_kernel(lines: Sequence[str], own: tuple[FailureRule, ...] = ()) -> tuple[Reading, ...]:
-    """What a kernel said, the first of each class, in the order of the rules; but before all others
-    the user's own and broken hardware, because of which a program may well fail, too."""
+    """The classes in a kernel log, one reading per class (its first line), in the order of the
+    rules. User classes and broken hardware come first, because hardware may cause the failure of a
+    program.
+    """
     first: dict[str, Reading] = {}
-    for one in all_that_fit(Signs(lines=tuple(lines)), _of_kernels(own)):
+    for one in all_that_fit(FailureSigns(lines=tuple(lines)), _of_kernels(own)):
         reading = reading_of(one, own)
         assert reading is not None
         first.setdefault(reading.name, reading)
@@ -142,22 +144,23 @@ def _of_kernels(own: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
 
 
 def read_launcher(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
-    """The class of torchrun's last words, where a restart meets it again; else it is a launch that
-    failed, as torchrun's words are of programs that end, and of peers, whatever the cause."""
+    """The class of torchrun's last message, if a restart would fail in the same way. Otherwise it
+    is a failed launch, because torchrun's messages about programs and peers do not name the
+    cause."""
     lines = tuple(line.strip() for line in said.splitlines() if line.strip())
     heard = without_noise(without_frames(Text.of(lines)))
-    found = reading_of(classify(Signs(said=heard, kind="launch-failed"), own), own)
+    found = reading_of(classify(FailureSigns(said=heard, kind="launch-failed"), own), own)
     return found if found is not None and (found.own or found.action != "restart") else None
 
 
 def read_words(said: str, own: tuple[FailureRule, ...] = ()) -> Reading | None:
-    """The class of what a rank reports and outlives, as why a checkpoint was not written."""
-    return reading_of(classify(Signs(lines=tuple(said.splitlines())), own), own)
+    """The class of an error that a rank survives, such as a checkpoint that was not written."""
+    return reading_of(classify(FailureSigns(lines=tuple(said.splitlines())), own), own)
 
 
 def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
-    """The lines of a log that are kept: the last ones that are no frames of a stack, and the one
-    that decided wherever it stood."""
+    """The log lines that are kept: the last ones without stack frames, and the one that decided the
+    class wherever it is."""
     heard = without_frames(Text.of(lines)).lines
     line = reading.failure.line if reading.failure else ""
     kept = heard[-MOST_KEPT:]
@@ -167,7 +170,7 @@ def kept_lines(lines: Sequence[str], reading: ExitReading) -> tuple[str, ...]:
 
 
 def without_excess(error: RankError | None) -> RankError | None:
-    """An exception whose words would be most of the journal, cut in their middle."""
+    """The exception with the middle of a very long message cut out, to keep the journal small."""
     if error is None or len(error.message) <= MOST_SAID:
         return error
     half = MOST_SAID // 2
@@ -182,7 +185,7 @@ def without_excess(error: RankError | None) -> RankError | None:
 
 
 def _said(end: End) -> Text:
-    """The end of its log without what tells nothing: frames of stacks, and what it outlived."""
+    """The end of its log without stack frames and without errors that it survived."""
     heard = without_frames(with_packages(without_cleanup(Text.of(end.lines))))
     return before_steps_dropped(without_quotations(with_warnings(heard)))
 
@@ -196,7 +199,7 @@ def _raised(end: End) -> Text | None:
 
 
 def _failure_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
-    """The class of what ended a rank. No host is left out for what a program only speaks of."""
+    """The class of what ended a rank. A mere mention of a failure excludes no host."""
     found = _class_of(end, words, own)
     if found is None or found.rule in own or not is_broken_hardware(found.rule):
         return found
@@ -215,14 +218,14 @@ def _of_broken_hardware() -> tuple[str, ...]:
 def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classified | None:
     """The class of what ended a rank, by what it raised, else by its log and how it ended.
 
-    A log also tells of what did no harm, as a save that failed an hour ago or a connection that
-    came at the second try: of a rank that was killed its lines tell only what kills, and of one
-    that crashed only what it said of that.
+    A log may also contain harmless errors, such as a save that failed an hour ago or a connection
+    that worked at the second try. So for a killed rank only lines about kills count, and for a
+    crashed rank only its messages about the crash.
     """
-    if end.exit_code == exit_codes.OK:  # what it logged it outlived
-        return classify(Signs(kind=EARLY), own)
+    if end.exit_code == exit_codes.OK:  # it survived everything in its log
+        return classify(FailureSigns(kind=EARLY), own)
     by, said, raised = ended_by(end), words.said, words.raised
-    signs = Signs(
+    signs = FailureSigns(
         exit_code=end.exit_code,
         signal=signal_name(end.signal) or _by_shell(end.exit_code),
         kind=kind_of(end.exit_code, end.signal, raised=end.error is not None),
@@ -251,32 +254,32 @@ def _class_of(end: End, words: Words, own: tuple[FailureRule, ...]) -> Classifie
 
 
 def _warned_of(said: Text, words: Text, found: Classified | None) -> Classified | None:
-    """Of a rank that said nothing else: the peer of which torch warned last."""
+    """For a rank with no other message: the peer that torch's last warning names."""
     if (found is not None and found.line) or words.lines:
         return None
     symptoms = [rule for rule in default_rules() if rule.symptom]
-    return classify(Signs(said=last_warning(said)), (), symptoms)
+    return classify(FailureSigns(said=last_warning(said)), (), symptoms)
 
 
 def _of_what_came_before(found: Classified | None, words: Text, said: Text) -> Classified | None:
-    """Of a rank whose last exception says only that something failed, the class of that.
+    """For a rank whose last exception only says that something failed: the class of that failure.
 
-    `RuntimeError: Worker 1 failed, see above` stands below the words of the worker itself, which a
-    rank that handled an old error and then met another one does not point at.
+    For example `RuntimeError: Worker 1 failed, see above` stands below the worker's own message. An
+    exception that does not refer to an earlier one says nothing about earlier errors in the log.
     """
     if (found is not None and found.rule.name not in POINTING) or not points_back(words):
         return None
-    before = classify(Signs(said=without_noise(said)), (), default_rules())
+    before = classify(FailureSigns(said=without_noise(said)), (), default_rules())
     return None if before is None or _is_ending(before.rule) else before
 
 
 def _is_ending(rule: FailureRule) -> bool:
-    """Whether it says how a rank ended, or whom it lost, and not why."""
+    """Whether the rule matches how a rank ended or which peer it lost, and not the cause."""
     return rule.name in ENDINGS or rule.symptom
 
 
 def ended_by(end: End) -> str | None:
-    """The signal, also of a rank that left because of one, and of one whose end was not seen."""
+    """The signal that ended a rank, also if it exited because of one or its end was not seen."""
     if end.exit_code == exit_codes.CHECKPOINTED:
         return "SIGTERM"
     if end.exit_code is None and end.signal is None:
@@ -294,21 +297,21 @@ def _number(name: str | None) -> int | None:
 
 
 def _is_symptom(end: End, words: Words, found: Reading | None) -> bool:
-    """Whether the end is what losing a peer looks like."""
+    """Whether the end looks like the loss of a peer."""
     if end.exit_code == exit_codes.REFUSED:
         return False
     if found is not None and (found.symptom or found.own):
-        return found.symptom  # the user knows better than the words below
+        return found.symptom  # a user's class knows more than the patterns below
     if found is not None and found.name == SERVICE:
         return False
     if found is not None and found.line and (found.scope == "user" or is_broken_hardware(found)):
-        # gloo ends a rank with the words of a connection over sizes that differ, and NCCL's
-        # watchdog with its own over whatever the GPU says.
+        # gloo prints a connection error when sizes do not match, and NCCL's watchdog prints its
+        # timeout after any error of the GPU.
         return False
     if words.raised is not None:
         return _any_symptom(words.raised)
     by = ended_by(end)
-    passed_on = by == "SIGTERM"  # torchrun ends a failed rank's neighbours so
+    passed_on = by == "SIGTERM"  # torchrun ends the neighbours of a failed rank with SIGTERM
     aborted = by == "SIGABRT" and _any_symptom(last_words(words.said, signal.SIGABRT))
     return (passed_on and end.exit_code != exit_codes.CHECKPOINTED) or aborted
 
@@ -324,15 +327,15 @@ def _that_stand_anywhere() -> tuple[FailureRule, ...]:
 
 
 def _kills(rule: FailureRule, by: str) -> bool:
-    """Whether a line that fits the rule can be why a rank was ended from outside."""
+    """Whether a line that matches the rule can explain a signal from outside."""
     killed_for_memory = by == "SIGKILL" and rule.name == OUT_OF_MEMORY
     return _names(rule, by) or rule.scope == "scheduler" or killed_for_memory
 
 
 def _stands(rule: FailureRule) -> bool:
-    """Whether a line that fits the rule is why a rank crashed, wherever in its log it stands: no
-    rank outlives broken hardware, the scheduler's end of the job or NCCL's watchdog, after which
-    it may well crash in another way. A warning may be old."""
+    """Whether a line that matches the rule explains a crash wherever it is in the log. No rank
+    survives broken hardware, the end of the job by the scheduler, or NCCL's watchdog, but it may
+    then crash in another way. A warning may be old."""
     ends_it = rule.scope == "scheduler" or rule.name == WATCHDOG or is_broken_hardware(rule)
     return bool(rule.patterns) and ends_it
 

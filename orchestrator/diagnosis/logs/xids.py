@@ -1,8 +1,8 @@
-"""Failure classes of Xids, the numbers that NVIDIA's driver gives to errors of a GPU.
+"""Failure classes of Xids, the error numbers of NVIDIA's driver.
 
-`xids.yaml` is NVIDIA's catalog with what is to be done at once. What that means for a job is here:
-a GPU that has to be reset, or a host that has to be booted again, is of no use until somebody has
-done so; a program that has to be started again is.
+`xids.yaml` is NVIDIA's catalog with the immediate action for each. This module says what that means
+for a job: if the GPU must be reset or the host rebooted, the host is unusable until a person has
+done so. If only the program must be restarted, the host stays usable.
 """
 
 from collections.abc import Iterator, Mapping
@@ -169,7 +169,7 @@ CLASSES: Mapping[int, _Class] = {
         symptom=True,
     ),
 }
-"""Xids with a class of their own; causes come before their consequences."""
+"""Xids with a class of their own. Causes come before their consequences."""
 ENGINE = _Class(
     name="xid-engine-error",
     scope="rank",
@@ -181,7 +181,8 @@ SUPPORT = _broken("xid-unusual", "NVIDIA's catalog says to contact the GPU's ven
 CHANNEL = "ROBUST_CHANNEL_"
 """Prefix of mnemonics of errors of a program's channel to the GPU."""
 XID = r"xid \([^)]*\): "
-# Those from Blackwell on say which of them did harm: `145, RLW_RXPIPE Nonfatal XC0 …` did none.
+# From Blackwell on, messages say whether the error did harm: `145, RLW_RXPIPE Nonfatal XC0 …` did
+# none.
 NVLINK5 = range(144, 151)
 RECOVERY = (
     rf"{XID}154,.* to 0x\w+ \((GPU Reset|Node Reboot|OS Reboot|System Reboot|Bus Reset"
@@ -199,7 +200,7 @@ def catalog() -> tuple[Xid, ...]:
 
 
 def class_of(xid: Xid) -> _Class | None:
-    """None: NVIDIA says that it may be ignored, or its own words tell."""
+    """None: NVIDIA says that it can be ignored, or that the text of the message decides."""
     if xid.code in CLASSES:
         return CLASSES[xid.code]
     if xid.code in TOLD_BY_WORDS or xid.action in (IGNORE, ""):
@@ -216,12 +217,12 @@ def _rules() -> Iterator[FailureRule]:
     codes = {xid.code: xid for xid in catalog()}
     known = {code: one for code, xid in codes.items() if (one := class_of(xid)) is not None}
     for code, one in CLASSES.items():
-        if code == 94:  # after all that breaks a host, before what a program may have done
-            # What the driver reported goes before what a 45 only refers to.
+        if code == 94:  # after all errors that break a host, before those of the program itself
+            # A reported error goes before an Xid 45 that only refers to one.
             for harmful in (
                 r"{xid}{number},.* Fatal\b",
-                # No program is ended by what did no harm, so one that was cleaned up after it met
-                # what did.
+                # A harmless error ends no program, so a program that was cleaned up after this
+                # one met a harmful form of it.
                 r"{xid}45\b.*caused by previous xid {number}\b",
             ):
                 for number in NVLINK5:
@@ -245,7 +246,7 @@ def _rule(one: _Class, codes: list[int]) -> FailureRule:
         action=one.action,
         advice=one.advice,
         symptom=one.symptom,
-        # The driver cleans up after others, and says after which.
+        # The driver cleans up after other errors with Xid 45, and names the error.
         patterns=(
             rf"{XID}({numbers})\b",
             rf"{XID}45\b.*caused by previous xid ({numbers})\b",

@@ -1,1 +1,1 @@
-"""Stacks of ranks, in Python and in the kernel."""
+"""Reads stacks of ranks, in Python and in the kernel."""

@@ -1,4 +1,4 @@
-"""Python stacks of ranks, as faulthandler and py-spy write them: where each is, who is alone."""
+"""Reads Python stacks of ranks by faulthandler and py-spy, and finds the rank that differs."""
 
 import re
 from collections import Counter
@@ -9,19 +9,19 @@ FAULTHANDLER = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?
 PY_SPY = re.compile(r"^\s+(?P<function>[^\s(]+) \((?P<file>[^():]+):(?P<line>\d+)\)")
 THREAD = re.compile(r"^(Current )?[Tt]hread ")
 OUTERMOST = ("<module>", "_run_module_as_main")
-"""Frames of a program's beginning."""
+"""Frames of the start of a program."""
 PROGRAM = re.compile(r"trainer/__main__\.py\W.* in <module>|<module> \(\S*trainer/__main__\.py:")
-"""The outermost frame of a rank's own; those outside it are of what it was forked from."""
+"""The rank's outermost own frame. Frames outside it belong to the process that forked the rank."""
 HELPER_LINES = 8
-"""Of a thread that is not the main one, where there is no room for all."""
+"""Number of frames of a thread that is not the main one, if there is no room for all."""
 DEPTH = 6
-"""Innermost frames by which two stacks are told apart."""
+"""Number of innermost frames by which two stacks are compared."""
 TALKING = re.compile(
     r"torch/distributed/(distributed_c10d|_functional_collectives|c10d_logger|tensor/|_symmetric"
     r"|pipelining|device_mesh|fsdp|_composable)"
 )
 LOOKED_AT = 4
-"""Innermost frames among which one of torch.distributed says that the rank waits for others."""
+"""If one of so many innermost frames is in torch.distributed, the rank waits for others."""
 
 
 class Frame(NamedTuple):
@@ -40,13 +40,13 @@ Stack = tuple[Frame, ...]
 
 
 def main_stack(lines: Iterable[str]) -> Stack:
-    """Of the thread that runs the program."""
+    """Stack of the thread that runs the program."""
     return _frames(main_thread(lines))
 
 
 def main_thread(lines: Iterable[str]) -> Sequence[str]:
-    """Its lines: those of the thread whose outermost frame is a module's. Without one, those of the
-    last thread, which faulthandler writes the oldest."""
+    """Lines of the thread whose outermost frame is a module. If there is none, lines of the last
+    thread, because faulthandler prints the oldest thread last."""
     every = _threads(lines)
     threads = [thread for thread in every if _frames(thread)]
     mains = [thread for thread in threads if _frames(thread)[-1].function in OUTERMOST]
@@ -54,7 +54,8 @@ def main_thread(lines: Iterable[str]) -> Sequence[str]:
 
 
 def of_the_program(lines: Iterable[str]) -> list[str]:
-    """Without the frames of who forked the rank, which are the same in all."""
+    """The lines without frames of the process that forked the rank, which are the same
+    everywhere."""
     kept: list[str] = []
     outside = False
     for line in lines:
@@ -67,8 +68,8 @@ def of_the_program(lines: Iterable[str]) -> list[str]:
 
 
 def shortened(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """At most so many lines, in their order: of each thread the innermost frames and the outermost
-    one, and the main thread's before all others, by which ranks are told apart."""
+    """At most `most` lines in their order: the innermost frames and the outermost one of each
+    thread. The main thread has priority, because ranks are compared by it."""
     if len(lines) <= most:
         return tuple(lines)
     main = main_thread(lines)
@@ -105,34 +106,34 @@ def _frames(lines: Iterable[str]) -> Stack:
 
 
 LIBRARY = re.compile(r"(site|dist)-packages/|/lib/python3|^<frozen|(^|/)torch/")
-"""Where frames are that are not the program's."""
+"""Folders of frames that are not the program's own."""
 
 
 def words_of(stack: Stack) -> str:
-    """Where a rank is: the innermost frame, and the innermost of the program where that is none of
-    it. Of the other frames a person has no use at first."""
+    """Where a rank is: the innermost frame, and the innermost frame of the program if that is
+    another one. The frames between them rarely help a user."""
     own = next((frame for frame in stack if not LIBRARY.search(frame.file)), None)
     return str(stack[0]) if own in (None, stack[0]) else f"{stack[0]}, called by {own}"
 
 
 def talks(stack: Stack) -> bool:
-    """Whether the rank is inside an operation that it does together with others."""
+    """Whether the rank is in an operation together with other ranks."""
     return any(TALKING.search(frame.file) for frame in stack[:LOOKED_AT])
 
 
 def place(stack: Stack) -> Place:
-    """Where a rank is, without lines and folders, which differ without meaning anything."""
+    """Where a rank is, without line numbers and folders, which differ without meaning."""
     return tuple((frame.file.rsplit("/", 1)[-1], frame.function) for frame in stack[:DEPTH])
 
 
 def outside(stacks: Mapping[int, Stack]) -> tuple[int, ...]:
-    """Ranks that are not inside torch.distributed, where most others are."""
+    """Ranks that are not in torch.distributed, if most others are."""
     away = [rank for rank, stack in sorted(stacks.items()) if not talks(stack)]
     return tuple(away) if 2 * len(away) < len(stacks) else ()
 
 
 def lonely(stacks: Mapping[int, Stack]) -> tuple[int, ...]:
-    """The one rank that is somewhere where nobody else is, while others are together."""
+    """The only rank that is at a place of its own while the others are together."""
     places = Counter(map(place, stacks.values()))
     alone = [rank for rank, stack in sorted(stacks.items()) if places[place(stack)] == 1]
     crowded = max(places.values(), default=0)

@@ -1,1 +1,1 @@
-"""What a Kubernetes API says of nodes and pods, from its JSON to values; nothing here asks one."""
+"""Parses nodes and pods from the JSON of the Kubernetes API. Nothing here asks the API."""

@@ -1,4 +1,4 @@
-"""The table of what a node's labels say of its GPUs."""
+"""Finds the GPUs of a node from its labels."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ from orchestrator.inventory.profile import Profile
 TABLE = Path(__file__).with_name("gpus.yaml")
 PRODUCT = "nvidia.com/gpu.product"
 MEMORY = "nvidia.com/gpu.memory"
-"""MiB of one GPU, as its driver counts them."""
+"""Label with the memory of one GPU in MiB, as its driver reports it."""
 KINDS = (PRODUCT, "cloud.google.com/gke-accelerator", "node.kubernetes.io/instance-type")
-"""Labels that tell nodes with other devices apart, the most telling first."""
+"""Labels that distinguish nodes with other devices, the most specific first."""
 
 
 def gpu_table(environ: Mapping[str, str]) -> GpuTable:
-    """Ours, below that of the file which NDCTL_KUBERNETES_GPUS names. Raises SpecError."""
+    """ndctl's table below the one in the file NDCTL_KUBERNETES_GPUS. Raises SpecError."""
     own = [Path(environ[KUBERNETES_GPUS])] if environ.get(KUBERNETES_GPUS) else []
     return tables((*own, TABLE))
 
@@ -27,8 +27,8 @@ def profile_of(node: Node, table: GpuTable) -> Profile | None:
 
 
 def features(node: Node) -> tuple[str, ...]:
-    """What an entry's `feature` is looked for among: the accelerator that GKE says, the type of
-    the machine, and the memory of a GPU in whole GB, as in `80gb`."""
+    """Texts in which the `feature` of an entry is searched: the accelerator label of GKE, the
+    machine type, and the memory of a GPU in whole GB, such as `80gb`."""
     words = [node.labels[label] for label in KINDS[1:] if label in node.labels]
     if (memory := memory_bytes(node)) is not None:
         words.append(f"{round(memory / 2**30)}gb")
@@ -36,6 +36,6 @@ def features(node: Node) -> tuple[str, ...]:
 
 
 def memory_bytes(node: Node) -> int | None:
-    """Of one GPU; None where no label says it."""
+    """Memory of one GPU; None if no label has it."""
     said = node.labels.get(MEMORY, "")
     return int(said) * 2**20 if said.isdecimal() and int(said) else None

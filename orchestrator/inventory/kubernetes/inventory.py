@@ -1,4 +1,4 @@
-"""Kubernetes' nodes, and what pods take of them, as an `Inventory`."""
+"""Converts Kubernetes' nodes and the requests of their pods to an `Inventory`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,30 +24,30 @@ USUAL = KubernetesSpec()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a job's pods want of the nodes."""
+    """What a job's pods request from the nodes."""
 
     device: str | None = USUAL.gpu_resource
-    """The resource that is counted as devices; None: ranks run on CPUs."""
+    """The resource that counts as devices; None: ranks run on CPUs."""
     ranks: int | None = None
-    """A host, of ranks on CPUs; None: as many as it has CPUs."""
+    """Ranks per host on CPUs; None: one per CPU."""
     requests: Mapping[str, Fraction] = field(default_factory=dict)
-    """What a pod asks for besides."""
+    """Other resources that a pod requests."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     exclude: frozenset[str] = frozenset()
     tolerations: tuple[Toleration, ...] = ()
     topology_labels: tuple[str, ...] = USUAL.topology_labels
     nvlink_label: str = USUAL.nvlink_label
     patient: bool = False
-    """The job can wait: what others take now will be free."""
+    """The job can wait in a queue, so resources that are in use now will be free."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """Those whose use by other pods has to be known."""
+        """Resources whose use by other pods must be known."""
         return tuple(dict.fromkeys((self.device or CPU, *self.requests)))
 
 
 def use_of(cluster: ClusterSpec) -> Use:
-    """What a spec's keys say."""
+    """From the keys of a spec."""
     spec = cluster.kubernetes
     wants = {CPU: spec.cpu, "memory": spec.memory}
     requests = {name: quantity(amount) for name, amount in wants.items() if amount is not None}
@@ -68,9 +68,9 @@ def use_of(cluster: ClusterSpec) -> Use:
 def inventory_of(
     nodes: Sequence[Node], used: Mapping[str, Taken], table: GpuTable, use: Use
 ) -> Inventory:
-    """Of all `nodes` with devices; on CPUs, of all that are machines.
+    """All `nodes` with devices; for ranks on CPUs, all real machines.
 
-    `used` is what `pods.taken` said of `use.resources`.
+    `used` is the result of `pods.taken` for `use.resources`.
     """
     nodes = [node for node in nodes if _counts(node, use)]
     levels = levels_of(nodes, use.topology_labels)
@@ -84,7 +84,7 @@ def inventory_of(
 
 
 def _counts(node: Node, use: Use) -> bool:
-    """Whether it is a host at all: one whose devices are not healthy is, one without is not."""
+    """Whether the node is a host at all. A node whose devices are all unhealthy is one."""
     if node.is_virtual:
         return False
     if use.device is None:
@@ -113,7 +113,7 @@ def _has_nvlink(profile: Profile | None) -> bool:
 
 
 def _device_bytes(node: Node, profile: Profile | None) -> int | None:
-    """What a process sees is less than what the label says, unless the device is a smaller one."""
+    """A process sees less memory than the label says, unless the device is a smaller kind."""
     if profile is None:
         return None
     said = memory_bytes(node)
@@ -121,8 +121,7 @@ def _device_bytes(node: Node, profile: Profile | None) -> int | None:
 
 
 def _standing(node: Node, used: Taken, use: Use) -> tuple[State, str, int]:
-    """State, why, and how many devices: of a host that is free those that the job may have, else
-    all of them."""
+    """State, reason and number of devices: on a free host those that the job may use, else all."""
     every = _devices(node.can_give(use.device or CPU), use)
     if node.name in use.exclude:
         return "excluded", "by the spec", every
@@ -130,38 +129,40 @@ def _standing(node: Node, used: Taken, use: Use) -> tuple[State, str, int]:
         return "not selected", why, every
     if (why_shut := shut(node, use.tolerations)) is not None:
         return why_shut.state, why_shut.reason, every
+    # A GPU label without GPUs to give: the device plugin is down or all devices are unhealthy.
     if use.device is not None and not node.can_give(use.device) and PRODUCT in node.labels:
-        why = f"none of its {use.device} can be given: is its device plugin in order?"
+        why = f"none of its {use.device} is available: check its device plugin"
         return "not ready", why, every
-    if use.patient:
+    if use.patient:  # the job waits in a queue, so current use does not matter
         return "free", "", every
     for name, amount in use.requests.items():
         if node.can_give(name) - used.of(name) < amount:
             return "busy", _taken_by(node, used, name), every
     left = _devices(node.can_give(use.device or CPU) - used.of(use.device or CPU), use)
-    if every and not left:
+    if every and not left:  # all devices are in use
         return "busy", _taken_by(node, used, use.device or CPU), every
     return "free", "", left
 
 
 def _devices(amount: Fraction, use: Use) -> int:
-    """Of so much of the resource: GPUs, or places of ranks on CPUs, where the pods' own request,
-    if they have one, says what fits."""
+    """Number of devices in an amount of the resource: GPUs, or ranks on CPUs. On CPUs the pods' own
+    request, if any, decides what fits."""
     if use.device is not None or use.ranks is None:
         return max(0, int(amount))
     return use.ranks if amount >= use.requests.get(CPU, 0) else 0
 
 
 def _unselected(node: Node, use: Use) -> str:
-    """Why the spec's own words keep the job off a node; empty where they do not."""
+    """Why the spec excludes a node; empty if it does not."""
     for label, value in use.node_selector.items():
         if (said := node.labels.get(label)) != value:
             if said is None:
+                # A missing label and a label with another value need different fixes.
                 return f"without the label {label}={value}"
-            return f"has {label}={said}, and node_selector wants {value}"
+            return f"has {label}={said}, but node_selector requires {value}"
     for name, amount in use.requests.items():
         if (there := node.can_give(name)) < amount:
-            return f"has {words(there, name)} of {words(amount, name)} {name} that a pod asks for"
+            return f"has {words(there, name)} of {words(amount, name)} {name} that a pod requests"
     return ""
 
 

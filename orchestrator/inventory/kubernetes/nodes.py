@@ -1,4 +1,4 @@
-"""A node, of what the API says that changes whether a job can run there."""
+"""The parts of a Node object that decide whether a job can run there."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class Taint:
     effect: str
 
     def __str__(self) -> str:
-        """As `kubectl taint` takes it."""
+        """In the form of `kubectl taint`."""
         return (
             f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
         )
@@ -28,24 +28,24 @@ class Node:
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
-    """Resource -> what pods may have of it, as a quantity; capacity without what the kubelet and
-    the system keep, and without devices that are not healthy."""
+    """Resource -> amount that pods may use. It excludes what the kubelet and the system reserve,
+    and unhealthy devices."""
     capacity: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
     ready: str | None = READY
-    """The condition Ready: True, False or Unknown; None where nobody has said it yet."""
+    """Status of the condition Ready: True, False or Unknown; None: not reported yet."""
     why: str = ""
-    """The reason and message of that condition, unless it is True."""
+    """Reason and message of that condition, unless it is True."""
     leaving: bool = False
-    """The Node object itself is being deleted."""
+    """The Node object is being deleted."""
 
     def can_give(self, resource: str) -> Fraction:
         return quantity(self.allocatable.get(resource, "0"))
 
     @property
     def is_virtual(self) -> bool:
-        """No machine: a virtual kubelet, or a provider's that starts one for each pod."""
+        """Whether it is no machine: a virtual kubelet, or a provider that starts one per pod."""
         return (
             self.labels.get("type") == "virtual-kubelet"
             or self.labels.get("eks.amazonaws.com/compute-type") == "fargate"
@@ -54,7 +54,7 @@ class Node:
 
 
 def parse_node(item: Mapping[str, Any]) -> Node:
-    """Of a Node as the API gives it."""
+    """From a Node of the API."""
     meta, spec, status = (item.get(key) or {} for key in ("metadata", "spec", "status"))
     ready, why = _ready(status.get("conditions") or ())
     return Node(
@@ -78,4 +78,4 @@ def _ready(conditions: Any) -> tuple[str | None, str]:
         if one.get("type") == "Ready":
             said = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
             return one.get("status"), "" if one.get("status") == READY else said
-    return None, "its kubelet has not said anything yet"
+    return None, "its kubelet has reported nothing yet"

@@ -1,4 +1,4 @@
-"""What pods take of the nodes that they are bound to, counted as Kubernetes' scheduler does."""
+"""Sums up what pods use on their nodes, in the way Kubernetes' scheduler does."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,22 +14,21 @@ NOTHING = Fraction(0)
 
 @dataclass(slots=True)
 class Taken:
-    """Of one node."""
+    """Used resources of one node."""
 
     amounts: dict[str, Fraction] = field(default_factory=dict)
-    """Resource -> what its pods ask for."""
+    """Resource -> amount that its pods request."""
     by: dict[str, list[str]] = field(default_factory=dict)
-    """Resource -> who, as NAMESPACE/POD."""
+    """Resource -> its users, as NAMESPACE/POD."""
 
     def of(self, resource: str) -> Fraction:
         return self.amounts.get(resource, NOTHING)
 
 
 def taken(pods: Iterable[Mapping[str, Any]], resources: Sequence[str]) -> Mapping[str, Taken]:
-    """Node -> what of `resources` is taken there.
+    """Node -> use of `resources` there.
 
-    A pod that has ended holds nothing any more; one that is being deleted holds all it has, until
-    it is gone.
+    A pod that has ended uses nothing. A pod that is being deleted uses everything until it is gone.
     """
     found: dict[str, Taken] = defaultdict(Taken)
     for pod in pods:
@@ -47,12 +46,12 @@ def taken(pods: Iterable[Mapping[str, Any]], resources: Sequence[str]) -> Mappin
 
 
 def asked_for(spec: Mapping[str, Any], resource: str) -> Fraction:
-    """Of `resource` by a pod with this `spec`.
+    """Amount of `resource` that a pod with this `spec` requests.
 
-    Containers run at once, so their requests add up. Init containers run before, one at a time, and
-    what they need at most counts where it is more; but those with `restartPolicy: Always`, the
-    sidecars, stay beside everything that starts after them. A request for the pod as a whole stands
-    for all of these. The overhead of its RuntimeClass comes on top.
+    Containers run at the same time, so their requests are added. Init containers run one after the
+    other before them, so the largest request counts if it is more. Init containers with
+    `restartPolicy: Always` (sidecars) keep running beside everything that starts later. A request
+    of the pod as a whole replaces all of these. The overhead of its RuntimeClass is added.
     """
     overhead = quantity((spec.get("overhead") or {}).get(resource, 0))
     whole = _request(spec, resource)
@@ -73,7 +72,7 @@ def asked_for(spec: Mapping[str, Any], resource: str) -> Fraction:
 
 
 def _request(part: Mapping[str, Any], resource: str) -> Fraction | None:
-    """Of a container, or of a pod as a whole; a limit without a request is one."""
+    """Request of a container or of a whole pod. A limit without a request counts as the request."""
     resources = part.get("resources") or {}
     for kind in ("requests", "limits"):
         if (amount := (resources.get(kind) or {}).get(resource)) is not None:

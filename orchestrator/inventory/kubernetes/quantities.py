@@ -1,4 +1,4 @@
-"""Kubernetes' way to write amounts: `8`, `63770m`, `500Gi`, `1e3`."""
+"""Parses Kubernetes' quantities: `8`, `63770m`, `500Gi`, `1e3`."""
 
 import re
 from fractions import Fraction
@@ -17,7 +17,7 @@ WRITTEN = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(?:[eE]([+-]?\d{1,3})|([A-Z
 
 @lru_cache(maxsize=4096)  # thousands of nodes and pods write few amounts
 def quantity(text: str | int | float) -> Fraction:
-    """Exactly what is written; 0 for what the API server would not have taken."""
+    """The exact amount; 0 for text that the API server would not accept."""
     found = WRITTEN.fullmatch(str(text))
     if found is None or (unit := UNITS.get(found[3] or "")) is None:
         return Fraction(0)
@@ -25,7 +25,7 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def words(amount: Fraction, resource: str) -> str:
-    """`amount` as a person reads it: bytes in Gi, the rest as a number."""
+    """`amount` for people: bytes in Gi, anything else as a number."""
     if resource == "memory" or resource.startswith(("hugepages-", "ephemeral-storage")):
         return f"{float(amount / UNITS['Gi']):.4g}Gi"
     return f"{float(amount):.10g}"

@@ -1,7 +1,7 @@
-"""What a job asks of where its pods come to lie, so that they lie as near as the plan's hosts.
+"""Requests pods that are as near to each other as the hosts of the plan.
 
-A request cannot name hosts: the plan's may be taken by the time the job starts. It names labels,
-below one value of which pods should be, and of devices of which kind.
+A request cannot name the plan's hosts, because they may be busy when the job starts. It names
+labels: pods should run on nodes that share a value of them, and on devices of one kind.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,11 +17,11 @@ from orchestrator.inventory.kubernetes.topology import levels_of, switches_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the plan adds to a spec, and what a person should know of it."""
+    """What the plan adds to a spec, and notes for the user."""
 
     topology: TopologyRequest
     exclude: tuple[str, ...] = ()
-    """Nodes with devices of another kind, which no label tells apart."""
+    """Nodes with devices of another kind that no label distinguishes."""
     notes: tuple[str, ...] = ()
 
 
@@ -34,8 +34,12 @@ def request_of(
     spares: int = 0,
     kueue: Collection[str] | None = None,
 ) -> Asked:
-    """For the hosts of `plan` and as many `spares`; `kueue`: the labels that Kueue's Topology has
-    as levels, None where that is not known. Kueue would never admit a job that asks for others."""
+    """The request for the hosts of `plan` and `spares` more.
+
+    Args:
+        kueue: labels that are levels of Kueue's Topology; None: unknown. Kueue would never admit a
+            job that requests another label.
+    """
     by_name = {node.name: node for node in nodes}
     able = [host for host in inventory.hosts if host.devices >= plan.ranks_per_host]
     kind, exclude = _kind(plan, able, by_name)
@@ -66,8 +70,8 @@ def request_of_spec(
     spares: int = 0,
     kueue: Collection[str] | None = None,
 ) -> Asked:
-    """Where no node was looked at: below a value of each of the spec's labels, of which a cluster
-    passes over those that its nodes do not have. `kueue` as for `request_of`."""
+    """The request without knowing any nodes: pods should share a value of the spec's labels. A
+    cluster ignores labels that its nodes do not have. `kueue` as for `request_of`."""
     total = len(plan.hosts) + spares
     if total == 1:
         return Asked(topology=TopologyRequest())
@@ -87,14 +91,14 @@ def request_of_spec(
 def _preferred_unseen(
     spec: KubernetesSpec, kueue: Collection[str] | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """As `_preferred`, of the spec's labels. Kueue never admits a job that asks for a level that
-    its Topology does not have, so that one which was not looked at is not asked for any."""
+    """Like `_preferred`, for the spec's labels. Kueue never admits a job that requests a level
+    which its Topology lacks, so a level that was not checked is not requested."""
     known = [label for label in spec.topology_labels if label in (kueue or ())]
     if known:
         return known[-1], ()
     return None, (
-        "Kueue is not asked for nodes that are near to each other: the spec does not say by which"
-        " label, as in cluster.kubernetes.topology: {preferred: topology.kubernetes.io/rack}",
+        "Kueue is not asked for nodes that are near to each other: the spec does not name a"
+        " label, such as cluster.kubernetes.topology: {preferred: topology.kubernetes.io/rack}",
     )
 
 
@@ -105,8 +109,8 @@ def _is_of(plan: Plan, host: Host) -> bool:
 def _kind(
     plan: Plan, able: Sequence[Host], by_name: Mapping[str, Node]
 ) -> tuple[Mapping[str, tuple[str, ...]], tuple[str, ...]]:
-    """What tells the plan's kind of nodes from others that would do by their number of devices: a
-    label with its values, or else the names of the others."""
+    """What distinguishes the plan's kind of nodes from others with enough devices: a label with its
+    values, or else the names of the other nodes."""
     ours = [by_name[host.name] for host in able if _is_of(plan, host)]
     others = [by_name[host.name] for host in able if not _is_of(plan, host)]
     if not ours or not others:
@@ -119,7 +123,7 @@ def _kind(
 
 
 def _levels(nodes: Sequence[Node], spec: KubernetesSpec) -> tuple[str, ...]:
-    """The labels below whose values the nodes do not all lie together."""
+    """Labels of which the nodes have more than one value."""
     labels = levels_of(nodes, spec.topology_labels)
     paths = [switches_of(node, labels) for node in nodes]
     return tuple(
@@ -130,7 +134,7 @@ def _levels(nodes: Sequence[Node], spec: KubernetesSpec) -> tuple[str, ...]:
 def _preferred(
     levels: Sequence[str], spec: KubernetesSpec, kueue: Collection[str] | None
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The innermost level that Kueue knows: it tries that, then those above, then several."""
+    """The innermost level that Kueue knows. Kueue tries it, then outer levels, then several."""
     if spec.queue is None or not levels:
         return None, ()
     known = [label for label in levels if label in (kueue or ())]
@@ -144,7 +148,7 @@ def _preferred(
 def _planned(
     plan: Plan, nodes: Sequence[Node], levels: Sequence[str]
 ) -> Mapping[str, tuple[str, ...]]:
-    """The values of the innermost level that the plan's hosts have, unless these are all."""
+    """Values of the innermost level on the plan's hosts, unless the plan has all values."""
     if not levels:
         return {}
     label = levels[-1]
@@ -163,20 +167,21 @@ def _in_blocks(
     sizes: tuple[int, int],
     kueue: Collection[str],
 ) -> tuple[TopologyRequest, tuple[str, ...]]:
-    """For tp groups of `sizes[0]` hosts each, of all `sizes[1]`, which need one NVLink block."""
+    """For tp groups of `sizes[0]` hosts, of `sizes[1]` in total, that each need one NVLink
+    block."""
     (wide, total), label = sizes, spec.nvlink_label
     blocks = {host.nvlink_block for host in inventory.hosts if host.name in plan.hosts}
     if len(blocks) == 1 and (spec.queue is None or label in kueue):
         return replace(asked, required=label, preferred=None), ()
     if spec.queue and label in kueue and spec.kind != "pytorchjob" and total % wide == 0:
         return replace(asked, slice=label, slice_size=wide), ()
-    note = f"tp={plan.mesh.tp} needs each {wide} hosts in one NVLink block, which only Kueue can be"
-    note += f" asked for (a queue, a kind other than pytorchjob, {label} among its levels, hosts"
-    return asked, (f"{note} and spares a multiple of {wide}): ranks start when such hosts came",)
+    note = f"tp={plan.mesh.tp} needs every {wide} hosts in one NVLink block; only Kueue can grant"
+    note += f" that (with a queue, a kind other than pytorchjob, {label} among its levels, hosts"
+    return asked, (f"{note} and spares a multiple of {wide}); ranks start only on such hosts",)
 
 
 def requested(spec: KubernetesSpec, asked: Asked) -> KubernetesSpec:
-    """`spec` with what the plan asks for; what the user says about topology stands."""
+    """`spec` with the plan's request. What the user wrote about topology wins."""
     topology = spec.topology if spec.topology is not None else asked.topology
     exclude = tuple(dict.fromkeys((*spec.exclude, *asked.exclude)))
     return replace(spec, topology=topology, exclude=exclude)

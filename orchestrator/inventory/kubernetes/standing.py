@@ -1,4 +1,4 @@
-"""Whether a node is open for a job's pods, and what a leader is told of the nodes of its own."""
+"""Decides whether a node is open for a job's pods, and which own nodes a job should leave."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from orchestrator.inventory.kubernetes.taints import CORDONED, is_tolerated, unt
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """A node on which somebody wants no pods."""
+    """A node that is closed for the job's pods."""
 
     node: str
     state: State
@@ -38,11 +38,12 @@ def _shut(node: Node, tolerations: Sequence[Toleration]) -> Iterator[Shut]:
 def shut_nodes(
     items: Iterable[Mapping[str, Any]], tolerations: Sequence[Toleration]
 ) -> tuple[Shut, ...]:
-    """Of a job's own nodes, as the API gives them, those that it should leave, for its pods there
-    will be ended: by who cordoned the node, by a NoExecute taint, or with the node itself.
+    """Nodes of a running job that it should leave, because its pods there will be ended: the node
+    is cordoned, has a NoExecute taint, or is being deleted.
 
-    Not one whose kubelet is silent: kubelets are restarted under pods that run on, and whether the
-    node lives its agent says. Nor one that is only closed to others, by NoSchedule.
+    A silent kubelet is no reason: kubelets are restarted while their pods run on, and the agent
+    shows whether the node lives. A NoSchedule taint is no reason either, because it only stops new
+    pods.
     """
     found = (next(_ends_pods(parse_node(item), tolerations), None) for item in items)
     return tuple(one for one in found if one is not None)

@@ -1,4 +1,4 @@
-"""Which taints keep a job off a node."""
+"""Finds the taints that keep a job off a node."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from orchestrator.inventory.kubernetes.nodes import Node, Taint
 
 KEEPS_OFF = ("NoSchedule", "NoExecute")
 CORDONED = Taint("node.kubernetes.io/unschedulable", "", "NoSchedule")
-"""The node controller's own, of every node that is cordoned."""
+"""Taint that the node controller sets on every cordoned node."""
 NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def tolerations_of(spec: KubernetesSpec) -> tuple[Toleration, ...]:
-    """What a job's pods tolerate: what the spec says, and the taints by which sites keep nodes with
-    devices for pods that ask for these, named as the resource is."""
+    """What a job's pods tolerate: what the spec says, and the taint named like the GPU resource,
+    with which sites reserve nodes with devices for pods that request them."""
     wanted = [name for name in (spec.gpu_resource, spec.rdma_resource) if name]
     own = (Toleration(key=name, operator="Exists", effect="NoSchedule") for name in wanted)
     return (*spec.tolerations, *(one for one in own if one not in spec.tolerations))
@@ -32,7 +32,7 @@ def is_tolerated(taint: Taint, tolerations: Sequence[Toleration]) -> bool:
 
 
 def untolerated(node: Node, tolerations: Sequence[Toleration]) -> tuple[Taint, ...]:
-    """Those that keep a pod off `node`, without what its cordon and its condition say already."""
+    """Taints that keep a pod off `node`, without those for its cordon and its condition."""
     return tuple(
         taint
         for taint in node.taints

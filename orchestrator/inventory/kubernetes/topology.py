@@ -1,4 +1,4 @@
-"""Labels of nodes as the switches above them."""
+"""Reads labels of nodes as the switches above them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from orchestrator.inventory.kubernetes.nodes import Node, parse_node
 
 
 def levels_of(nodes: Iterable[Node], labels: Sequence[str]) -> tuple[str, ...]:
-    """Of `labels`, the outermost first, those that a node has."""
+    """The `labels` that some node has, outermost first."""
     known = {label for node in nodes for label in node.labels}
     return tuple(label for label in labels if label in known)
 
 
 def switches_of(node: Node, levels: Sequence[str]) -> tuple[str, ...]:
-    """From the outermost down to the first that the node does not name: what hangs below a switch
-    that nobody knows hangs nobody knows where."""
+    """From the outermost switch down to the first one that the node does not name. Below an unknown
+    switch the position is unknown."""
     path = []
     for label in levels:
         if not (value := node.labels.get(label)):
@@ -28,8 +28,7 @@ def switches_of(node: Node, levels: Sequence[str]) -> tuple[str, ...]:
 def allocation_switches(
     items: Iterable[Mapping[str, Any]], spec: KubernetesSpec
 ) -> dict[str, tuple[str, ...]]:
-    """What `Allocation.switches` holds, of a job's nodes as the API gives them: an NVLink block is
-    the innermost switch."""
+    """`Allocation.switches` from the nodes of a job. An NVLink block is the innermost switch."""
     nodes = [parse_node(item) for item in items]
     levels = levels_of(nodes, spec.topology_labels)
     return tree_of(

@@ -1,1 +1,1 @@
-"""What Slurm says of a cluster, from the text of its commands to values; nothing here runs one."""
+"""Parses the output of Slurm's commands. Nothing here runs one."""

@@ -7,10 +7,10 @@ NUMBERED = re.compile(r"\[\d+\]$")
 
 
 def parse_config(text: str) -> Mapping[str, str]:
-    """Each setting's value, without those that it says `(null)` of.
+    """Setting -> value, without settings that are `(null)`.
 
-    Newer versions number what may be there several times, as `Prolog[0]`: that is one value here,
-    with commas.
+    Newer versions number settings that can occur several times, such as `Prolog[0]`: these become
+    one value, joined by commas.
     """
     found: dict[str, str] = {}
     for line in text.splitlines():

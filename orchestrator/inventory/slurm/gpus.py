@@ -1,4 +1,4 @@
-"""The table of what Slurm calls a node's GPUs."""
+"""Finds the GPUs of a node from Slurm's names for them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,6 @@ TABLE = Path(__file__).with_name("gpus.yaml")
 
 
 def gpu_table(environ: Mapping[str, str]) -> GpuTable:
-    """Ours, below that of the file which NDCTL_SLURM_GPUS names. Raises SpecError."""
+    """ndctl's table below the one in the file NDCTL_SLURM_GPUS. Raises SpecError."""
     own = [Path(environ[SLURM_GPUS])] if environ.get(SLURM_GPUS) else []
     return tables((*own, TABLE))

@@ -1,4 +1,4 @@
-"""Generic resources, as in `gpu:h100:8(S:0-1),nvme:1`."""
+"""Parses generic resources, such as `gpu:h100:8(S:0-1),nvme:1`."""
 
 import re
 from collections import Counter
@@ -20,13 +20,13 @@ class Gres:
 
 @lru_cache(maxsize=4096)  # thousands of nodes have few kinds
 def parse_gres(text: str) -> tuple[Gres, ...]:
-    """Of a node's `Gres=` or `GresUsed=`; what cannot be read is left out."""
+    """From a node's `Gres=` or `GresUsed=`. Entries that cannot be read are ignored."""
     return tuple(_entries(text)) if text and text != "(null)" else ()
 
 
 def _entries(text: str) -> Iterator[Gres]:
     for entry in ENTRY.findall(text):
-        # gpu:(null):2(IDX:0-1): "(null)" is the type, what is in parentheses at the end is detail
+        # gpu:(null):2(IDX:0-1): "(null)" is the type; the parentheses at the end are detail
         plain = re.sub(r"\([^)]*\)$", "", entry.replace("(null)", ""))
         name, *rest = plain.split(":")
         last = COUNT.fullmatch(rest[-1]) if rest else None
@@ -42,7 +42,7 @@ def gpu_count(entries: tuple[Gres, ...]) -> int:
 
 @lru_cache(maxsize=4096)
 def gpu_type(entries: tuple[Gres, ...]) -> str | None:
-    """Of most of the GPUs; None where nobody says."""
+    """Type of most of the GPUs; None if no entry has a type."""
     counts: Counter[str] = Counter()
     for one in entries:
         if one.name == "gpu" and one.type:
@@ -52,7 +52,7 @@ def gpu_type(entries: tuple[Gres, ...]) -> str | None:
 
 @lru_cache(maxsize=4096)
 def gpus_of_tres(text: str) -> int | None:
-    """Of `cpu=8,mem=1G,gres/gpu=2,gres/gpu:h100=2`; None where GPUs are not counted there."""
+    """From `cpu=8,mem=1G,gres/gpu=2,gres/gpu:h100=2`; None if GPUs are not counted there."""
     typed = [int(found[1]) for found in re.finditer(r"(?:^|,)gres/gpu:[^=,]*=(\d+)", text)]
     whole = re.search(r"(?:^|,)gres/gpu=(\d+)", text)
     if whole:

@@ -1,4 +1,4 @@
-"""Slurm's short way to write many names: `n[001-128,130],gpu-[1-2]-[1-8]`."""
+"""Slurm's short form of host names: `n[001-128,130],gpu-[1-2]-[1-8]`."""
 
 import itertools
 import re
@@ -8,16 +8,16 @@ from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.inventory.hosts import natural
 
 LIMIT = 1_000_000
-"""Names that one list may stand for; Slurm itself takes 64 K in one pair of brackets."""
+"""Largest number of names in a list. Slurm itself allows 64 K in one pair of brackets."""
 BRACKETS = re.compile(r"\[([^][]*)\]")
 LAST_NUMBER = re.compile(r"^(.*?)(\d+)$")
 EXAMPLE = "for example n[001-128,130]"
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """The names that `text` stands for, in its order; none of `(null)` or nothing.
+    """The names in `text`, in order; empty for `(null)` or an empty text.
 
-    Raises Invalid with the place where it cannot be understood.
+    Raises Invalid with the place that cannot be read.
     """
     if text.strip() in ("", "(null)", "None"):
         return ()
@@ -25,17 +25,19 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between the commas outside brackets."""
+    """The parts between commas outside brackets."""
     depth, start = 0, 0
     for at, letter in enumerate(text):
         depth += (letter == "[") - (letter == "]")
         if depth not in (0, 1):
-            raise _unclear(text, f"brackets that match; they do not at {text[at:]!r}")
+            raise _unclear(
+                text, f"written with matching brackets; they do not match at {text[at:]!r}"
+            )
         if letter == "," and depth == 0:
             yield text[start:at]
             start = at + 1
     if depth:
-        raise _unclear(text, "a closing bracket for each opening one")
+        raise _unclear(text, "written with a closing bracket for each opening one")
     yield text[start:]
 
 
@@ -44,7 +46,7 @@ def _names(part: str) -> Iterator[str]:
         if part:
             yield part
         return
-    pieces = BRACKETS.split(part)  # text and brackets' inside in turn
+    pieces = BRACKETS.split(part)  # alternates between text and the inside of brackets
     choices = [
         tuple(_numbers(piece, part)) if at % 2 else (piece,) for at, piece in enumerate(pieces)
     ]
@@ -52,7 +54,7 @@ def _names(part: str) -> Iterator[str]:
 
 
 def _numbers(inside: str, part: str) -> Iterator[str]:
-    """`001-003,7` is 001, 002, 003 and 7."""
+    """`001-003,7` gives 001, 002, 003 and 7."""
     for one in inside.split(","):
         first, dash, last = one.partition("-")
         if not (first.isdigit() and (last.isdigit() or not dash)):
@@ -62,7 +64,7 @@ def _numbers(inside: str, part: str) -> Iterator[str]:
             continue
         low, high = int(first), int(last)
         if not low <= high < low + LIMIT:
-            raise _unclear(part, f"a range that goes up, by less than {LIMIT:,}, not {one!r}")
+            raise _unclear(part, f"an ascending range of less than {LIMIT:,} names, not {one!r}")
         yield from (f"{number:0{len(first)}}" for number in range(low, high + 1))
 
 
@@ -71,9 +73,9 @@ def _unclear(text: str, limit: str) -> Invalid:
 
 
 def fold(names: Iterable[str]) -> str:
-    """`names` in the short form, in natural order: what Slurm's commands take.
+    """`names` in the short form that Slurm's commands accept, in natural order.
 
-    To them nothing but a comma may follow a bracket: `cn01a` and `cn02a` stay as they are.
+    They accept only a comma after a bracket, so `cn01a` and `cn02a` are not combined.
     """
     groups: dict[tuple[str, int], list[int]] = {}
     for name in sorted(set(names), key=natural):
@@ -82,7 +84,7 @@ def fold(names: Iterable[str]) -> str:
             groups[(name, -1)] = []
             continue
         head, digits = found.groups()
-        # 08 and 8 are two names; 10 goes with either, so a leading zero alone tells a width.
+        # 08 and 8 are two names, and 10 goes with either: only a leading zero fixes the width.
         padded = (head, len(digits))
         leads = len(digits) > 1 and digits.startswith("0")
         key = padded if leads or padded in groups else (head, 0)

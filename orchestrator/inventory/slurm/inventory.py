@@ -1,4 +1,4 @@
-"""Slurm's nodes and topology as an `Inventory`."""
+"""Converts Slurm's nodes and topology to an `Inventory`."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,24 +16,24 @@ from orchestrator.inventory.slurm.topology import Topology
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """What a job wants of the nodes, as far as it changes which are free for it."""
+    """What a job requests from the nodes, as far as it decides which are free for it."""
 
     exclusive: bool = False
     reservation: str | None = None
     constraint: str | None = None
     nodelist: frozenset[str] = frozenset()
-    """When given, no others."""
+    """If set, only these hosts."""
     exclude: frozenset[str] = frozenset()
     excluded: Mapping[str, str] = field(default_factory=dict)
-    """Hosts that ndctl keeps its jobs off -> why."""
+    """Hosts that ndctl excludes -> why."""
     gpu_type: str | None = None
-    """None: of any."""
+    """None: any partition."""
     profile: str | None = None
-    """Of the hosts' devices, by the name of their profile; None: any."""
+    """Profile that the hosts' devices must have; None: any."""
     on_cpus: bool = False
-    """Ranks run on CPUs: a host has as many places as CPUs."""
+    """Ranks run on CPUs: a host has one place per CPU."""
     patient: bool = False
-    """The job can wait in the queue: hosts that are busy will be free."""
+    """The job can wait in the queue, so hosts that are busy will be free."""
 
 
 def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use: Use) -> Inventory:
@@ -48,7 +48,7 @@ def inventory_of(nodes: Sequence[Node], topology: Topology, table: GpuTable, use
 
 
 def _gpu_profile(node: Node, table: GpuTable, said: Profile | None) -> Profile | None:
-    """Of GPUs whose kind Slurm does not tell the spec's word is taken: `said`."""
+    """If Slurm does not tell the kind of GPU, the kind in the spec is assumed."""
     if not node.gpus:
         return None
     return table.profile_of(node.gpu_type, node.features) or said
@@ -68,7 +68,7 @@ def _host(node: Node, use: Use, profile: Profile | None, topology: Topology) -> 
         state=standing.state,
         reason=standing.reason,
         switches=topology.switches.get(node.name, ()),
-        # A site may call any group of nodes a block; only NVLink makes it more than a switch.
+        # A site may call any group of nodes a block. Only with NVLink is it more than a switch.
         nvlink_block=topology.blocks.get(node.name) if _has_nvlink(profile) else None,
     )
     if why := unfit(node, use) or _of_another_kind(profile, use):
@@ -80,10 +80,10 @@ def _host(node: Node, use: Use, profile: Profile | None, topology: Topology) -> 
 
 
 def _of_another_kind(profile: Profile | None, use: Use) -> str:
-    """Why a host is not of the kind that the spec names; empty where it is."""
+    """Why a host does not have the kind of device in the spec; empty if it has."""
     if use.profile is None or profile is None or profile.name == use.profile:
         return ""
-    return f"is {profile.name}, and cluster.gpu is {use.profile}"
+    return f"is {profile.name}, but cluster.gpu is {use.profile}"
 
 
 def _has_nvlink(profile: Profile | None) -> bool:
@@ -91,7 +91,7 @@ def _has_nvlink(profile: Profile | None) -> bool:
 
 
 def unfit(node: Node, use: Use) -> str:
-    """Why the spec's own words keep the job off a node; empty where they do not."""
+    """Why the spec excludes a node; empty if it does not."""
     if node.name in use.exclude:
         return "by the spec"
     if use.nodelist and node.name not in use.nodelist:
@@ -104,7 +104,7 @@ def unfit(node: Node, use: Use) -> str:
 
 
 def _meets(constraint: str, features: Collection[str]) -> bool:
-    """Of constraints that are features with & or | between; richer ones are left to Slurm."""
+    """For constraints that are features joined by & or |. Slurm evaluates more complex ones."""
     if set(constraint) & set("[]()*"):
         return True
     separator = "|" if "|" in constraint else "&"
@@ -115,8 +115,8 @@ def _meets(constraint: str, features: Collection[str]) -> bool:
 
 
 def use_of(cluster: ClusterSpec, excluded: Mapping[str, str] | None = None) -> Use:
-    """What a spec's keys say, and ndctl of hosts that it keeps its jobs off. Raises Invalid for a
-    host list that cannot be understood."""
+    """From the keys of a spec and ndctl's own exclusions. Raises Invalid for a host list that
+    cannot be read."""
     slurm = cluster.slurm
     return Use(
         exclusive=slurm.exclusive,

@@ -1,4 +1,4 @@
-"""`scontrol --details -o show nodes`: what a node has, and whether it is free."""
+"""Parses `scontrol --details -o show nodes`: what a node has, and whether it is free."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,36 +12,36 @@ from orchestrator.inventory.slurm.records import reason, records, value
 class Node:
     name: str
     state: str
-    """The base state, as `IDLE`, `MIXED`, `DOWN`."""
+    """Base state, such as `IDLE`, `MIXED`, `DOWN`."""
     flags: frozenset[str] = frozenset()
-    """As `DRAIN`, `CLOUD`, `NOT_RESPONDING`; marks such as * are spelt out."""
+    """Such as `DRAIN`, `CLOUD`, `NOT_RESPONDING`. Marks such as * are spelled out."""
     cpus: int = 0
     memory_mib: int = 0
-    """0 where Slurm does not say."""
+    """0 if Slurm does not report it."""
     gpus: int = 0
     gpu_type: str | None = None
     gpus_used: int | None = None
-    """None where Slurm does not say."""
+    """None if Slurm does not report it."""
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     reservation: str | None = None
     reason: str = ""
     address: str = ""
-    """NodeAddr: a name, or an address."""
+    """NodeAddr: a name or an address."""
 
     @property
     def words(self) -> str:
-        """As in `ALLOCATED+DRAIN`."""
+        """Such as `ALLOCATED+DRAIN`."""
         return "+".join((self.state, *sorted(self.flags)))
 
     @property
     def is_gone(self) -> bool:
-        """Slurm has given it up: nothing runs there any more."""
+        """Whether Slurm has given up the node, so that nothing runs there any more."""
         return self.state == "DOWN" or bool(self.flags & POWERLESS)
 
     @property
     def is_dead(self) -> bool:
-        """Nothing can be started there, whatever still runs."""
+        """Whether nothing can be started there. Running work may continue."""
         return self.is_gone or "NOT_RESPONDING" in self.flags
 
 
@@ -98,7 +98,7 @@ def _nodes(text: str) -> Iterator[Node]:
 
 @lru_cache(maxsize=4096)  # thousands of nodes have few states
 def parse_state(text: str) -> tuple[str, frozenset[str]]:
-    """`IDLE*+DRAIN` is IDLE with DRAIN and NOT_RESPONDING."""
+    """`IDLE*+DRAIN` gives IDLE with the flags DRAIN and NOT_RESPONDING."""
     flags: set[str] = set()
     words: list[str] = []
     for word in text.upper().split("+"):
@@ -106,7 +106,7 @@ def parse_state(text: str) -> tuple[str, frozenset[str]]:
         flags.update(MARKS[mark] for mark in word[len(bare) :])
         words.append(bare)
     base = BASES.get(words[0], words[0])
-    if base in SYNONYMS or base in SYNONYMS.values():  # sinfo's way: DRAINED, MAINT, RESERVED
+    if base in SYNONYMS or base in SYNONYMS.values():  # sinfo's form: DRAINED, MAINT, RESERVED
         flags.add(SYNONYMS.get(base, base))
         base = "ALLOCATED" if base == "DRAINING" else "IDLE"
     flags.update(SYNONYMS.get(word, word) for word in words[1:] if word)
@@ -118,7 +118,7 @@ def _reservation(record: str) -> str | None:
 
 
 def _used(record: str) -> int | None:
-    used = value(record, "GresUsed")  # with --details alone
+    used = value(record, "GresUsed")  # only with --details
     if used:
         return gpu_count(parse_gres(used))
     if gpus_of_tres(value(record, "CfgTRES")) is None:

@@ -1,4 +1,4 @@
-"""`scontrol -o show partitions`."""
+"""Parses `scontrol -o show partitions`."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,9 @@ class Partition:
     """None: no limit."""
     max_nodes: int | None
     topology: str | None = None
-    """Its own, where a cluster has several (25.05 and newer)."""
+    """The partition's own topology, if a cluster has several (25.05 and newer)."""
     default_time_s: int | None = None
-    """Of a job that asks for none; None: the longest there is."""
+    """Time limit of a job that requests none; None: the maximum."""
 
 
 def parse_partitions(text: str) -> tuple[Partition, ...]:
@@ -44,7 +44,7 @@ def _count(text: str) -> int | None:
 
 
 def time_words(seconds: int | None) -> str:
-    """As Slurm writes it: `7-00:00:00`, `1:00:00` or `UNLIMITED`."""
+    """In Slurm's form: `7-00:00:00`, `1:00:00` or `UNLIMITED`."""
     if seconds is None:
         return "UNLIMITED"
     days, rest = divmod(seconds, 24 * 3600)

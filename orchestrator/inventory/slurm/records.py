@@ -1,14 +1,14 @@
-"""Records of `KEY=VALUE` as scontrol prints them, on one line each (`-o`) or on several."""
+"""Parses records of `KEY=VALUE` by scontrol, on one line each (`-o`) or on several."""
 
 import re
 from collections.abc import Iterator
 
 NOTHING = ("(null)", "N/A", "None")
-"""Slurm's words for a value that is not there."""
+"""Slurm's texts for a missing value."""
 
 
 def records(text: str, key: str) -> Iterator[str]:
-    """The records that begin with `key=`, each on one line; lines that are none are left out."""
+    """Records that begin with `key=`, each joined to one line. Other lines are ignored."""
     found: list[str] = []
     for line in text.splitlines():
         if line.startswith(f"{key}="):
@@ -22,9 +22,9 @@ def records(text: str, key: str) -> Iterator[str]:
 
 
 def value(record: str, key: str) -> str:
-    """Up to the next space; empty where `key` is not there or has nothing.
+    """The value up to the next space; empty if `key` is missing or has no value.
 
-    The first that is called so: a reason, which says what it likes, stands near the end.
+    The first match counts: a reason, which may contain any text, stands near the end.
     """
     if record.startswith(f"{key}="):
         start = 0
@@ -42,9 +42,9 @@ KEY = re.compile(r"(?:^|(?<=\s))([A-Z][A-Za-z:/_]*)=")
 
 
 def fields(record: str) -> dict[str, str]:
-    """All of one record, where values may hold spaces: each goes on until the next key.
+    """All fields of a record whose values may contain spaces: a value ends at the next key.
 
-    A comment may hold what looks like a key: of one key, the first value counts.
+    A comment may contain text that looks like a key, so the first value of a key counts.
     """
     found: dict[str, str] = {}
     keys = list(KEY.finditer(record))
@@ -59,7 +59,7 @@ SAID_BY = re.compile(r" \[[^\s@\]]+@[^\s\]]+\]")
 
 
 def reason(record: str) -> str:
-    """What follows `Reason=`, up to who said it and when."""
+    """The text after `Reason=`, without who wrote it and when."""
     _, found, after = record.partition(" Reason=")
     if not found:
         return ""

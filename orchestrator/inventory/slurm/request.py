@@ -1,7 +1,7 @@
-"""What a job asks of the topology, so that Slurm grants hosts as near to each other as the plan's.
+"""Requests hosts from Slurm that are as near to each other as the hosts of the plan.
 
-A request cannot name hosts: the plan's may be taken by the time the job starts. It says how many
-leaf switches, or how many hosts of a block together, and which hosts would not do.
+A request cannot name the plan's hosts, because they may be busy when the job starts. It gives the
+number of leaf switches or the number of hosts per block, and excludes hosts that do not fit.
 """
 
 import math
@@ -18,16 +18,16 @@ from orchestrator.inventory.slurm.topology import Topology
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopologyRequest:
     switches: int | None = None
-    """Leaf switches at most; Slurm waits for that (`max_switch_wait`), and then takes others."""
+    """Largest number of leaf switches. Slurm waits for it (`max_switch_wait`), then uses more."""
     segment: int | None = None
-    """Hosts that have to be in one block."""
+    """Number of hosts that must be in one block."""
     exclude: tuple[str, ...] = ()
 
 
 def request_of(
     plan: Plan, inventory: Inventory, topology: Topology, spares: int
 ) -> TopologyRequest:
-    """For the hosts of `plan` and as many `spares`."""
+    """The request for the hosts of `plan` and `spares` more."""
     total = len(plan.hosts) + spares
     return TopologyRequest(
         switches=_switches(plan, inventory, topology, total) if topology.kind == "tree" else None,
@@ -37,13 +37,15 @@ def request_of(
 
 
 def _switches(plan: Plan, inventory: Inventory, topology: Topology, total: int) -> int | None:
-    """Those above the plan's hosts, and of the fullest others as many as the spares need; None
-    where any hosts would fit, or where the switch of one is not known."""
+    """Number of switches above the plan's hosts, plus as many of the fullest others as the spares
+    need; None if any hosts fit, or if the switch of a host is unknown."""
     able = [host.name for host in inventory.with_devices(plan.ranks_per_host)]
+    # With an unknown switch, a limit could exclude hosts that would fit.
     if not all(topology.switches.get(host) for host in (*plan.hosts, *able)):
         return None
     room = Counter(topology.switches[host] for host in able)
     used = {topology.switches[host] for host in plan.hosts}
+    # Spares that do not fit below the plan's own switches need more of them.
     left = total - sum(room[leaf] for leaf in used)
     count = len(used)
     for _, hosts in Counter(
@@ -55,16 +57,17 @@ def _switches(plan: Plan, inventory: Inventory, topology: Topology, total: int) 
     leaves = {
         topology.switches[host.name] for host in inventory.hosts if host.name in topology.switches
     }
+    # A limit that allows all switches of the cluster says nothing.
     return count if count < len(leaves) else None
 
 
 def _segment(plan: Plan, topology: Topology, total: int) -> int | None:
-    """The most hosts that every block of the plan has a multiple of; the spares have to fit in,
-    for Slurm takes only a segment that divides the number of hosts."""
+    """The largest segment of which each block of the plan holds a multiple. Spares must fit in too,
+    because Slurm accepts only a segment that divides the number of hosts."""
     if not all(host in topology.blocks for host in plan.hosts):
         return None
     sizes = Counter(topology.blocks[host] for host in plan.hosts)
-    if len(sizes) == 1:
+    if len(sizes) == 1:  # one block holds the whole plan: keep everything together if it is enough
         (block,) = sizes
         whole = sum(name == block for name in topology.blocks.values())
         return total if 1 < total <= whole else None
@@ -73,7 +76,7 @@ def _segment(plan: Plan, topology: Topology, total: int) -> int | None:
 
 
 def _of_another_kind(plan: Plan, inventory: Inventory) -> set[str]:
-    """Hosts that Slurm would grant, for they have devices enough, but of another kind."""
+    """Hosts with enough devices, which Slurm would grant, but with another kind of device."""
     if plan.profile is None:
         return set()
     return {
@@ -85,7 +88,7 @@ def _of_another_kind(plan: Plan, inventory: Inventory) -> set[str]:
 
 
 def requested(slurm: SlurmSpec, request: TopologyRequest) -> SlurmSpec:
-    """`slurm` with what `request` adds to it; what the user says about hosts stands."""
+    """`slurm` with `request` added. What the user wrote about hosts wins."""
     said = " ".join(slurm.sbatch_args)
     free = slurm.nodelist is None and "--nodelist" not in said
     switches, segment = slurm.switches, slurm.segment

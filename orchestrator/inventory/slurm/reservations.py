@@ -1,4 +1,4 @@
-"""`scontrol -o show reservations`: when which nodes are in maintenance. Pure."""
+"""Parses `scontrol -o show reservations`: when nodes are in maintenance. Pure."""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -13,15 +13,16 @@ from orchestrator.inventory.slurm.records import records, value
 class Reservation:
     name: str
     begins_at: float
-    """Unix seconds, as the next one."""
+    """Unix seconds."""
     ends_at: float
     nodes: tuple[str, ...]
     is_maintenance: bool
-    """Its nodes are worked on then; another one only keeps them for somebody."""
+    """Whether its nodes are in maintenance. Other reservations only keep nodes for users."""
 
 
 def parse_reservations(text: str, zone: tzinfo | None = None) -> tuple[Reservation, ...]:
-    """Times are in the machine's zone unless told. One whose times are not read is left out."""
+    """`zone` is that of the times; by default the machine's. Reservations whose times cannot be
+    read are ignored."""
     found = []
     for record in records(text, "ReservationName"):
         with contextlib.suppress(ValueError):
@@ -48,8 +49,8 @@ def soon_in_maintenance(
     ahead_s: float,
     own: str | None,
 ) -> Mapping[str, Reservation]:
-    """Of `hosts`, those whose maintenance begins within `ahead_s`, or has begun -> the first. Not
-    by the job's own reservation: it was asked to run in that."""
+    """Host -> its first maintenance that starts within `ahead_s` or has started. The job's own
+    reservation does not count, because the job was asked to run in it."""
     due = [
         one
         for one in found

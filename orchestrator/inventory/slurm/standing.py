@@ -1,4 +1,4 @@
-"""Whether a node is free for a job, by its state, its flags and the GPUs in use."""
+"""Decides whether a node is free for a job, by its state, its flags and the GPUs in use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ GIVEN_UP: Mapping[str, str] = {
     "DRAIN": "drained",
     "FAIL": "failing",
     "NOT_RESPONDING": "not responding",
-    "INVALID_REG": "does not have what slurm.conf says",
+    "INVALID_REG": "does not match slurm.conf",
     "MAINTENANCE": "in maintenance",
     "REBOOT_ISSUED": "reboots",
     "POWER_DOWN": "is about to be powered down",
     "POWERING_DOWN": "is being powered down",
 }
-"""Flags of a node on which its administrator wants nothing to start, in words."""
+"""Flags of a node on which the administrator wants no new work, in words."""
 BEGINS = ("MAINTENANCE", "REBOOT_ISSUED")
-"""Those of them by which somebody is at it now, whatever still runs there."""
+"""Flags of nodes that the administrator works on now, whatever still runs there."""
 TAKEN: Mapping[str, str] = {
     "COMPLETING": "a job is ending there",
     "PLANNED": "kept for a job in the queue",
-    "BLOCKED": "blocked by a job that has its block alone",
-    "REBOOT_REQUESTED": "reboots when it is idle",  # with ASAP it is drained as well
+    "BLOCKED": "blocked by a job with exclusive use of its block",
+    "REBOOT_REQUESTED": "reboots when it is idle",  # with ASAP it also has DRAIN
 }
 BASES: Mapping[str, tuple[State, str]] = {
     "IDLE": ("free", ""),
@@ -31,8 +31,8 @@ BASES: Mapping[str, tuple[State, str]] = {
     "MIXED": ("free", ""),
     "DOWN": ("drained", "down"),
     "ERROR": ("drained", "in error"),
-    "FUTURE": ("drained", "not there yet"),
-    "UNKNOWN": ("drained", "its state is not known"),
+    "FUTURE": ("drained", "not available yet"),
+    "UNKNOWN": ("drained", "its state is unknown"),
 }
 
 
@@ -40,20 +40,23 @@ BASES: Mapping[str, tuple[State, str]] = {
 class Standing:
     state: State
     reason: str = ""
-    """Why it is not free: in Slurm's words, with what an administrator noted."""
+    """Why it is not free: in Slurm's words, with the administrator's note."""
     gpus: int = 0
-    """That the job may have, of a host that is free; else all of them."""
+    """On a free host the GPUs that the job may use, else all."""
 
 
 def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None = None) -> Standing:
-    """`exclusive`: for a job that wants hosts whole; `reservation`: that it runs in."""
+    """`exclusive`: the job needs whole hosts; `reservation`: the one that the job runs in."""
     if node.state == "IDLE" and not node.flags:
-        return Standing(state="free", gpus=node.gpus)  # of thousands the usual
-    state, why = BASES.get(node.state, ("drained", f"in a state that is not known: {node.state}"))
+        return Standing(state="free", gpus=node.gpus)  # the usual case, for thousands of nodes
+    state, why = BASES.get(node.state, ("drained", f"in an unknown state: {node.state}"))
+    # Flags of the administrator come first: a node with DRAIN may be IDLE, but nothing starts
+    # there.
     if given_up := [words for flag, words in GIVEN_UP.items() if _counts(flag, node, reservation)]:
         return Standing(state="drained", reason=_said(given_up[0], node), gpus=node.gpus)
     if state == "drained":
         return Standing(state=state, reason=_said(why, node), gpus=node.gpus)
+    # A reserved node is idle but only jobs of its reservation can use it.
     if "RESERVED" in node.flags and not _is_of(node, reservation):
         why = f"reserved: {node.reservation}" if node.reservation else "reserved"
         return Standing(state="busy", reason=why, gpus=node.gpus)
@@ -70,10 +73,10 @@ def standing_of(node: Node, *, exclusive: bool = False, reservation: str | None 
 
 
 def is_wanted_back(node: Node, reservation: str | None) -> bool:
-    """Whether a job that runs there should leave: its administrator, or Slurm, has given it up.
+    """Whether a running job should leave the node, because its administrator or Slurm took it back.
 
-    Not because slurmd does not respond: it may be stopped for an upgrade, while what it has started
-    goes on. Of a node that is dead the agent's silence tells sooner.
+    A slurmd that does not respond is no reason: it may be stopped for an upgrade while its jobs run
+    on. If the node is dead, the silence of the agent shows it sooner.
     """
     return node.is_gone or any(
         _counts(flag, node, reservation) for flag in GIVEN_UP if flag != "NOT_RESPONDING"
@@ -81,18 +84,18 @@ def is_wanted_back(node: Node, reservation: str | None) -> bool:
 
 
 def lets_finish(node: Node, reservation: str | None) -> bool:
-    """Whether Slurm waits for what runs there, of a node that is wanted back."""
+    """For a node that is taken back: whether Slurm waits for running work to finish."""
     return not node.is_gone and not any(_counts(flag, node, reservation) for flag in BEGINS)
 
 
 def _counts(flag: str, node: Node, reservation: str | None) -> bool:
     if flag == "MAINTENANCE" and _is_of(node, reservation):
-        return False  # the job runs in that very reservation
+        return False  # the job runs in this very reservation
     return flag in node.flags
 
 
 def _is_of(node: Node, reservation: str | None) -> bool:
-    """Whether a node is reserved for the job itself; 22.05 does not say of a node for whom."""
+    """Whether a node is reserved for this job. Slurm 22.05 does not report for whom."""
     return reservation is not None and node.reservation in (reservation, None)
 
 
@@ -101,12 +104,13 @@ def _said(words: str, node: Node) -> str:
 
 
 def _shared(node: Node, exclusive: bool) -> Standing:
-    """Of a node that others use a part of."""
+    """For a node of which other jobs use a part."""
     if exclusive:
-        return Standing(state="busy", reason="others use a part of it", gpus=node.gpus)
+        return Standing(state="busy", reason="other jobs use a part of it", gpus=node.gpus)
+    # Without GPU accounting, a mixed node may have no GPU left, so do not plan with it.
     if node.gpus and node.gpus_used is None:
-        return Standing(state="busy", reason="others use nobody says what of it", gpus=node.gpus)
+        return Standing(state="busy", reason="other jobs use an unknown part of it", gpus=node.gpus)
     left = node.gpus - (node.gpus_used or 0)
     if node.gpus and left <= 0:
-        return Standing(state="busy", reason="others use all its GPUs", gpus=node.gpus)
+        return Standing(state="busy", reason="other jobs use all its GPUs", gpus=node.gpus)
     return Standing(state="free", gpus=left)

@@ -1,4 +1,4 @@
-"""`scontrol show topology`: a tree of switches, or blocks of nodes; and the allocation's part."""
+"""Parses `scontrol show topology`: a tree of switches, or blocks; and the part of an allocation."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +12,13 @@ from orchestrator.inventory.slurm.records import records, value
 class Topology:
     kind: Literal["tree", "block", "flat"] = "flat"
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Host -> its switches from the outermost down; of a block topology none."""
+    """Host -> its switches, outermost first; empty for a block topology."""
     blocks: Mapping[str, str] = field(default_factory=dict)
-    """Host -> the block that it is in."""
+    """Host -> its block."""
 
 
 def parse_topology(text: str) -> Topology:
-    """A host that two leaves or two blocks have keeps the first."""
+    """If a host is in two leaves or two blocks, the first one counts."""
     blocks = _blocks(text)
     switches = _switches(text)
     if blocks:
@@ -27,7 +27,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def _blocks(text: str) -> dict[str, str]:
-    """Blocks that are put together from others (`AggregatedBlock=`) say nothing new."""
+    """Blocks that combine other blocks (`AggregatedBlock=`) add no information."""
     found: dict[str, str] = {}
     for record in records(text, "BlockName"):
         name = value(record, "BlockName")
@@ -44,7 +44,7 @@ def _switches(text: str) -> dict[str, tuple[str, ...]]:
         below = expand(value(record, "Switches"))
         for switch in below:
             above.setdefault(switch, name)
-        if not below:  # a switch above others repeats the nodes of those
+        if not below:  # a switch above other switches repeats their nodes
             for host in expand(value(record, "Nodes")):
                 hosts.setdefault(host, name)
     paths = {leaf: _path(leaf, above) for leaf in set(hosts.values())}
@@ -59,8 +59,8 @@ def _path(leaf: str, above: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def switches_of(topology: Topology, hosts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """What `Allocation.switches` holds: of `hosts`, those that hang on a switch or are in a block,
-    which is then the innermost."""
+    """`Allocation.switches` for the `hosts` that are below a switch or in a block. The block is
+    then the innermost switch."""
     found = {}
     for host in hosts:
         path = topology.switches.get(host, ())
@@ -71,5 +71,5 @@ def switches_of(topology: Topology, hosts: Iterable[str]) -> dict[str, tuple[str
 
 
 def allocated_switches(nodelist: str, topology: str) -> dict[str, tuple[str, ...]]:
-    """`switches_of` for a leader: SLURM_JOB_NODELIST and what `scontrol show topology` said."""
+    """`switches_of` for a leader: from SLURM_JOB_NODELIST and `scontrol show topology`."""
     return switches_of(parse_topology(topology), expand(nodelist))

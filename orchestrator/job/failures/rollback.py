@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from orchestrator.contract.messages.events import RankExited
-from orchestrator.contract.skipped_batches import Window, batch_of, together
+from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
 from orchestrator.job.failures.policy import Decision
 from orchestrator.job.plans import Rollback
 from orchestrator.job.state import Run
@@ -37,7 +37,7 @@ def perform(run: Run, exits: Iterable[RankExited], decision: Decision) -> tuple[
             saved=to,
             saved_at=None,
             saves=tuple(step for step in run.progress.saves if step <= to),
-            skipped=together(run.progress.skipped, (window,)),
+            skipped=merge_windows(run.progress.skipped, (window,)),
             rollbacks=(*run.progress.rollbacks, Rollback(to=to, since=since)),
         ),
     )

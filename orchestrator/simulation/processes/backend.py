@@ -14,7 +14,7 @@ from orchestrator.seams import (
     FixedHosts,
     GrantingScheduler,
     HostNotice,
-    OwnRun,
+    CurrentRun,
     SuccessorHosts,
     UnattendedAllocation,
 )
@@ -86,7 +86,7 @@ class SlurmBackend(LocalBackend):
         await asyncio.sleep(ANSWER_S)
         return self.scheduler.notices(self.host, hosts)
 
-    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         await asyncio.sleep(ANSWER_S)
         return self.scheduler.own_run(self.process)
 
@@ -155,10 +155,10 @@ class KubernetesBackend(LocalBackend):
         await asyncio.sleep(ANSWER_S)
         return self.operators.notices(self.host, hosts)
 
-    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> OwnRun:
+    async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         """Pods come and go one by one, so that the server answers is all that is asked."""
         await self.notices(launch, ())
-        return OwnRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
+        return CurrentRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
 
     async def why_ending(self, launch: LaunchPlan) -> Cause:
         await asyncio.sleep(ANSWER_S)

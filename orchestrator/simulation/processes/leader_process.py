@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.contract.messages.actions import Action, StopAttempt
 from orchestrator.contract.messages.events import Event
 from orchestrator.job.state import Run
-from orchestrator.journal.supervisor import Supervisor, is_told
+from orchestrator.journal.supervisor import Supervisor, is_journalled
 from orchestrator.leader.leader import Leader
 from orchestrator.leader.monitor import Monitor
 from orchestrator.simulation.world.storage import SNAPSHOT_LINES, Crash, Crashed, StoredJournal
@@ -123,7 +123,7 @@ class WitnessedSupervisor(Supervisor):
             self._judged(before, events[:count], count)
         else:
             world.witness.heard(events[0], before)
-            if is_told(events[0], before, self.run):
+            if is_journalled(events[0], before, self.run):
                 world.decided(self.leader, events[0], actions)
         return count, actions
 
@@ -134,7 +134,7 @@ class WitnessedSupervisor(Supervisor):
         for event in events:
             before = run
             run, actions = self.decide(before, event)
-            told = is_told(event, before, run)
+            told = is_journalled(event, before, run)
             if told and lines == 0:
                 return event
             world.witness.heard(event, before)

@@ -54,9 +54,9 @@ class End:
             return
         self.line.open = False
         self.came.put_nowait(CLOSED)
-        self.process.world.timeline.after(RESET_S, self.is_told)
+        self.process.world.timeline.after(RESET_S, self.is_journalled)
 
-    def is_told(self) -> None:
+    def is_journalled(self) -> None:
         if self.process.world.network.reaches(self.line.one, self.line.other):
             self.other.came.put_nowait(CLOSED)
 

@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 
-from orchestrator.diagnosis.dumps.dump import Called, GroupId, Op, RankDump, Seat
+from orchestrator.diagnosis.dumps.dump import Call, GroupId, GroupProgress, Op, RankDump
 from orchestrator.diagnosis.dumps.dump_summary import to_text
 
 OP = Op("all_reduce", "[[1024]]", "[[1024]]", "float32")
@@ -13,7 +13,7 @@ def dump_of(rank: int, world: int, step: int, *, behind: bool) -> str:
     """While `step` is done and the next one's collective waits; `behind`: for this rank."""
     group = GroupId("0", "default_pg", tuple(range(world)))
     entered = step if behind else step + 1
-    calls = tuple(Called(seq, OP, started=True) for seq in range(max(1, step), entered + 1))
-    seat = Seat(entered=entered, done=step, calls=calls)
+    calls = tuple(Call(seq, OP, started=True) for seq in range(max(1, step), entered + 1))
+    seat = GroupProgress(entered=entered, done=step, calls=calls)
     dump = RankDump(rank, {group: seat}, (), group, None if behind else group)
     return to_text(dump)

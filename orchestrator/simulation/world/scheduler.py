@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Ended, Unanswered
-from orchestrator.seams import HostNotice, OwnRun
+from orchestrator.seams import HostNotice, CurrentRun
 from orchestrator.simulation.clock import EPOCH
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.network import SCHEDULER
@@ -218,19 +218,19 @@ class Scheduler:
         self._answers(asker)
         return None if self.job is None else f"the job is {self.job.state}"
 
-    def own_run(self, agent: "AgentProcess") -> OwnRun:
+    def own_run(self, agent: "AgentProcess") -> CurrentRun:
         """Raises Unanswered."""
         self._answers(agent.host.name)
         job = self.job
         if job is None or job.launch != agent.launch or job.state == "ended":
-            return OwnRun(phase="over", words="the job is not known")
+            return CurrentRun(phase="over", words="the job is not known")
         if job.restarts > agent.restarts or job.state == "queued":
-            return OwnRun(phase="queued again", words=f"the job is {job.state}")
+            return CurrentRun(phase="queued again", words=f"the job is {job.state}")
         if job.state == "leaving":
-            return OwnRun(phase="ending", words="the job is being ended")
+            return CurrentRun(phase="ending", words="the job is being ended")
         gone = {name: "it was taken out of the job" for name in job.given if name not in job.nodes}
         ends_at = None if job.ends_at is None else EPOCH + job.ends_at
-        return OwnRun(
+        return CurrentRun(
             phase="running", words="it runs", hosts=job.given, given_up=gone, ends_at=ends_at
         )
 

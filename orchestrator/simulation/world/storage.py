@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from orchestrator.contract.files.fence import Fence
-from orchestrator.contract.skipped_batches import Window, read_already
+from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
-from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, whole_lines
+from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, complete_length
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded
 from orchestrator.simulation.clock import Timeline
@@ -124,7 +124,7 @@ class Storage:
         until = self._seen_until()
         folders = {found.step: found for found in self.checkpoints if found.at <= until}
         fit = [
-            found for found in folders.values() if not read_already(found.step, found.skipped, skip)
+            found for found in folders.values() if not already_read(found.step, found.skipped, skip)
         ]
         return max(fit, key=lambda found: found.step, default=None)
 
@@ -137,7 +137,7 @@ class Storage:
 
     def recall(self) -> Sequence[Entry]:
         """All entries, each line decoded once; an unfinished last line is no line."""
-        whole = whole_lines(self.journal)
+        whole = complete_length(self.journal)
         if whole > self.read_to:
             fresh = bytes(self.journal[self.read_to : whole])
             self.entries += parse(fresh, len(self.entries))
@@ -165,7 +165,7 @@ class StoredJournal:
         """`released`: called when its lock is let go of."""
         self.storage, self.host, self.guard = storage, host, guard
         self.released = released
-        del storage.journal[whole_lines(storage.journal) :]
+        del storage.journal[complete_length(storage.journal) :]
         self.seq = entries[-1].seq if (entries := storage.recall()) else 0
         self.known = self._known()
         """What the newest snapshot says."""
@@ -236,6 +236,6 @@ class StoredJournal:
 def read_whole(journal: bytes) -> tuple[Entry, ...]:
     """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
     try:
-        return tuple(parse(journal[: whole_lines(journal)]))
+        return tuple(parse(journal[: complete_length(journal)]))
     except JobError as exc:
         raise AssertionError(f"the journal is damaged: {exc}") from exc

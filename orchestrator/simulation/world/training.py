@@ -18,7 +18,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.contract.skipped_batches import Window, batch_of, together
+from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.world.network import Network
 from orchestrator.simulation.world.storage import Checkpoint, Storage
@@ -142,7 +142,7 @@ class Training:
         if found is not None:
             self.step, self.read, self.bad = found.step, found.read, found.bad
             self.skipped = found.skipped
-        self.skipped = together(self.skipped, self.work.skip)
+        self.skipped = merge_windows(self.skipped, self.work.skip)
 
     def _fails(self, words: Words | None) -> bool:
         """Whether a rank fails now."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.processes.cgroups import Counted, oom_kills, throttlings, told
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import FailureSigns, classify
 
 MOUNT = "30 23 0:28 {top} /sys/fs/cgroup{at} rw,nosuid shared:9 - {kind} {kind} rw{more}\n"
 V2 = "low 0\nhigh 0\nmax 812\noom 4\noom_kill {}\noom_group_kill 0\n"
@@ -103,7 +103,7 @@ def test_only_what_grew_since_then_counts() -> None:
 def test_what_happened_since_is_told_as_the_kernel_would() -> None:
     (line,) = told(1, 3)
     assert line == "memory cgroup: oom_kill 1 -> 3: the kernel killed 2 processes of this group"
-    found = classify(Signs(lines=(line,)))
+    found = classify(FailureSigns(lines=(line,)))
     assert found is not None
     assert found.rule.name == "host-out-of-memory"
     assert told(1, 1) == told(None, 3) == told(3, None) == ()

@@ -145,9 +145,7 @@ def test_without_a_device_a_submission_looks_at_the_nodes(path: Path, cluster: C
 NONE_THERE: list[dict[str, Any]] = []
 
 
-def test_a_pool_without_nodes_is_planned_for_where_the_spec_says_what_they_will_be(
-    path: Path, cluster: Clusters
-) -> None:
+def test_an_empty_node_pool_is_planned_from_the_spec(path: Path, cluster: Clusters) -> None:
     cluster(objects={"nodes": NONE_THERE})
     assert len(plan(path, GPU).hosts) == 2
     with pytest.raises(PlanError) as refused:
@@ -184,7 +182,7 @@ def test_too_few_nodes_that_nothing_makes_are_refused_with_the_key_to_set(
     )
 
 
-def test_somebody_who_may_not_list_nodes_submits_what_the_spec_describes(
+def test_a_user_who_cannot_list_nodes_submits_a_described_cluster(
     path: Path, cluster: Clusters
 ) -> None:
     cluster(refused=frozenset({"list nodes *"}))
@@ -211,7 +209,7 @@ def settled(path: Path, *overrides: str, purpose: planned_hosts.Purpose = "submi
     return plans.plan_spec(path, (GPU, *overrides), {}, purpose=purpose)
 
 
-def test_the_one_queue_of_a_namespace_is_taken_and_said(path: Path, cluster: Clusters) -> None:
+def test_the_only_queue_of_a_namespace_is_used_and_reported(path: Path, cluster: Clusters) -> None:
     cluster(**kueue("train", levels=(RACK, "kubernetes.io/hostname")))
     found = settled(path)
     spec = found.spec.cluster.kubernetes
@@ -252,7 +250,7 @@ def test_a_scheduler_of_groups_is_taken_by_kinds_that_can_ask_for_it(
 # Other backends
 
 
-def test_plan_needs_no_slurm_where_the_spec_says_the_device(
+def test_plan_needs_no_slurm_if_the_spec_names_the_device(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> Any:
@@ -266,7 +264,7 @@ def test_plan_needs_no_slurm_where_the_spec_says_the_device(
             plan(path, *overrides, purpose=purpose)  # type: ignore[arg-type]
 
 
-def test_on_this_machine_the_device_is_what_the_spec_says(path: Path) -> None:
+def test_on_this_machine_the_device_comes_from_the_spec(path: Path) -> None:
     local = "cluster.backend=local"
     assert plan(path, local).profile == "cpu"
     found = plan(path, GPU, local)

@@ -65,7 +65,7 @@ def test_fewer_hosts_train_the_same_global_batch(tmp_path: Path) -> None:
     assert config.gradient_accumulation == found.plan.gradient_accumulation
 
 
-def test_a_count_that_does_not_divide_the_batch_is_passed_over(tmp_path: Path) -> None:
+def test_a_count_that_does_not_divide_the_batch_is_skipped(tmp_path: Path) -> None:
     run_dir, planned = a_run(tmp_path)
     found = replan(run_dir, planned.plan, HOSTS[:3], {}, {})
     assert len(found.plan.hosts) == 2, "8 samples cannot be dealt to 3 copies"
@@ -99,7 +99,7 @@ def in_blocks(count: int, per_block: int) -> Inventory:
     return load_inventory(text, "a test")
 
 
-def test_groups_wider_than_a_host_are_planned_anew_in_the_blocks_that_are_left(
+def test_groups_wider_than_a_host_are_replanned_in_the_remaining_blocks(
     tmp_path: Path,
 ) -> None:
     keys = {"pp": 1, "cp": 1, "tp": 4}
@@ -201,7 +201,7 @@ def test_every_way_out_that_is_shown_makes_a_plan_that_fits(tmp_path: Path) -> N
         assert again.memory.peak_bytes <= limit, "with the memory that was believed before"
 
 
-def test_what_the_spec_fixes_is_freed_when_that_trains_the_same(tmp_path: Path) -> None:
+def test_fixed_values_are_freed_if_training_stays_the_same(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "none"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     limit = 0.5 * former.memory.peak_bytes
@@ -229,7 +229,7 @@ HOSTS_OF_H100 = "{profile: h100-sxm-80gb, hosts: 8, devices_per_host: 8}"
 def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
     tmp_path: Path, train: dict[str, Any], cluster: int, less: float
 ) -> None:
-    """Whoever resumes plans with all the memory that a device is said to have."""
+    """A resume plans with the full memory that a device is said to have."""
     run_dir, former = llama(tmp_path, fixed=True, hosts=cluster, **train)
     limit = int(less * former.memory.peak_bytes)
     found = refit(run_dir, former, former.hosts, {}, shortage(limit, adopt=False), {})
@@ -242,7 +242,7 @@ def test_a_way_out_that_is_typed_never_leads_back_to_the_plan_that_did_not_fit(
         assert again.memory.peak_bytes <= limit, way
 
 
-def test_where_nothing_fits_nothing_is_planned(tmp_path: Path) -> None:
+def test_if_nothing_fits_there_is_no_plan(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"micro_batch_size": 1, "activation_checkpointing": "full"}
     run_dir, former = llama(tmp_path, fixed=True, **keys)
     found = refit(run_dir, former, former.hosts, {}, shortage(1 << 30, adopt=True), {})

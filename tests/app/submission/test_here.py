@@ -19,7 +19,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted
 from orchestrator.errors import JobError, PlanError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import is_held_alone
 from tests.agent.world import TurnedClock
@@ -105,7 +105,7 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
 ) -> None:
     job = shell.submit(*TWO)
     assert job.hosts == ("node1", "node2", "node3")
-    run = known(shell.run_dir)
+    run = replay(shell.run_dir)
     assert run.job is not None
     assert run.job.backend == "slurm-here"
     assert (len(run.plan.hosts), len(run.job.launch.hosts)) == (2, 3)
@@ -124,7 +124,7 @@ def test_the_nodes_of_the_allocation_are_planned_for_and_the_journal_says_where_
         ({"SLURM_JOB_ID": "9"}, "Slurm job 9 is not running", "unset SLURM_JOB_ID"),
     ],
 )
-def test_outside_of_an_allocation_it_is_refused_with_what_to_type(
+def test_outside_an_allocation_it_is_refused_with_a_fix(
     shell: Shell, more: dict[str, str], told: str, fix: str
 ) -> None:
     with pytest.raises(JobError, match=told) as refused:
@@ -141,9 +141,7 @@ def test_an_allocation_that_ends_too_soon_is_refused(shell: Shell) -> None:
     shell.submit(*TWO, "cluster.slurm.notice_s=30")
 
 
-def test_nodes_that_cannot_be_used_are_left_out(
-    shell: Shell, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_nodes_are_not_planned_for(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
     shell.slurm.nodes["node2"] = "DOWN"
     for attempt in (1, 2):
         strike = host_strikes.Strike(
@@ -162,11 +160,11 @@ def test_nodes_that_cannot_be_used_are_left_out(
         shell.submit(*TWO, **more)
 
 
-def test_a_job_that_never_begins_is_started_three_times(shell: Shell) -> None:
+def test_a_job_that_never_starts_is_tried_three_times(shell: Shell) -> None:
     job = shell.submit(*TWO)
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 3
-    assert "3 steps in a row made no progress" in known(shell.run_dir).stage.reason
+    assert "3 steps in a row made no progress" in replay(shell.run_dir).stage.reason
     assert not is_held_alone(shell.run_dir.starter_lock)
 
 
@@ -175,7 +173,7 @@ def test_a_step_that_scancel_ended_cancels_the_job(shell: Shell) -> None:
     text = "slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-23T19:09:01 ***"
     shell.says(f"echo '{text}' > {shell.run_dir.slurm}/launch-1/7.0_0_log.err; exit 137")
     assert shell.run(job) == exit_codes.CANCELLED
-    assert known(shell.run_dir).ending == "CANCELLED"
+    assert replay(shell.run_dir).ending == "CANCELLED"
 
 
 @pytest.mark.parametrize(
@@ -201,12 +199,12 @@ def test_srun_that_was_killed_has_cancelled_nothing(shell: Shell) -> None:
     assert shell.starts() == 3
 
 
-def test_where_the_allocation_is_over_no_step_is_started(shell: Shell) -> None:
+def test_after_the_end_of_the_allocation_no_step_is_started(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.job.state = "TIMEOUT"
     assert shell.run(job) == exit_codes.FAILED
     assert shell.starts() == 1
-    reason = known(shell.run_dir).stage.reason
+    reason = replay(shell.run_dir).stage.reason
     assert reason.startswith(
         "the job cannot continue in this allocation: its allocation, Slurm job 7, is over"
     )
@@ -227,8 +225,8 @@ def test_the_next_step_does_without_nodes_that_are_gone(shell: Shell) -> None:
     job = shell.submit(*TWO)
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     shell.slurm.nodes["node2"] = "DOWN"
-    assert starter._hosts(known(shell.run_dir)) == ("node1", "node3")
-    assert starter._why_not(known(shell.run_dir)) == ""
+    assert starter._hosts(replay(shell.run_dir)) == ("node1", "node3")
+    assert starter._why_not(replay(shell.run_dir)) == ""
 
 
 def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:
@@ -243,7 +241,7 @@ def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:
         assert shell.slurm.said.count(warned) == times
 
 
-def test_a_signal_that_slurm_sends_the_batch_script_warns_them_as_well(shell: Shell) -> None:
+def test_slurms_signal_to_the_batch_script_reaches_the_agents(shell: Shell) -> None:
     job = shell.submit(*TWO)
     shell.slurm.steps = {"7.0": "ndctl-e2e"}
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)

@@ -69,7 +69,7 @@ def cached(hub: Path, name: str, revision: str = "abc") -> Path:
         ({"a.txt": "x"}, "**/*.txt", "auto"),
     ],
 )
-def test_data_is_refused_where_the_trainer_would_refuse_it(
+def test_data_is_refused_if_the_trainer_would_refuse_it(
     made: dict[str, str], pattern: str, format_: Any, tmp_path: Path
 ) -> None:
     for name, text in made.items():
@@ -156,7 +156,7 @@ def test_weights_are_looked_for(hub: Path, tmp_path: Path) -> None:
         (["cluster.backend=slurm", "cluster.slurm.setup=[cp -r /shared /data]"], "setup has to"),
     ],
 )
-def test_what_cannot_be_known_here_is_said_and_not_refused(
+def test_unknown_facts_are_reported_but_not_refused(
     overrides: list[str], unchecked: str, tmp_path: Path
 ) -> None:
     looked = look(spec(NO_DATA, *overrides), tmp_path)
@@ -188,7 +188,7 @@ def test_all_problems_come_at_once_with_their_places_and_the_plans(hub: Path) ->
     ("path", "fix"),
     [("org/llama", "hf download org/llama config.json"), ("/nope/llama", "check the path")],
 )
-def test_a_model_that_is_not_there_is_told_with_its_place(path: str, fix: str, hub: Path) -> None:
+def test_a_missing_model_is_reported_with_its_place(path: str, fix: str, hub: Path) -> None:
     edits = ["--set", "model.config=null", "--set", f"model.path={path}"]
     done = CliRunner().invoke(cli, ["validate", str(SPEC), *edits])
     assert isinstance(done.exception, SpecError)

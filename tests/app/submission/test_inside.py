@@ -22,7 +22,7 @@ from orchestrator.contract.launch import Allocation
 from orchestrator.contract.messages.events import CancelRequested, Event, LeaderStarted
 from orchestrator.errors import BackendError, JobError, NdctlError, PlanError
 from orchestrator.journal.journal import Journal
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
@@ -103,7 +103,7 @@ def test_the_first_task_begins_the_job_and_each_becomes_an_agent(step: Step) -> 
         "--first-leads",
     ]
     assert step.task(1) == command
-    run = known(step.run_dir)
+    run = replay(step.run_dir)
     assert run.job is not None
     assert run.plan.hosts == ("node1", "node2")
     assert run.job.backend == "slurm"
@@ -113,7 +113,7 @@ def test_the_first_task_begins_the_job_and_each_becomes_an_agent(step: Step) -> 
     assert step.job.name == "mine"
 
 
-def test_what_the_spec_says_of_variables_hooks_and_permissions_counts_here_too(step: Step) -> None:
+def test_variables_hooks_and_permissions_of_the_spec_apply_here_too(step: Step) -> None:
     said = ("env.NCCL_DEBUG=INFO", "mode=750", "hooks.before=ls /scratch", "hooks.timeout=60")
     overrides = tuple(f"cluster.slurm.{one}" for one in said)
     for rank in (0, 1):
@@ -127,9 +127,7 @@ def test_what_the_spec_says_of_variables_hooks_and_permissions_counts_here_too(s
     assert step.run_dir.token.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_the_spec_does_not_say_of_hosts_the_allocation_does(
-    step: Step, tmp_path: Path
-) -> None:
+def test_the_allocation_gives_the_hosts_that_the_spec_does_not(step: Step, tmp_path: Path) -> None:
     text = SPEC.read_text().replace(
         "cluster: {backend: local, hosts: 2, gpus_per_host: 2}", "cluster: {}"
     )
@@ -137,13 +135,13 @@ def test_what_the_spec_does_not_say_of_hosts_the_allocation_does(
     spec.write_text(text)
     wanted = Wanted(spec=spec, overrides=("parallel.tp=1",), run_root=str(tmp_path))
     agent_command(wanted, step.environ(), TurnedClock(), step.slurm)
-    plan = known(step.run_dir).plan
+    plan = replay(step.run_dir).plan
     assert (len(plan.hosts), plan.ranks_per_host) == (2, 2)
 
 
 def test_nodes_that_the_plan_does_not_need_are_spares(step: Step) -> None:
     step.task(0, "cluster.hosts=1")
-    run = known(step.run_dir)
+    run = replay(step.run_dir)
     assert run.job is not None
     assert (len(run.plan.hosts), len(run.job.launch.hosts)) == (1, 2)
 
@@ -155,7 +153,7 @@ def test_more_hosts_than_the_allocation_has_are_refused(step: Step) -> None:
     assert not step.run_dir.path.exists()
 
 
-def test_a_job_that_slurm_queued_again_goes_on_as_it_was_planned(step: Step) -> None:
+def test_a_job_that_slurm_requeued_keeps_its_plan(step: Step) -> None:
     step.task(0)
     step.lead()
     before = step.run_dir.journal.read_bytes()
@@ -176,7 +174,7 @@ def test_the_others_wait_for_the_first_of_their_own_run(
             step.task(1, **{name: said})
 
 
-def test_a_second_srun_of_the_same_job_has_to_say_what_it_wants(step: Step) -> None:
+def test_a_second_srun_of_the_same_job_must_choose_resume_or_new(step: Step) -> None:
     step.task(0)
     step.lead(CancelRequested(at=6.0, by="me"))
     with pytest.raises(JobError, match="and ended CANCELLED"):
@@ -188,7 +186,7 @@ def test_a_second_srun_of_the_same_job_has_to_say_what_it_wants(step: Step) -> N
     assert step.job.comment == f"ndctl launch 2 of {step.run_dir.path}"
 
 
-def test_one_that_was_cut_off_in_the_same_job_is_resumed_in_it(step: Step) -> None:
+def test_an_interrupted_launch_of_the_same_slurm_job_is_resumed(step: Step) -> None:
     """Slurm still has the job, which is this very one."""
     step.task(0)
     step.lead()
@@ -218,7 +216,7 @@ def test_an_element_of_an_array_has_its_number_unless_a_name_is_given(step: Step
     assert f"--run-dir={step.root / 'mine'}" in step.task(0, "name=mine", **array)
 
 
-def test_an_allocation_without_a_batch_script_is_none_for_it(step: Step) -> None:
+def test_an_allocation_without_a_batch_script_is_refused(step: Step) -> None:
     step.job.batch = 0
     with pytest.raises(JobError, match="is not a batch job") as refused:
         step.task(0)
@@ -235,13 +233,13 @@ def test_an_allocation_without_a_batch_script_is_none_for_it(step: Step) -> None
         ({"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, "has 2 nodes"),
     ],
 )
-def test_what_srun_has_to_be_told_is_said(step: Step, more: dict[str, str], told: str) -> None:
+def test_required_srun_options_are_reported(step: Step, more: dict[str, str], told: str) -> None:
     with pytest.raises(JobError, match=told) as refused:
         step.task(0, **more)
     assert "srun" in refused.value.fix
 
 
-def test_the_snapshot_is_what_runs(step: Step) -> None:
+def test_the_copied_code_is_what_runs(step: Step) -> None:
     place = step.task(0, "cluster.slurm.snapshot=true")[3]
     assert place == str(step.run_dir.path / "snapshot" / "orchestrator" / "run_module.py")
     assert Path(place).exists()
@@ -254,7 +252,7 @@ def test_a_first_task_that_gives_up_ends_the_step(step: Step) -> None:
     assert step.slurm.said == [["scancel", "7.0"]]
 
 
-def test_what_is_missing_in_the_script_is_warned_of(
+def test_missing_options_in_the_script_are_reported(
     step: Step, caplog: pytest.LogCaptureFixture
 ) -> None:
     step.job.requeue = 0
@@ -272,7 +270,7 @@ def test_what_is_missing_in_the_script_is_warned_of(
         ({"SLURM_GPUS_PER_NODE": "none"}, None),
     ],
 )
-def test_gpus_are_counted_as_slurm_says_them(environ: dict[str, str], devices: int | None) -> None:
+def test_gpus_are_counted_in_slurms_terms(environ: dict[str, str], devices: int | None) -> None:
     assert devices_in(environ) == devices
 
 

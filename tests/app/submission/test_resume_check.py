@@ -83,7 +83,7 @@ def test_a_preset_is_the_model_that_transformers_makes_of_it(preset: str, tmp_pa
 
 
 @pytest.mark.process
-def test_a_checkpoint_of_the_trainer_is_refused_where_the_trainer_refuses_it(
+def test_a_checkpoint_is_refused_if_the_trainer_would_refuse_it(
     tmp_path: Path,
 ) -> None:
     config = tiny(tmp_path / "out")
@@ -168,7 +168,7 @@ def told(done: Result) -> str:
     return f"{done.output}{done.exception or ''}"
 
 
-def test_what_is_resumed_from_is_told_by_each_verb(run_dir: Path) -> None:
+def test_each_command_prints_the_checkpoint_it_resumes_from(run_dir: Path) -> None:
     assert "resumes from step-8, of 24 steps" in told(ndctl("validate"))
     body = json.loads(ndctl("validate", "--json").stdout)
     assert (body["valid"], body["resumes"][:11]) == (True, "from step-8")
@@ -190,7 +190,7 @@ def test_what_is_resumed_from_is_told_by_each_verb(run_dir: Path) -> None:
         ("train.steps", "8", "no steps left: 8 of 8 steps are done"),
     ],
 )
-def test_what_a_spec_changed_is_refused_alike(
+def test_changes_of_a_spec_are_refused_in_the_same_way(
     verb: str, key: str, value: str, said: str, run_dir: Path, cluster: NoCluster
 ) -> None:
     before = events(run_dir.parent)
@@ -212,7 +212,7 @@ def test_a_tokenizer_that_makes_other_tokens_is_refused(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_other_files_are_told_and_not_refused_for_they_may_be_copies(
+def test_other_data_files_are_reported_but_not_refused(
     verb: str, run_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "moved.txt").write_text("one")
@@ -223,7 +223,7 @@ def test_other_files_are_told_and_not_refused_for_they_may_be_copies(
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("how", ["removed", "torn"])
-def test_a_job_whose_only_checkpoint_is_lost_is_not_begun_at_step_0(
+def test_a_job_that_lost_its_only_checkpoint_does_not_start_at_step_0(
     verb: str, how: str, run_dir: Path, cluster: NoCluster
 ) -> None:
     marker = run_dir / "checkpoints" / "step-8" / "COMPLETE"
@@ -239,7 +239,7 @@ def test_a_job_whose_only_checkpoint_is_lost_is_not_begun_at_step_0(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_older_checkpoint_stands_in_for_one_that_is_damaged(verb: str, run_dir: Path) -> None:
+def test_an_older_checkpoint_replaces_a_damaged_one(verb: str, run_dir: Path) -> None:
     config = submission(run_dir.parent).planned.model_config
     (trained_by(config, run_dir, 9) / "COMPLETE").unlink()
     done = ndctl(verb)
@@ -276,7 +276,7 @@ def test_all_that_is_wrong_comes_at_once(run_dir: Path) -> None:
     assert "parallel.tp=3: must divide" in done.exception.message
 
 
-def test_the_run_root_may_be_said(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_root_can_be_given(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NDCTL_RUN_ROOT")
     for verb in VERBS:
         assert ndctl(verb, "--run-root", str(run_dir.parent)).exit_code == 0
@@ -287,7 +287,7 @@ def test_without_a_spec_nothing_can_resume() -> None:
     assert done.exit_code == exit_codes.USAGE
 
 
-def test_of_a_job_in_pods_only_what_is_known_here_is_checked(tmp_path: Path) -> None:
+def test_for_a_job_in_pods_only_local_facts_are_checked(tmp_path: Path) -> None:
     on = spec("cluster.backend=kubernetes")
     found = look_back(on, None, RunDir(tmp_path / JOB), {})
     assert "it is on a volume of the pods" in found.unchecked

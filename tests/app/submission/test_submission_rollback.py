@@ -93,18 +93,18 @@ def test_a_disk_that_takes_no_more_leaves_no_name_either(refusing: Refuses, tmp_
     assert tree(tmp_path) == {}
 
 
-def test_what_the_scheduler_may_have_taken_stays(refusing: Refuses, tmp_path: Path) -> None:
+def test_files_of_a_possibly_accepted_job_stay(refusing: Refuses, tmp_path: Path) -> None:
     refusing.error = Unanswered("whether Slurm has taken it is not known")
     submit(tmp_path, Unanswered)
     assert (tmp_path / JOB / "journal.jsonl").stat().st_size > 0
 
 
-def test_a_resume_of_what_never_was_leaves_no_file(refusing: Refuses, tmp_path: Path) -> None:
+def test_a_resume_of_an_unknown_job_leaves_no_file(refusing: Refuses, tmp_path: Path) -> None:
     submit(tmp_path, JobError, resume=True)
     assert tree(tmp_path) == {}
 
 
-def test_the_lock_of_a_submission_is_nobody_elses_after_its_file_was_removed(
+def test_a_submission_lock_holds_after_its_file_was_removed(
     tmp_path: Path,
 ) -> None:
     run_dir = RunDir(tmp_path / JOB)

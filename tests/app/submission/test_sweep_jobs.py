@@ -97,7 +97,7 @@ def test_values_are_found_again(values: list[str]) -> None:
         ([f"a.b={','.join(map(str, range(11)))}"], [f"job-b-{n}" for n in range(11)]),
     ],
 )
-def test_a_name_says_the_values_where_it_can(keys: list[str], names: list[str]) -> None:
+def test_a_sweep_name_contains_the_values_if_possible(keys: list[str], names: list[str]) -> None:
     assert names_of("job", combinations(keys), kubernetes=False) == names
 
 
@@ -126,7 +126,7 @@ def test_one_pattern_is_for_all(names: list[str], pattern: str) -> None:
     assert pattern_of(names) == pattern
 
 
-def test_all_that_is_wrong_with_any_is_said_before_one_is_submitted(
+def test_all_problems_of_a_sweep_are_reported_before_submission(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     with pytest.raises(PlanError) as refused:
@@ -140,14 +140,14 @@ def test_all_that_is_wrong_with_any_is_said_before_one_is_submitted(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_wrong_with_all_alike_is_said_once(tmp_path: Path, cluster: NoCluster) -> None:
+def test_a_problem_of_all_jobs_is_reported_once(tmp_path: Path, cluster: NoCluster) -> None:
     cluster.obstacle = "the queue is closed"
     with pytest.raises(BackendError, match="2 of 2 combinations") as refused:
         planned(a_sweep(tmp_path, LR))
     assert refused.value.message.count("all combinations: the queue is closed") == 1
 
 
-def test_a_name_that_is_taken_is_said_before_one_is_submitted(
+def test_a_name_that_exists_is_reported_before_submission(
     tmp_path: Path, cluster: NoCluster
 ) -> None:
     submitted(a_sweep(tmp_path, "train.seed=2"))
@@ -164,7 +164,7 @@ def test_too_many_combinations_are_refused_before_any_is_planned(tmp_path: Path)
         planned(a_sweep(tmp_path, f"train.seed={many}"))
 
 
-def test_one_that_is_refused_after_all_says_what_was_submitted_before(
+def test_a_refused_job_of_a_sweep_reports_the_submitted_ones(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def submit(handover: Handover) -> None:
@@ -180,12 +180,12 @@ def test_one_that_is_refused_after_all_says_what_was_submitted_before(
     assert failed.value.fix.startswith("wait; `ndctl cancel e2e-seed-1` cancels")
 
 
-def test_at_once_is_slurms_alone(tmp_path: Path, cluster: NoCluster) -> None:
+def test_the_option_now_is_only_for_slurm(tmp_path: Path, cluster: NoCluster) -> None:
     with pytest.raises(JobError, match="--at-once needs --backend slurm"):
         planned(a_sweep(tmp_path, LR, at_once=2))
 
 
-def test_a_job_waits_for_the_one_that_is_so_many_before_it(
+def test_a_job_waits_for_an_earlier_one_of_the_sweep(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = iter(range(1, 9))

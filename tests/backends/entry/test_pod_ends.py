@@ -64,7 +64,7 @@ def test_a_pod_whose_own_disk_takes_nothing_is_made_anew(
     full.touch()  # no directory can be made below a file, root or not
     monkeypatch.setattr(tempfile, "tempdir", str(full))
     assert run(environ) == exit_codes.LEADER_LOST
-    assert f"{full}: is no folder" in caplog.text
+    assert f"{full}: is not a folder" in caplog.text
 
 
 def test_a_pod_that_cannot_read_the_token_is_made_anew(environ: dict[str, str]) -> None:

@@ -16,10 +16,10 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import CancelRequested, LeaderStarted
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.contract.submission_payload import Handover
-from orchestrator.journal.current_launch import counting
+from orchestrator.journal.current_launch import current_launch
 from orchestrator.journal.journal import Journal
 from orchestrator.journal.run_dir_init import begin
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Completed
@@ -81,7 +81,7 @@ def end(run_dir: RunDir) -> None:
 
 def test_a_script_that_a_person_submitted_makes_all_that_submit_makes(node: Node) -> None:
     assert node.begin(node.sbatch()) == exit_codes.OK
-    run = known(node.run_dir)
+    run = replay(node.run_dir)
     assert run.job is not None
     assert (run.job.at, run.job.launch) == (TurnedClock().now(), node.handover.launch)
     assert node.run_dir.token.stat().st_mode & 0o777 == 0o600
@@ -177,7 +177,7 @@ def test_a_later_submission_counts(node: Node, capsys: pytest.CaptureFixture[str
     job = replace(node.handover.job, launch=later)
     begin(node.run_dir, replace(node.handover, job=job), TurnedClock(), token=True)
     assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
-    assert "launch 2 has come after it" in capsys.readouterr().err
+    assert "launch 2 exists already" in capsys.readouterr().err
 
 
 def test_a_submission_that_is_under_way_is_waited_for(node: Node) -> None:
@@ -201,7 +201,7 @@ def test_an_element_of_an_array_is_a_job_of_its_own(node: Node) -> None:
     assert jobs[1].comment == f"ndctl launch 1 of {node.root}/job-7"
     spec = (node.root / "job-7" / "spec.yaml").read_text()
     assert spec == "name: 'job-7'\n"
-    counts = counting(RunDir(node.root / "job-7"))
+    counts = current_launch(RunDir(node.root / "job-7"))
     assert counts is not None
     backend = SlurmBackend({}, TurnedClock(), node.slurm)
     assert backend.standing(counts.launch) == "Slurm job 1_7 is RUNNING"

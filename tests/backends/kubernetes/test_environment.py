@@ -54,11 +54,11 @@ def test_a_spec_says_where_a_value_is_and_its_dump_says_the_same() -> None:
     ("was", "instead", "said"),
     [
         ("{secret: hub, key: token}", "{secret: hub}", "HF_TOKEN.key: must be given"),
-        ("{secret: hub, key: token}", "{key: token}", "must be of one source"),
-        ("{secret: hub, key: token}", "{secret: a, config_map: b, key: c}", "must be of one"),
+        ("{secret: hub, key: token}", "{key: token}", "must be given exactly one source"),
+        ("{secret: hub, key: token}", "{key: k, secret: a, config_map: b}", "exactly one source"),
         ("{secret: hub, key: token}", "{secretKeyRef: hub}", "HF_TOKEN.secretKeyRef: must be one"),
         ("{secret: hub, key: token}", "7", "HF_TOKEN: must be a string or key: value pairs"),
-        ("{secret: wandb}", "{}", "env_from[0]: must be of one source"),
+        ("{secret: wandb}", "{}", "env_from[0]: must be given exactly one source"),
     ],
 )
 def test_what_is_wrong_with_a_source_has_its_place(was: str, instead: str, said: str) -> None:
@@ -82,7 +82,7 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "is_told"),
+    ("name", "value", "is_found"),
     [
         ("HF_TOKEN", "hf_abc", True),
         ("WANDB_API_KEY", "abc", True),
@@ -100,14 +100,18 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
     ],
 )
 def test_a_plain_value_under_the_name_of_a_secret_is_told(
-    name: str, value: Any, is_told: bool
+    name: str, value: Any, is_found: bool
 ) -> None:
-    assert plain_secrets(KubernetesSpec(env={name: value})) == ((f"env.{name}",) if is_told else ())
+    assert plain_secrets(KubernetesSpec(env={name: value})) == (
+        (f"env.{name}",) if is_found else ()
+    )
     if isinstance(value, str):
         variables = [{"name": name, "value": value}]
         template = {"spec": {"containers": [{"name": "pytorch", "env": variables}]}}
         place = f"pod_template.spec.containers[0].env.{name}"
-        assert plain_secrets(KubernetesSpec(pod_template=template)) == ((place,) if is_told else ())
+        assert plain_secrets(KubernetesSpec(pod_template=template)) == (
+            (place,) if is_found else ()
+        )
 
 
 @given(

@@ -253,7 +253,7 @@ def test_values_that_contradict_themselves_are_refused(
 
 
 def test_a_run_volume_has_one_source() -> None:
-    with pytest.raises(Invalid, match=r"runs\.host_path: must be left out where claim is given"):
+    with pytest.raises(Invalid, match=r"runs\.host_path: must be left out if claim is given"):
         decode(KubernetesSpec, {"runs": {"claim": "runs", "host_path": "/runs"}})
     assert decode(KubernetesSpec, encode(FULL)) == FULL
 

@@ -50,7 +50,7 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
         (5, {}, "at most 4 with spare_hosts"),
         (4, {}, "at most 3 with spare_hosts, the nodes of partition train with 2 GPUs"),
         (3, {"exclude": "node[1-2]"}, "at most 1 with spare_hosts, the nodes"),
-        (2, {"exclude": "node[1-"}, "cluster.slurm.exclude: must be a closing bracket"),
+        (2, {"exclude": "node[1-"}, "cluster.slurm.exclude: must be written with a closing"),
         (2, {"cpus_per_task": 9}, "cluster.slurm.cpus_per_task: must be at most 8, the CPUs"),
         (2, {"mem": "900G"}, "cluster.slurm.mem: must be at most 64000M, the memory"),
         (2, {"constraint": "ib"}, "at most 0 with spare_hosts, the nodes of partition train"),

@@ -15,7 +15,7 @@ from orchestrator.contract.spec.slurm_spec import HooksSpec, SlurmSpec
 from orchestrator.errors import BackendError, Ended
 from orchestrator.journal.run_dir_init import begin
 from orchestrator.posix.locks import try_lock
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
@@ -75,7 +75,7 @@ def starter(mine: Allocated) -> Iterator[None]:
 
 def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
     assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` is running"
-    held = Sighting("step 7.4 of `ndctl submit --here` is running", held=True)
+    held = LaunchStatus("step 7.4 of `ndctl submit --here` is running", held=True)
     assert mine.backend.glance([mine.launch]) == [held]
     mine.slurm.steps = {}
     assert mine.backend.standing(mine.launch) is None

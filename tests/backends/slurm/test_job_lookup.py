@@ -8,7 +8,7 @@ import pytest
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
-from orchestrator.seams import Completed, Sighting
+from orchestrator.seams import Completed, LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.slurm.slurm_launch import DOWN, FakeSlurm, a_launch
@@ -29,7 +29,7 @@ def test_one_question_is_asked_of_all_jobs(tmp_path: Path) -> None:
     slurm.jobs["2"].state = "PENDING"
     seen = backend.glance(launches)
     assert len(slurm.said) == 1
-    assert seen[0] == Sighting("Slurm job 1 is RUNNING", held=True)
+    assert seen[0] == LaunchStatus("Slurm job 1 is RUNNING", held=True)
     assert [one.words for one in seen[1:3]] == ["Slurm job 2 is PENDING", "Slurm job 3 is RUNNING"]
     assert all(one.held for one in seen)
 
@@ -40,8 +40,8 @@ def test_a_job_that_has_ended_is_said_with_its_state(tmp_path: Path) -> None:
     slurm.jobs["1"].state = "NODE_FAIL"
     del slurm.jobs["2"]
     assert backend.glance(launches) == [
-        Sighting("Slurm job 1 has ended: NODE_FAIL", held=False),
-        Sighting("Slurm job 2 has ended", held=False),
+        LaunchStatus("Slurm job 1 has ended: NODE_FAIL", held=False),
+        LaunchStatus("Slurm job 2 has ended", held=False),
     ]
     assert len(slurm.said) == 2, "one empty answer is not believed"
     assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
@@ -68,7 +68,7 @@ def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 1)
     slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
-    assert backend.glance(launches) == [Sighting("Slurm job 1 is RUNNING", held=True)]
+    assert backend.glance(launches) == [LaunchStatus("Slurm job 1 is RUNNING", held=True)]
 
 
 @pytest.mark.parametrize("hangs", [True, False])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.contract.files.access import Access, access_of, as_said, umask_of
+from orchestrator.contract.files.access import Access, access_of, access_umask, umask_of
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from tests.backends.slurm.slurm_launch import a_launch
@@ -14,7 +14,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_without_a_word_of_the_spec_a_run_directory_is_its_owners(tmp_path: Path) -> None:
+def test_by_default_only_the_owner_can_read_a_run_directory(tmp_path: Path) -> None:
     launch = a_launch(tmp_path / "job")
     assert (access_of(launch), umask_of(launch)) == (None, None)
     run_dir = RunDir(tmp_path / "job")
@@ -26,14 +26,14 @@ def test_without_a_word_of_the_spec_a_run_directory_is_its_owners(tmp_path: Path
     ("mode", "folder", "file"),
     [(700, 0o700, 0o600), (750, 0o750, 0o640), (770, 0o770, 0o660), (755, 0o755, 0o644)],
 )
-def test_what_is_made_in_a_run_directory_lets_in_whom_it_does_itself(
+def test_new_files_get_the_permissions_of_the_run_directory(
     tmp_path: Path, mode: int, folder: int, file: int
 ) -> None:
     launch = a_launch(tmp_path / "job", slurm=SlurmSpec(mode=mode))  # type: ignore[arg-type]
     access, run_dir = access_of(launch), RunDir(tmp_path / "job")
     before = os.umask(0o022)
     os.umask(before)
-    with as_said(access):
+    with access_umask(access):
         run_dir.make(access)
         (run_dir.path / "metrics.jsonl").touch()
         (run_dir.path / "checkpoints").mkdir()
@@ -45,7 +45,7 @@ def test_what_is_made_in_a_run_directory_lets_in_whom_it_does_itself(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files any group")
-def test_what_is_made_in_it_has_its_group(tmp_path: Path) -> None:
+def test_new_files_get_the_group_of_the_run_directory(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "job")
     run_dir.make(Access(0o750, group=4711))
     (run_dir.path / "metrics.jsonl").touch()
@@ -54,7 +54,7 @@ def test_what_is_made_in_it_has_its_group(tmp_path: Path) -> None:
     assert mode_of(run_dir.path) == 0o2750
 
 
-def test_a_group_that_a_host_does_not_know_is_said(tmp_path: Path) -> None:
+def test_a_group_that_the_host_does_not_know_is_an_error(tmp_path: Path) -> None:
     launch = a_launch(tmp_path, slurm=SlurmSpec(group="no-such-group", mode=750))
     with pytest.raises(OSError, match="knows no Unix group no-such-group"):
         access_of(launch)

@@ -1,4 +1,5 @@
-"""A file is there whole or not at all, and what could not be written leaves nothing behind."""
+"""Atomic writes: a reader sees the old or the new file, and a failed write leaves nothing
+behind."""
 
 import errno
 import os
@@ -14,7 +15,7 @@ from orchestrator.contract.files.atomic_write import write_whole, written_beside
 
 @contextmanager
 def limited(most_bytes: int) -> Iterator[None]:
-    """As a full disk: the kernel takes no more of a file than that."""
+    """Simulates a full disk: the kernel accepts only this many bytes of a file."""
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, former[1]))
     try:
@@ -28,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("durable", [False, True])
-def test_it_takes_the_place_of_what_was_there(tmp_path: Path, durable: bool) -> None:
+def test_an_atomic_write_replaces_the_old_file(tmp_path: Path, durable: bool) -> None:
     path = tmp_path / "leader.json"
     write_whole(path, b"first", durable)
     write_whole(path, b"second", durable)
@@ -36,7 +37,7 @@ def test_it_takes_the_place_of_what_was_there(tmp_path: Path, durable: bool) -> 
     assert names(tmp_path) == ["leader.json"]
 
 
-def test_a_full_disk_leaves_the_former_one_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_partial_one(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     write_whole(path, b"first")
     with limited(1024), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
@@ -45,7 +46,7 @@ def test_a_full_disk_leaves_the_former_one_and_nothing_beside_it(tmp_path: Path)
     assert names(tmp_path) == ["state.json"]
 
 
-def test_nothing_is_written_through_a_link_that_another_put_there(tmp_path: Path) -> None:
+def test_a_write_does_not_follow_a_symbolic_link(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "state.json", tmp_path / "elsewhere"
     elsewhere.write_bytes(b"of another")
     with written_beside(path, b"x") as fresh:
@@ -56,7 +57,7 @@ def test_nothing_is_written_through_a_link_that_another_put_there(tmp_path: Path
     assert elsewhere.read_bytes() == b"of another"
 
 
-def test_one_that_may_not_take_the_place_is_gone(tmp_path: Path) -> None:
+def test_a_new_file_that_is_not_moved_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
 
     def guard() -> None:

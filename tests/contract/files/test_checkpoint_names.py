@@ -1,4 +1,4 @@
-"""Which checkpoints are complete, unharmed, and to be kept."""
+"""Which checkpoints are complete, undamaged and kept."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contract.files.checkpoint_names import (
     MARKER,
-    PassedOver,
+    SkippedCheckpoint,
     checksum,
     damage,
     newest_complete,
@@ -26,16 +26,16 @@ def save(checkpoints: Path, step: int, data: bytes = b"shard") -> Path:
     return folder
 
 
-def test_a_checkpoint_known_to_be_damaged_is_passed_over_with_its_reason(tmp_path: Path) -> None:
+def test_a_checkpoint_known_to_be_damaged_is_skipped_with_its_reason(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     assert newest_complete(tmp_path, {"step-2": "0 is garbled"}) == (
         tmp_path / "step-1",
-        (PassedOver("step-2", "0 is garbled"),),
+        (SkippedCheckpoint("step-2", "0 is garbled"),),
     )
 
 
-def test_a_changed_byte_is_damage_and_an_equal_file_is_none(tmp_path: Path) -> None:
+def test_a_changed_byte_is_found_and_an_equal_file_passes(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     known = {"0": checksum(folder / "0")}
     assert damage(folder, known, known) is None
@@ -46,15 +46,15 @@ def test_a_changed_byte_is_damage_and_an_equal_file_is_none(tmp_path: Path) -> N
     assert damage(folder, known, known) == "0 cannot be read (No such file or directory)"
 
 
-def test_the_newest_stay_and_so_do_multiples() -> None:
+def test_the_newest_checkpoints_and_multiples_of_keep_every_stay() -> None:
     complete = range(10, 110, 10)
     assert superfluous(complete, 100, 2, None) == set(range(10, 90, 10))
     assert superfluous(complete, 100, 2, 40) == {10, 20, 30, 50, 60, 70}
     assert superfluous([10], 10, 2, None) == set()
 
 
-def test_ones_that_were_passed_over_count_for_nothing() -> None:
-    """Going on from step 20 after step 90 was found damaged."""
+def test_skipped_checkpoints_are_neither_counted_nor_deleted() -> None:
+    """The job resumed from step 20 because step 90 was damaged."""
     assert superfluous([10, 20, 30, 80, 90], 30, 2, None) == {10}
 
 
@@ -64,7 +64,7 @@ def test_ones_that_were_passed_over_count_for_nothing() -> None:
     keep=st.integers(1, 5),
     keep_every=st.none() | st.integers(1, 20),
 )
-def test_what_was_just_saved_always_stays(
+def test_the_checkpoint_just_saved_always_stays(
     complete: set[int], step: int, keep: int, keep_every: int | None
 ) -> None:
     gone = superfluous(complete | {step}, step, keep, keep_every)

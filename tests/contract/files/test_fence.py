@@ -1,4 +1,4 @@
-"""Who may still write: a leader, an attempt."""
+"""Which leader and which attempt may write."""
 
 import errno
 from pathlib import Path
@@ -16,7 +16,7 @@ from orchestrator.contract.files.fence import (
 )
 
 
-def test_a_leader_that_was_replaced_is_kept_out(tmp_path: Path) -> None:
+def test_a_replaced_leader_must_not_write(tmp_path: Path) -> None:
     path = tmp_path / "fence.json"
     write_fence(path, Fence(leader="a", attempt=1))
     check_leader(path, "a")
@@ -34,7 +34,7 @@ def test_only_the_newest_attempt_may_write(tmp_path: Path) -> None:
         check_attempt(path, 1)
 
 
-def test_ranks_write_nothing_where_the_fence_behind_which_they_began_is_gone(
+def test_ranks_write_nothing_if_their_fence_is_gone(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "fence.json"
@@ -46,7 +46,7 @@ def test_ranks_write_nothing_where_the_fence_behind_which_they_began_is_gone(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"leader": "a"}'])
-def test_nothing_is_held_against_anybody_where_nothing_is_known(tmp_path: Path, text: str) -> None:
+def test_without_a_readable_fence_writing_is_allowed(tmp_path: Path, text: str) -> None:
     path = tmp_path / "fence.json"
     path.write_text(text)
     assert read_fence(path) is None
@@ -54,7 +54,7 @@ def test_nothing_is_held_against_anybody_where_nothing_is_known(tmp_path: Path, 
     check_attempt(path, 1)
 
 
-def test_a_fence_that_cannot_be_written_leaves_the_former_one(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_fence(tmp_path: Path) -> None:
     path = tmp_path / "fence.json"
     write_fence(path, Fence(leader="a", attempt=1))
     (tmp_path / "gone").mkdir()
@@ -64,7 +64,7 @@ def test_a_fence_that_cannot_be_written_leaves_the_former_one(tmp_path: Path) ->
 
 
 class Disk(type(Path())):  # type: ignore[misc] # Path is made for the platform when it is called
-    """One that has troubles before it says what is in the file."""
+    """A path whose reads fail some times before they succeed."""
 
     troubles: list[int]
 
@@ -82,7 +82,7 @@ def fence_behind(folder: Path, *troubles: int) -> Path:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ETIMEDOUT])
-def test_a_fence_that_cannot_be_read_lets_nobody_pass(tmp_path: Path, number: int) -> None:
+def test_nothing_may_write_while_the_fence_cannot_be_read(tmp_path: Path, number: int) -> None:
     with pytest.raises(OSError, match="no") as told:
         check_leader(fence_behind(tmp_path, number), "a")
     assert not isinstance(told.value, GivenUp), "nor is anybody given up for it"

@@ -1,10 +1,10 @@
-"""Two readers of what programs write, msgspec and the codec: they agree on every kind."""
+"""msgspec and the codec both read messages. They agree on every kind."""
 
 import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,13 +18,15 @@ from orchestrator.contract.messages.agent_protocol import Order, Report
 from orchestrator.contract.messages.events import CheckpointFailed, Event, JobSubmitted, StepReached
 from orchestrator.contract.messages.rank_messages import Datagram
 from orchestrator.contract.read_json import read_json
+from orchestrator.contract.skipped_batches import Window
+from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 from orchestrator.journal.journal import Entry, from_line, read, to_line
 from tests.job.supervise_stage import submitted
 
 UNIONS = (Event, Action, Report, Order, Datagram)
 KINDS = [(union, kind) for union in UNIONS for kind in typing.get_args(union)]
 OLD = Path(__file__).parents[2] / "captured" / "journals" / "quickstart-44a59389.jsonl"
-"""Written by an ndctl whose codec wrote journals as well."""
+"""Written by an older ndctl, whose codec also wrote journals."""
 SEEN = CheckpointFailed(at=1.5, attempt=2, step=30, why="disk full")
 
 
@@ -36,10 +38,12 @@ SCALARS: Mapping[Any, st.SearchStrategy[Any]] = {
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type of ours that JSON can hold."""
+    """Any value of `kind` that JSON can hold."""
     if kind in SCALARS:
         return SCALARS[kind]
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated and args[0] is int:
+        return whole_numbers(args[1:])
     if origin is typing.Annotated:
         return values(args[0]).filter(lambda value: all(one.admits(value) for one in args[1:]))
     if dataclasses.is_dataclass(kind):
@@ -55,6 +59,12 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if args:
         return st.one_of([values(one) for one in args])
     return st.from_type(kind)
+
+
+def whole_numbers(limits: tuple[Any, ...]) -> st.SearchStrategy[int]:
+    low = max((int(one.low) for one in limits if isinstance(one, AtLeast)), default=-(2**63))
+    high = min((int(one.high) for one in limits if isinstance(one, AtMost)), default=2**63 - 1)
+    return st.integers(low, high)
 
 
 def made(kind: type) -> st.SearchStrategy[Any]:
@@ -80,7 +90,7 @@ def test_both_readers_agree_on_every_kind(union: Any, kind: type, data: st.DataO
     text = wire.encode(value)
     assert text.startswith(b'{"kind":"%s"' % kind.__name__.encode())
     assert wire.decode(union, text) == codec.decode(union, read_json(text)) == value
-    assert wire.unproved(union, text) == value, "msgspec reads it"
+    assert wire.decode_unverified(union, text) == value, "msgspec reads it"
     if union in (Event, Action):
         event = value if union is Event else SEEN
         entry = Entry(seq=3, event=event, actions=() if union is Event else (value,))
@@ -102,7 +112,7 @@ def test_both_readers_agree_on_every_kind(union: Any, kind: type, data: st.DataO
         b"",
     ],
 )
-def test_what_is_no_value_of_this_version_is_refused(text: bytes) -> None:
+def test_text_that_is_no_value_of_this_version_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         wire.decode(Event, text)
 
@@ -114,17 +124,60 @@ def test_what_is_no_value_of_this_version_is_refused(text: bytes) -> None:
         b'{"at":1.5,"attempt":2,"kind":"CheckpointFailed","step":30,"why":"disk full"}',
     ],
 )
-def test_the_same_value_written_otherwise_is_read_too(text: bytes) -> None:
+def test_the_same_value_in_another_notation_is_read_too(text: bytes) -> None:
     assert wire.decode(Event, text) == SEEN
 
 
-def test_half_of_a_surrogate_pair_comes_back_as_it_was() -> None:
+@dataclasses.dataclass(frozen=True)
+class Limited:
+    count: Annotated[int, AtLeast(2)] = 2
+    share: Annotated[float, Above(0)] | None = None
+    either: bool | Annotated[int, AtLeast(2)] = True
+    each: tuple[Annotated[int, AtLeast(0)], ...] = ()
+    named: Mapping[str, Annotated[float, AtMost(1)]] = dataclasses.field(default_factory=dict)
+    inner: Window | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlimited:
+    count: int = 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Limited(count=1),
+        Limited(share=0.0),
+        Limited(either=1),
+        Limited(each=(3, -1)),
+        Limited(named={"a": 0.5, "b": 1.5}),
+        Limited(inner=Window(first=0, last=3)),
+    ],
+    ids=str,
+)
+def test_both_readers_refuse_a_value_that_breaks_a_limit(broken: Limited) -> None:
+    union = Limited | Unlimited
+    text = wire.encode(broken)
+    assert wire.decode_unverified(union, text) is None
+    with pytest.raises(Invalid, match=r"must be .*(at least|at most|above)"):
+        wire.decode(union, text)
+
+
+def test_a_value_within_its_limits_is_read() -> None:
+    union = Limited | Unlimited
+    full = Limited(share=0.5, each=(0,), named={"a": 1.0}, inner=Window(first=1, last=2))
+    for value in (Limited(), full, Limited(either=False), Limited(either=2), Unlimited(count=-1)):
+        assert wire.decode_unverified(union, wire.encode(value)) == value
+        assert wire.decode(union, wire.encode(value)) == value
+
+
+def test_half_of_a_surrogate_pair_survives_a_round_trip() -> None:
     """A log that is not UTF-8, read with `surrogateescape`."""
     value = dataclasses.replace(SEEN, why="\udc80")
     assert wire.decode(Event, wire.encode(value)) == value
 
 
-def test_a_loss_that_is_no_number_is_no_loss() -> None:
+def test_a_loss_that_is_nan_is_read_as_no_loss() -> None:
     value = StepReached(at=1.5, attempt=1, step=2, loss=float("nan"), tokens_per_second=None)
     assert wire.decode(Event, wire.encode(value)) == dataclasses.replace(value, loss=None)
 

@@ -1,4 +1,4 @@
-"""The parts of a job spec: what they are together, and that they come back from their JSON."""
+"""The parts of a job spec: checks across fields, and round trips through JSON."""
 
 import json
 from typing import Any
@@ -64,19 +64,19 @@ parallel = st.builds(
     | st.builds(ProfileSpec, at_step=st.integers(1, 9), ranks=st.just((0, 3)))
     | st.builds(ValidationSpec, fraction=st.floats(0.01, 0.5))
 )
-def test_a_part_comes_back_from_its_json(part: Any) -> None:
+def test_a_part_of_a_spec_survives_a_round_trip_through_json(part: Any) -> None:
     back: Any = decode(type(part), json.loads(json.dumps(encode(part))))
     assert back == part
 
 
 @pytest.mark.parametrize("value", [True, False, 2, 8])
-def test_a_flag_or_a_number_stays_what_it_was(value: bool | int) -> None:
+def test_a_boolean_and_a_number_keep_their_type(value: bool | int) -> None:
     back: FsdpSpec = decode(FsdpSpec, {"reshard_after_forward": value})
     assert back.reshard_after_forward is value
 
 
 @pytest.mark.parametrize("value", [0, 1, -2, 2.0, "true", None])
-def test_neither_a_flag_nor_a_number_of_ranks_is_refused(value: Any) -> None:
+def test_a_value_that_is_neither_boolean_nor_number_of_ranks_is_refused(value: Any) -> None:
     found = problem(ParallelSpec, {"fsdp": {"reshard_after_forward": value}})
     assert found.path == "fsdp.reshard_after_forward"
     assert found.value == value
@@ -106,12 +106,14 @@ def test_stages_must_suit_the_schedule(schedule: str, stages: int, limit: str) -
     ("schedule", "stages", "each"),
     [("gpipe", "auto", 1), ("1f1b", 1, 1), ("interleaved_1f1b", "auto", 2), ("zbv", "auto", 2)],
 )
-def test_stages_are_as_many_as_the_schedule_has(schedule: Any, stages: Any, each: int) -> None:
+def test_the_number_of_stages_follows_from_the_schedule(
+    schedule: Any, stages: Any, each: int
+) -> None:
     assert PipelineSpec(schedule=schedule, stages_per_rank=stages).stages == each
     assert PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=5).stages == 5
 
 
-def test_copies_have_no_shards_and_no_knobs_of_sharding() -> None:
+def test_options_of_sharding_are_refused_with_ddp_and_zero1() -> None:
     with pytest.raises(Invalid) as caught:
         decode(
             ParallelSpec, {"data": "ddp", "dp_shard": 2, "fsdp": {"wrap": "A", "cpu_offload": 1}}
@@ -134,7 +136,7 @@ def test_copies_have_no_shards_and_no_knobs_of_sharding() -> None:
         ({"data": "zero1", "cp": 2}, Mesh(cp=2)),
     ],
 )
-def test_what_is_auto_follows_from_the_world(wish: dict[str, Any], mesh: Mesh) -> None:
+def test_auto_degrees_follow_from_the_number_of_ranks(wish: dict[str, Any], mesh: Mesh) -> None:
     assert ParallelSpec(**wish).filled(8).mesh == mesh
 
 
@@ -147,17 +149,17 @@ def test_what_is_auto_follows_from_the_world(wish: dict[str, Any], mesh: Mesh) -
         ({"key": "a", "value": "b"}, "value"),
     ],
 )
-def test_a_toleration_is_one_that_kubernetes_takes(said: dict[str, Any], path: str) -> None:
+def test_a_toleration_that_kubernetes_refuses_is_refused(said: dict[str, Any], path: str) -> None:
     with pytest.raises(Invalid) as raised:
         Toleration(**said)
     assert [one.path for one in raised.value.problems] == [path]
 
 
 @pytest.mark.parametrize("data", [{}, {"files": "a", "fraction": 0.1}])
-def test_held_out_data_is_told_in_exactly_one_way(data: dict[str, Any]) -> None:
+def test_held_out_data_is_given_by_exactly_one_key(data: dict[str, Any]) -> None:
     found = problem(DataSpec, {"files": "*", "sequence_length": 8, "validation": data})
     assert found.path == "validation"
-    assert found.limit == "told by exactly one of files, fraction"
+    assert found.limit == "given by exactly one of files, fraction"
 
 
 def test_a_trainers_configuration_is_checked_as_a_spec_is() -> None:

@@ -13,8 +13,8 @@ from orchestrator.contract.spec.slurm_spec import SlurmSpec, plain_secrets
         *("--test-only", "-M other", "--clusters=other", "-x node3", "--exclude=node3"),
     ],
 )
-def test_what_ndctl_says_itself_is_no_further_option_of_sbatch(flag: str) -> None:
-    """Under another name or comment the job would not be found, and be submitted twice."""
+def test_options_of_sbatch_that_ndctl_sets_itself_are_refused(flag: str) -> None:
+    """With another name or comment ndctl would not find the job and would submit it twice."""
     with pytest.raises(Invalid) as failed:
         decode(SlurmSpec, {"sbatch_args": ["--nice=5", flag]})
     (problem,) = failed.value.problems
@@ -46,15 +46,15 @@ def test_other_options_are_passed_on(flag: str) -> None:
     ("time", "notice_s", "limit_s"),
     [("2", 300, 120), (1, 90, 60), ("0:90", 90, 90), ("1:30:00", 5400, 5400)],
 )
-def test_a_warning_comes_before_the_end_and_after_the_beginning(
+def test_notice_s_must_be_less_than_the_time_limit(
     time: str | int, notice_s: float, limit_s: int
 ) -> None:
-    """Else each allocation ends before its first step, and the next one begins."""
+    """Otherwise each allocation would end before its first step."""
     with pytest.raises(Invalid) as failed:
         decode(SlurmSpec, {"time": time, "notice_s": notice_s})
     (problem,) = failed.value.problems
     assert (problem.path, problem.value) == ("notice_s", notice_s)
-    assert problem.limit.startswith(f"less than {limit_s} s, cluster.slurm.time: ")
+    assert problem.limit.startswith(f"less than {limit_s} s, cluster.slurm.time; ")
     half = float(problem.fix.split("notice_s to ")[1].split()[0])
     assert decode(SlurmSpec, {"time": time, "notice_s": half}).notice_s == half
     for unlimited in ("0", None):
@@ -70,7 +70,7 @@ def test_partitions_are_one_several_with_commas_or_a_list() -> None:
         decode(SlurmSpec, {"partition": []})
 
 
-def test_variables_that_may_not_be_set_are_named_all_at_once() -> None:
+def test_all_variables_that_must_not_be_set_are_reported_at_once() -> None:
     names = ("NCCL_DEBUG", "MASTER_PORT", "SLURM_CPU_BIND", "NDCTL_RUN_DIR", "1ST", "A-B", "PATH")
     with pytest.raises(Invalid) as failed:
         decode(SlurmSpec, {"env": dict.fromkeys(names, "x")})
@@ -80,7 +80,7 @@ def test_variables_that_may_not_be_set_are_named_all_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "is_told"),
+    ("name", "value", "is_found"),
     [
         ("HF_TOKEN", "abc", True),
         ("WANDB_API_KEY", "abc", True),
@@ -90,12 +90,14 @@ def test_variables_that_may_not_be_set_are_named_all_at_once() -> None:
         ("TOKENIZERS_PARALLELISM", "false", False),
     ],
 )
-def test_a_secret_in_plain_text_is_known_by_its_name(name: str, value: str, is_told: bool) -> None:
-    assert plain_secrets(SlurmSpec(env={name: value})) == ((f"env.{name}",) if is_told else ())
+def test_a_secret_in_plain_text_is_detected_by_its_name(
+    name: str, value: str, is_found: bool
+) -> None:
+    assert plain_secrets(SlurmSpec(env={name: value})) == ((f"env.{name}",) if is_found else ())
 
 
 @pytest.mark.parametrize("mode", [700, 750, 755, 770, 775])
-def test_modes_are_given_as_to_chmod(mode: int) -> None:
+def test_modes_are_written_as_for_chmod(mode: int) -> None:
     assert decode(SlurmSpec, {"mode": mode}).mode == mode
 
 
@@ -106,13 +108,13 @@ def test_other_modes_are_refused(mode: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [{"group": "ml"}, {"group": "ml", "mode": 700}])
-def test_a_group_that_the_mode_keeps_out_is_a_mistake(keys: dict[str, object]) -> None:
+def test_a_group_needs_a_mode_that_lets_it_in(keys: dict[str, object]) -> None:
     with pytest.raises(Invalid, match="group: must be given with a mode that lets the group in"):
         decode(SlurmSpec, keys)
     decode(SlurmSpec, {"group": "ml", "mode": 750})
 
 
 @pytest.mark.parametrize("flag", ["--het-group=1", "--het-group 0,1", "--pack-group=1"])
-def test_no_step_is_spread_over_the_components_of_a_heterogeneous_job(flag: str) -> None:
+def test_srun_options_of_heterogeneous_jobs_are_refused(flag: str) -> None:
     with pytest.raises(Invalid, match="heterogeneous job does not survive a lost node"):
         decode(SlurmSpec, {"srun_args": [flag]})

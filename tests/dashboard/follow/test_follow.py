@@ -56,7 +56,7 @@ def followed(entries: list[Entry], lines: list[Metric], terminal: bool = False) 
     return out.getvalue()
 
 
-def test_a_whole_job_is_told_in_order() -> None:
+def test_a_whole_job_is_shown_in_order() -> None:
     text = followed(journal(finished()), LINES)
     places = [
         text.index(words)
@@ -78,12 +78,12 @@ def test_a_whole_job_is_told_in_order() -> None:
     assert places == sorted(places)
 
 
-def test_about_a_tenth_of_the_steps_is_told() -> None:
+def test_about_a_tenth_of_the_steps_is_shown() -> None:
     text = followed(journal(started()), metrics(1, 60))
     assert 10 <= text.count("/60  loss") <= 12
 
 
-def test_a_slow_step_is_told_each_minute() -> None:
+def test_a_slow_step_is_shown_each_minute() -> None:
     printed, _ = entry_lines(Printed(), journal(started())[0], UTC)
     lines = []
     for number in range(1, 5):
@@ -92,7 +92,7 @@ def test_a_slow_step_is_told_each_minute() -> None:
     assert [line.split()[4] for line in lines] == ["1/60", "3/60"]
 
 
-def test_fed_in_parts_or_at_once_it_tells_the_same_incidents() -> None:
+def test_a_journal_in_parts_or_at_once_gives_the_same_incidents() -> None:
     entries = journal(finished())
     printer, out = follower()
     with printer:
@@ -101,7 +101,7 @@ def test_fed_in_parts_or_at_once_it_tells_the_same_incidents() -> None:
     assert out.getvalue() == followed(entries, [])
 
 
-def test_what_is_known_is_not_told_again() -> None:
+def test_known_facts_are_not_repeated() -> None:
     entries = journal(finished())
     printer, out = follower()
     with printer:
@@ -110,11 +110,11 @@ def test_what_is_known_is_not_told_again() -> None:
     assert out.getvalue() == "2023-11-14 22:14:42 UTC  SUCCEEDED: all ranks finished in attempt 2\n"
 
 
-def test_a_hang_is_told_when_it_is_seen() -> None:
+def test_a_hang_is_shown_when_it_is_detected() -> None:
     assert "collecting evidence: no progress for 10.5 s" in followed(journal(hung()), [])
 
 
-def test_hosts_that_lack_are_told_with_how_long_they_are_waited_for() -> None:
+def test_missing_hosts_are_shown_with_the_waiting_time() -> None:
     text = followed(journal(short_of_a_host()), metrics(1, 24))
     printed = (
         "waiting for hosts: 1 of 2 hosts available; if this does not change, ndctl releases all"
@@ -132,7 +132,7 @@ def test_on_a_terminal_a_bar_shows_the_progress() -> None:
     assert "step 12/60" not in text
 
 
-def test_a_bar_stands_before_the_first_step() -> None:
+def test_the_bar_is_shown_before_the_first_step() -> None:
     assert "step 0/60" in followed(journal(started()[:1]), [], terminal=True)
     assert followed([], [], terminal=True).count("step") == 0
 
@@ -148,7 +148,7 @@ def summary(events: list[Entry], lines: list[Metric], alive: bool = False) -> st
     return summary_text(shot, UTC)
 
 
-def test_the_summary_says_what_came_of_the_job() -> None:
+def test_the_summary_shows_the_result_of_the_job() -> None:
     text = summary(journal(finished()), LINES)
     for words in (
         "quickstart: SUCCEEDED",
@@ -164,6 +164,6 @@ def test_the_summary_says_what_came_of_the_job() -> None:
         assert words in text, words
 
 
-def test_the_summary_of_a_lost_job_says_how_to_go_on() -> None:
+def test_the_summary_of_a_lost_job_shows_how_to_resume() -> None:
     text = summary(journal(recovered()), metrics(1, 24))
     assert "ndctl submit /runs/quickstart/spec.yaml --resume" in text

@@ -80,7 +80,7 @@ def test_files_without_times_come_whole_in_rank_order(run_dir: RunDir) -> None:
     ]
 
 
-def test_a_file_that_is_gone_is_passed_over(run_dir: RunDir) -> None:
+def test_a_missing_file_is_skipped(run_dir: RunDir) -> None:
     write(run_dir, 0, "a\n")
     files = log_files(run_dir, 1)
     files[0].path.unlink()
@@ -149,7 +149,7 @@ def test_following_yields_whole_lines_as_they_grow(run_dir: RunDir) -> None:
     ]
 
 
-def test_following_goes_on_with_the_next_attempt(run_dir: RunDir) -> None:
+def test_following_continues_with_the_next_attempt(run_dir: RunDir) -> None:
     write(run_dir, 0, "one\nunfinished")
     idle = (0, "", 2)
     script = Script((0, "two\n", 2), idle, idle, idle, idle, (0, "three\n", 2), idle)
@@ -161,7 +161,7 @@ def test_following_goes_on_with_the_next_attempt(run_dir: RunDir) -> None:
     ]
 
 
-def test_following_one_attempt_leaves_the_next_alone(run_dir: RunDir) -> None:
+def test_following_one_attempt_ignores_the_next(run_dir: RunDir) -> None:
     write(run_dir, 0, "one\n")
     assert Script((0, "two\n", 2)).follow(run_dir, attempt=1) == ["[host-0 rank 0] one"]
 
@@ -178,7 +178,7 @@ def test_following_waits_for_the_first_log(run_dir: RunDir) -> None:
     assert script.follow(run_dir, tail=5) == ["[host-0 rank 0] first"]
 
 
-def test_what_the_agents_said_can_be_asked_for(run_dir: RunDir) -> None:
+def test_logs_of_agents_can_be_shown(run_dir: RunDir) -> None:
     write(run_dir, 0, "step 1\n")
     with pytest.raises(JobError, match="no agent"):
         list(agent_lines(run_dir, None))
@@ -187,9 +187,7 @@ def test_what_the_agents_said_can_be_asked_for(run_dir: RunDir) -> None:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_where_no_agent_began_the_logs_of_its_tasks_are_named(
-    run_dir: RunDir, follow: bool
-) -> None:
+def test_if_no_agent_started_the_logs_of_its_tasks_are_named(run_dir: RunDir, follow: bool) -> None:
     """`ndctl status` sends here of a job whose leader does not come."""
 
     def look() -> None:

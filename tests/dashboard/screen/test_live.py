@@ -12,7 +12,7 @@ from orchestrator.dashboard.screen.live import run_dashboard, terminal_keys
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.journal.journal import to_line
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import START, StoryClock, finished, journal, metrics, started
 from trainer.measure.metrics import StepMetrics
 from trainer.measure.metrics import to_line as metric_line
@@ -58,7 +58,7 @@ def write_metrics(run_dir: RunDir, last: int) -> None:
             file.write(metric_line(line))
 
 
-def nobody(run: Run) -> Sighting | None:
+def nobody(run: Run) -> LaunchStatus | None:
     raise AssertionError("there is no scheduler to ask")
 
 
@@ -77,7 +77,7 @@ def test_a_console_that_is_no_terminal_gets_one_frame(run_dir: RunDir) -> None:
     assert out.getvalue().count("\n") == 30
 
 
-def test_a_job_that_nobody_submitted_has_no_dashboard(run_dir: RunDir) -> None:
+def test_a_job_that_was_never_submitted_has_no_dashboard(run_dir: RunDir) -> None:
     made, _ = console(False)
     with pytest.raises(JobError, match="has no journal of a job"):
         run_dashboard(run_dir, console=made, clock=StoryClock(), keys=no_keys, ask=nobody)

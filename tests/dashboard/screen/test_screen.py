@@ -19,7 +19,7 @@ from orchestrator.dashboard.screen.chart import chart, resample
 from orchestrator.dashboard.screen.screen import draw
 from orchestrator.dashboard.view import View, view
 from orchestrator.diagnosis.cause.verdict import Culprit
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.dashboard.dashboard_story import (
     DRILL,
     START,
@@ -109,7 +109,7 @@ def test_everything_that_matters_is_on_a_running_jobs_screen(width: int, height:
         assert words in text, words
 
 
-def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type() -> None:
+def test_a_job_short_of_hosts_shows_how_long_it_waits_and_what_to_type() -> None:
     text = text_of(view_of(short_of_a_host(), now=START + 60), 120, 40)
     assert "1 of 2 registered" in text
     assert (
@@ -120,7 +120,7 @@ def test_a_job_that_is_short_of_hosts_says_until_when_it_waits_and_what_to_type(
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_an_incident_says_who_what_and_what_was_done(width: int, height: int) -> None:
+def test_an_incident_shows_culprit_cause_and_action(width: int, height: int) -> None:
     text = text_of(SCENES["finished"], width, height)
     for words in (
         "✓ SUCCEEDED",
@@ -202,7 +202,7 @@ def test_the_culprit_is_marked_from_the_verdict_until_the_job_trains_again(
     assert "◆" not in text_of(view_of(story, metrics(1, 12)), width, height)
 
 
-def test_nobody_is_marked_where_the_verdict_names_nobody() -> None:
+def test_without_a_culprit_no_rank_is_marked() -> None:
     shown = view_of([*hung(), judged()], metrics(1, 12))
     assert "culprit" not in text_of(shown, 120, 40)
 
@@ -272,20 +272,20 @@ def test_a_culprit_of_an_earlier_larger_plan_has_no_place_in_the_mesh() -> None:
     assert "rank 99 on host-9 " in text
 
 
-def test_a_job_whose_steps_have_stopped_says_for_how_long() -> None:
+def test_a_job_whose_steps_stopped_shows_for_how_long() -> None:
     shown = view_of(started(), metrics(1, 24), now=START + 90)
     assert "last step 1 min 03 s ago" in text_of(shown, 120, 40)
 
 
-def test_a_state_that_cannot_be_asked_for_has_its_age_and_says_why() -> None:
+def test_an_unknown_state_is_shown_with_its_age_and_the_reason() -> None:
     seen = seen_of(recovered())
-    away = Sighting("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
+    away = LaunchStatus("PyTorchJob a/b", held=True, unknown="the API server cannot be reached")
     shown = view(
         seen,
         fold_metrics(NO_PROGRESS, metrics(1, 30)),
         leader_alive=False,
         now=seen.run.history.last_at + 200,
-        sighting=away,
+        launch_status=away,
     )
     text = draw(shown, 100, 30, UTC).plain
     assert "RUNNING   3 min 20 s ago" in text

@@ -1,4 +1,4 @@
-"""Who did it: tables of what is known of an attempt, and the verdict."""
+"""Tables of the facts about an attempt, and the expected verdict."""
 
 import itertools
 import signal
@@ -81,10 +81,10 @@ MISMATCH = (
     " op.preamble.length <= op.nbytes. 16 vs 8. Received data size doesn't match expected size."
     " Is there a distributed collective mismatch in your code?",
 )
-"""What gloo said of a drill `shape`, before it ended the process."""
+"""Message of gloo in a drill `shape`, before it aborts the process."""
 
 
-def test_sizes_that_differ_are_the_programs_own_although_gloo_speaks_as_of_a_connection() -> None:
+def test_different_sizes_are_a_mistake_of_the_program() -> None:
     peers = (raised(0, RESET, at=START + 49.9), raised(1, GLOO_CLOSED, at=START + 50.2))
     said = verdict(exited(2, at=START + 50, signal=signal.SIGABRT, log_tail=MISMATCH), *peers)
     assert said.failure is not None
@@ -92,7 +92,7 @@ def test_sizes_that_differ_are_the_programs_own_although_gloo_speaks_as_of_a_con
     assert said.kind == "rank-killed"
 
 
-def test_a_save_that_found_no_room_is_no_peers_death_although_torch_speaks_as_gloo_does() -> None:
+def test_a_save_on_a_full_disk_is_not_the_death_of_a_peer() -> None:
     full = raised(
         2, "[enforce fail at inline_container.cc:659] . unexpected pos 704 vs 598", at=START + 50
     )
@@ -131,7 +131,7 @@ def test_an_exception_is_the_cause_of_aborts_elsewhere(order: tuple[int, ...]) -
     assert "shapes differ" in said.evidence.traceback
 
 
-def test_of_two_causes_the_earlier_is_blamed() -> None:
+def test_the_earlier_of_two_causes_is_blamed() -> None:
     late, early = raised(0, "late", at=START + 9), raised(3, "early", at=START + 8)
     assert verdict(late, early).culprit.rank == 3
 
@@ -180,20 +180,20 @@ CAUSES = [
 
 
 def aborted(message: str) -> RankExited:
-    """As C++ ends over an exception that nobody caught."""
+    """The end of a C++ program with an uncaught exception."""
     thrown = "terminate called after throwing an instance of 'std::runtime_error'"
     tail = ("before", thrown, *f"  what():  {message}".splitlines())
     return exited(0, signal=signal.SIGABRT, log_tail=tail)
 
 
 @pytest.mark.parametrize("message", SYMPTOMS)
-def test_what_peers_say_of_a_lost_one_is_a_symptom(message: str) -> None:
+def test_messages_of_peers_about_a_lost_rank_are_symptoms(message: str) -> None:
     assert weigh(raised(0, message)) is Weight.SYMPTOM
     assert weigh(aborted(message)) is Weight.SYMPTOM
 
 
 @pytest.mark.parametrize("message", CAUSES)
-def test_what_a_rank_does_to_itself_is_a_cause(message: str) -> None:
+def test_a_crash_of_the_rank_itself_is_a_cause(message: str) -> None:
     assert weigh(raised(0, message)) is Weight.CAUSE
     assert weigh(aborted(message)) is Weight.CAUSE
 
@@ -219,14 +219,16 @@ SERVICE = (
         ("BrokenPipeError", "[Errno 32] Broken pipe", "python-exception"),
     ],
 )
-def test_a_connection_to_what_is_no_peer_is_a_cause(kind: str, message: str, name: str) -> None:
+def test_a_failed_connection_to_something_other_than_a_peer_is_a_cause(
+    kind: str, message: str, name: str
+) -> None:
     mine = exited(2, at=START + 50, error=replace(error(message), error=kind))
     said = verdict(raised(0, RESET, at=START + 49.9), mine, raised(1, GLOO_CLOSED, at=START + 50.1))
     assert said.failure is not None
     assert (said.failure.name, said.culprit.rank) == (name, 2)
 
 
-def test_a_service_that_several_hosts_do_not_reach_is_none_of_theirs() -> None:
+def test_a_service_that_several_hosts_cannot_reach_blames_none_of_them() -> None:
     exits = (raised(0, SERVICE), raised(2, SERVICE, at=START + 50.5))
     said = verdict(*exits)
     assert (said.kind, said.culprit) == ("exception", NOBODY)
@@ -234,7 +236,7 @@ def test_a_service_that_several_hosts_do_not_reach_is_none_of_theirs() -> None:
     assert verdict(exits[0]).culprit.host == "host-0"
 
 
-def test_symptoms_alone_blame_nobody() -> None:
+def test_symptoms_alone_have_no_culprit() -> None:
     said = verdict(*PEERS, exited(1, signal=signal.SIGTERM))
     assert (said.kind, said.culprit, said.signature) == ("connection-lost", NOBODY, "")
     assert said.cause.startswith("ranks lost their connections; which one broke is not known")
@@ -249,7 +251,7 @@ UNREACHABLE = (
 )
 
 
-def test_who_cannot_be_reached_is_told_and_nobody_is_blamed() -> None:
+def test_unreachable_addresses_are_reported_without_a_culprit() -> None:
     exits = (
         *(raised(rank, UNREACHABLE.format("10.0.0.9"), at=START + 50 + rank) for rank in (0, 1)),
         raised(2, UNREACHABLE.format("10.1.0.7")),
@@ -266,7 +268,7 @@ def test_who_cannot_be_reached_is_told_and_nobody_is_blamed() -> None:
     )
 
 
-def test_an_infiniband_error_keeps_its_class_and_names_whom_it_did_not_reach() -> None:
+def test_an_infiniband_error_keeps_its_class_and_names_the_unreachable_peer() -> None:
     told = (
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting"
         " prematurely.\nNET/IB: Got completion from peer 10.0.0.9<51234> with status=12 opcode=0"
@@ -284,7 +286,7 @@ def test_an_infiniband_error_keeps_its_class_and_names_whom_it_did_not_reach() -
 RACK = {f"host-{n}": ("spine-0", f"leaf-{n // 4}") for n in range(16)}
 
 
-def test_hosts_that_go_at_the_same_moment_blame_none_of_them() -> None:
+def test_hosts_lost_at_the_same_moment_are_no_culprits() -> None:
     gone = tuple(lost(f"host-{n}", at=START + 52 + 0.1 * n) for n in range(4, 8))
     said = diagnose(Findings(opened_at=START, lost=gone), switches=RACK)
     assert (said.kind, said.culprit) == ("hosts-lost", NOBODY)
@@ -305,11 +307,11 @@ def test_hosts_that_go_at_the_same_moment_blame_none_of_them() -> None:
 
 
 def alone(host: str, since: float = START + 40, at: float = START + 66) -> HostStopped:
-    """Its agent stopped the ranks for want of a leader, and is heard again."""
+    """Its agent stopped the ranks because the leader was lost, and is heard again."""
     return HostStopped(at=at, attempt=1, host=host, finished=False, alone_s=at - since)
 
 
-def test_hosts_that_did_not_hear_a_leader_that_lives_blame_nobody() -> None:
+def test_hosts_cut_off_from_a_live_leader_have_no_culprit() -> None:
     """Neither those, nor those of ranks that lost their peers meanwhile."""
     told = (alone("host-5"), alone("host-2"), alone("host-5"))
     said = verdict(*PEERS, stopped=told, lost=(lost("host-5", at=START + 51),))
@@ -322,22 +324,22 @@ def test_hosts_that_did_not_hear_a_leader_that_lives_blame_nobody() -> None:
     assert (said.failure.name, said.failure.scope) == ("cut-off", "fabric")
 
 
-def test_what_broke_before_is_the_cause_though_agents_were_cut_off_later() -> None:
+def test_an_earlier_failure_is_the_cause_even_if_agents_are_cut_off_later() -> None:
     assert verdict(KILLED, stopped=(alone("host-5", since=START + 55),)).kind == "rank-killed"
 
 
-def test_a_host_that_went_while_the_leader_itself_was_cut_off_is_not_blamed() -> None:
+def test_a_host_lost_while_the_leader_was_cut_off_is_no_culprit() -> None:
     said = verdict(lost=(replace(lost("host-5"), cut_off_s=27.0),))
     assert (said.kind, said.culprit) == ("cut-off", NOBODY)
     assert "for 27.0 s the leader heard neither the scheduler nor host-5" in said.cause
 
 
-def test_hosts_that_go_one_after_the_other_are_told_apart() -> None:
+def test_hosts_lost_one_after_the_other_are_separate_failures() -> None:
     said = verdict(lost=(lost("host-5"), lost("host-6", at=START + 60)))
     assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
 
 
-def test_a_host_that_the_scheduler_took_is_told_as_that_though_others_went_with_it() -> None:
+def test_a_host_taken_by_the_scheduler_is_the_cause_even_if_others_follow() -> None:
     evicted = replace(lost("host-5"), taken="evicted for want of memory")
     said = verdict(lost=(evicted, lost("host-6")))
     assert (said.kind, said.culprit.host) == ("host-lost", "host-5")
@@ -346,8 +348,8 @@ def test_a_host_that_the_scheduler_took_is_told_as_that_though_others_went_with_
 BUSY = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 
-def test_one_kind_of_hardware_error_on_several_hosts_at_once_is_none_of_theirs() -> None:
-    """As where a setting of all of them is wrong."""
+def test_the_same_hardware_error_on_several_hosts_blames_none_of_them() -> None:
+    """For example if a setting of all hosts is wrong."""
     said = verdict(raised(0, BUSY), raised(2, BUSY, at=START + 50.5), raised(3, GLOO_CLOSED))
     assert (said.kind, said.culprit) == ("exception", NOBODY)
     assert said.cause.startswith("2 hosts had gpu-lost at once: host-0, host-1 (first: rank 0")
@@ -355,7 +357,7 @@ def test_one_kind_of_hardware_error_on_several_hosts_at_once_is_none_of_theirs()
     assert alone.culprit == Culprit(host="host-0", rank=0)
 
 
-def test_ranks_that_vanish_with_their_launcher_are_told_from_their_peers() -> None:
+def test_ranks_that_vanish_with_their_launcher_differ_from_their_peers() -> None:
     gone = [exited(n, at=START + 51, signal=None, exit_code=None) for n in (2, 3)]
     said = verdict(*PEERS[:1], *gone)
     assert (said.kind, str(said.culprit)) == ("rank-lost", "rank 2 on host-1")
@@ -374,7 +376,7 @@ def test_a_rank_killed_before_its_agent_is_the_cause() -> None:
     assert verdict(exited(2, at=START + 40), lost=(lost("host-1"),)).kind == "rank-killed"
 
 
-def test_what_ends_because_we_stop_it_is_never_the_cause() -> None:
+def test_exits_caused_by_stopping_are_never_the_cause() -> None:
     ours = [exited(n, at=START, stopped=True, exit_code=exit_codes.CHECKPOINTED) for n in (0, 1, 2)]
     assert verdict(*ours, exited(3, at=START + 60)).culprit.rank == 3
     assert verdict(*ours, hang=hang()).kind == "hang"
@@ -402,9 +404,7 @@ torch.distributed.DistStoreError: Timed out after 901 seconds waiting for client
         ("", "it ended without a message", "launch-failed"),
     ],
 )
-def test_what_torchrun_said_last_is_the_cause_and_its_class_what_a_restart_meets_again(
-    why: str, cause: str, name: str
-) -> None:
+def test_torchruns_last_error_is_the_cause_with_its_class(why: str, cause: str, name: str) -> None:
     stopped = (
         HostStopped(at=START, host="host-0", attempt=1, finished=True),
         HostStopped(at=START, host="host-1", attempt=1, finished=False, why=why),
@@ -418,20 +418,20 @@ def test_what_torchrun_said_last_is_the_cause_and_its_class_what_a_restart_meets
     assert said.failure.name == name
 
 
-def test_a_host_that_cannot_stop_is_blamed_only_where_nothing_better_is_known() -> None:
+def test_a_host_that_cannot_stop_is_the_culprit_only_if_nothing_else_is_known() -> None:
     stuck = (lost("host-1", silent_s=0.0),)
     assert verdict(KILLED, stuck=stuck).kind == "rank-killed"
     assert verdict(hang=hang(), stuck=stuck).kind == "hang"
     assert str(verdict(*PEERS, stuck=stuck).culprit) == "host-1"
 
 
-def test_a_rank_told_from_outside_to_leave_is_named() -> None:
+def test_a_rank_that_got_a_signal_from_outside_is_named() -> None:
     said = verdict(exited(2, exit_code=exit_codes.CHECKPOINTED))
     assert (said.kind, said.final) == ("rank-stopped", False)
     assert "got a signal from outside" in said.cause
 
 
-def test_a_plain_exit_code_is_said() -> None:
+def test_a_plain_exit_code_is_reported() -> None:
     said = verdict(exited(2, exit_code=1))
     assert (said.kind, said.cause) == ("rank-exited", "rank 2 exited with code 1")
     assert said.evidence.exit_code == 1
@@ -445,7 +445,9 @@ def test_a_plain_exit_code_is_said() -> None:
         ({}, "see its log"),
     ],
 )
-def test_a_refusal_is_final_whatever_its_words(more: dict[str, Any], words: str) -> None:
+def test_a_refused_configuration_is_final_whatever_its_message(
+    more: dict[str, Any], words: str
+) -> None:
     said = verdict(exited(0, exit_code=exit_codes.REFUSED, **more))
     assert (said.kind, said.final) == ("refused", True)
     assert said.cause == f"the trainer refused its configuration: {words}"
@@ -459,7 +461,7 @@ def test_signals_have_names(number: int | None, name: str | None) -> None:
     assert signal_name(number) == name
 
 
-def test_a_launch_that_fails_without_a_word_blames_its_host() -> None:
+def test_a_launch_that_fails_without_a_message_blames_its_host() -> None:
     stops = tuple(
         HostStopped(at=START, attempt=1, host=f"host-{n}", finished=n == 0, why="x" * n)
         for n in range(3)
@@ -494,7 +496,7 @@ def seen(*odd: RankEvidence, only: int = 4) -> tuple[EvidenceGathered, ...]:
         ((), None, "no dump and no stack was found"),
     ],
 )
-def test_without_dumps_only_a_sure_sign_blames_a_host(
+def test_without_dumps_only_a_certain_sign_blames_a_host(
     ranks: tuple[EvidenceGathered, ...], rank: int | None, how: str
 ) -> None:
     said = verdict(hang=hang(), evidence=ranks)
@@ -518,7 +520,7 @@ def judged(**more: Any) -> HangJudged:
     return HangJudged(**values | more)
 
 
-def test_the_verdict_of_the_dumps_goes_before_what_the_journal_knows() -> None:
+def test_the_verdict_from_dumps_goes_before_the_journals() -> None:
     stopped = seen(found(0, process_state="T", stack=()))
     said = verdict(hang=hang(), evidence=stopped, judged=judged(waiting=("op 7 of mesh_tp",)))
     assert said.culprit == Culprit(host="host-1", rank=3)
@@ -527,7 +529,7 @@ def test_the_verdict_of_the_dumps_goes_before_what_the_journal_knows() -> None:
     assert "waiting: op 7 of mesh_tp" in said.evidence.notes
 
 
-def test_where_the_program_is_to_blame_no_host_is_and_a_second_time_is_known_again() -> None:
+def test_a_mistake_of_the_program_excludes_no_host_and_is_recognised() -> None:
     program = {"verdict": "mismatch", "scope": "user", "hosts": ()}
     said = verdict(hang=hang(), judged=judged(**program))
     assert said.culprit == Culprit(rank=3)
@@ -537,7 +539,7 @@ def test_where_the_program_is_to_blame_no_host_is_and_a_second_time_is_known_aga
     assert (unsure.culprit, unsure.signature) == (NOBODY, "")
 
 
-def test_a_collective_that_timed_out_by_itself_is_a_hang_with_its_verdict() -> None:
+def test_a_timed_out_collective_is_a_hang_with_its_verdict() -> None:
     watchdog = exited(
         1,
         at=START + 50,
@@ -563,7 +565,7 @@ WATCHDOG_LINE = (
 )
 
 
-def test_a_hang_that_a_watchdog_told_of_began_when_its_collective_did() -> None:
+def test_a_hang_reported_by_a_watchdog_starts_with_its_collective() -> None:
     watchdog = exited(1, at=START + 900, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
     said = verdict(watchdog, judge_by=START + 990, judged=judged())
     assert (said.at, said.detected_after_s) == (START + 900 - 600.01, 600.01)
@@ -572,7 +574,7 @@ def test_a_hang_that_a_watchdog_told_of_began_when_its_collective_did() -> None:
     assert verdict(gloo, judge_by=START + 2010, judged=judged()).at == START + 200
 
 
-def test_a_watchdogs_hang_whose_cause_is_known_is_of_the_class_of_hangs() -> None:
+def test_a_watchdog_timeout_with_a_known_cause_has_the_class_of_hangs() -> None:
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
     said = verdict(watchdog, judge_by=START + 90, judged=judged())
     assert said.failure is not None
@@ -584,7 +586,7 @@ def test_a_watchdogs_hang_whose_cause_is_known_is_of_the_class_of_hangs() -> Non
     assert unsure.failure.name == "nccl-watchdog-timeout"
 
 
-def test_a_users_own_class_of_a_watchdogs_words_stays() -> None:
+def test_a_users_class_for_watchdog_messages_is_kept() -> None:
     own = FailureRule(name="ours", scope="fabric", action="requeue", patterns=("Watchdog caught",))
     watchdog = exited(1, exit_code=None, signal=6, log_tail=(WATCHDOG_LINE,))
     told = findings(watchdog, own=(own,), judge_by=START + 90, judged=judged())
@@ -593,7 +595,7 @@ def test_a_users_own_class_of_a_watchdogs_words_stays() -> None:
     assert (said.failure.name, said.failure.own) == ("ours", True)
 
 
-def test_a_hang_keeps_the_stacks_also_those_that_did_not_come() -> None:
+def test_a_hang_event_keeps_stacks_and_names_missing_ones() -> None:
     said = verdict(hang=hang(), evidence=seen(found(1, stack=()), found(2, stack=())))
     assert said.evidence.stacks["0"] == ("all_reduce",)
     assert said.evidence.stacks["1"] == ()
@@ -601,13 +603,13 @@ def test_a_hang_keeps_the_stacks_also_those_that_did_not_come() -> None:
     assert (said.at, said.detected_after_s) == (START + 49, 11.0)
 
 
-def test_a_rank_that_dies_under_diagnosis_tells_more_than_the_hang() -> None:
+def test_a_rank_that_dies_during_diagnosis_outweighs_the_hang() -> None:
     assert verdict(raised(2, GLOO_CLOSED), hang=hang()).kind == "hang"
     assert verdict(raised(2, "shapes differ"), hang=hang()).kind == "exception"
     assert verdict(hang=hang(), lost=(lost("host-1"),)).kind == "host-lost"
 
 
-def test_a_lost_leader_is_the_cause_only_of_what_nothing_else_explains() -> None:
+def test_a_lost_leader_is_the_cause_only_if_nothing_else_explains_it() -> None:
     gone: dict[str, Any] = {"leader_lost": START + 90, "noticed_at": START + 100}
     said = verdict(**gone)
     assert (said.kind, said.culprit, said.at) == ("leader-lost", NOBODY, START + 90)
@@ -755,7 +757,7 @@ HANDLED = ("Traceback (most recent call last):", "OSError: [Errno 28] No space l
     ],
 )
 @pytest.mark.parametrize("old", [CAME_LATER, NAMED_LATER, PORT_CAME_BACK])
-def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
+def test_a_connection_that_worked_at_the_second_try_is_not_the_cause(
     old: str, said: tuple[str, ...], how: dict[str, Any], name: str
 ) -> None:
     """The first is of a real job whose rank 2 was ended by SIGSEGV."""
@@ -767,7 +769,7 @@ def test_a_connection_that_came_at_the_second_try_is_not_what_a_rank_crashed_of(
 
 
 @pytest.mark.parametrize("line", ["NOTE: gradient overflow detected, ignoring", "[FSDP] 32 blocks"])
-def test_what_is_said_of_a_step_is_not_how_an_abort_begins(line: str) -> None:
+def test_a_line_about_a_step_does_not_start_an_abort(line: str) -> None:
     said = verdict(exited(2, log_tail=(line, CAME_LATER, "step 3"), signal=signal.SIGABRT))
     assert said.failure is not None
     assert (said.failure.name, said.culprit.rank) == ("abort", 2)
@@ -777,9 +779,7 @@ def test_what_is_said_of_a_step_is_not_how_an_abort_begins(line: str) -> None:
     ("said", "name"),
     [(OF_A_THREAD, "service-unreachable"), ((*IGNORED, HANDLED[1]), "disk-full")],
 )
-def test_of_a_rank_that_left_without_a_traceback_of_its_own_any_line_tells(
-    said: tuple[str, ...], name: str
-) -> None:
+def test_without_a_traceback_any_line_may_explain_an_exit(said: tuple[str, ...], name: str) -> None:
     """One of a thread, or one that lost its head as it is longer than the tail of the log."""
     found = verdict(exited(2, log_tail=("step 3", *said), exit_code=1))
     assert found.failure is not None
@@ -795,9 +795,7 @@ def test_of_a_rank_that_left_without_a_traceback_of_its_own_any_line_tells(
         (("step 3", *IGNORED), "unknown"),
     ],
 )
-def test_what_python_ignored_hides_nothing_that_came_after_it(
-    tail: tuple[str, ...], name: str
-) -> None:
+def test_ignored_exceptions_hide_no_later_ones(tail: tuple[str, ...], name: str) -> None:
     """Of a rank that left without a traceback."""
     found = verdict(exited(2, exit_code=1, log_tail=tail))
     assert found.failure is not None
@@ -819,7 +817,7 @@ def test_what_python_ignored_hides_nothing_that_came_after_it(
         ),
     ],
 )
-def test_what_no_rank_outlives_is_why_it_crashed_though_it_said_more(
+def test_a_fatal_error_is_the_cause_even_if_more_was_printed(
     line: str, how: int, name: str
 ) -> None:
     said = verdict(exited(0, log_tail=("step 3", line, "step 4"), signal=how))
@@ -827,7 +825,7 @@ def test_what_no_rank_outlives_is_why_it_crashed_though_it_said_more(
     assert said.failure.name == name
 
 
-def test_a_class_of_the_users_tells_of_a_kill_where_it_names_the_signal() -> None:
+def test_a_users_class_explains_a_kill_if_it_names_the_signal() -> None:
     rule = FailureRule(name="warned", scope="user", action="stop", patterns=("beware",))
     killed = exited(0, log_tail=("beware",))
     assert failure_name(killed, rule) == "sigkill-from-outside"
@@ -841,7 +839,7 @@ def failure_name(ended: RankExited, own: FailureRule) -> str:
     return said.failure.name
 
 
-# The word of a host's kernel
+# Kernel logs of hosts
 
 FALLEN = "[51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
 CONTAINED = "[51.0] NVRM: Xid (PCI:0000:1b:00): 94, pid=7, Contained: SM."
@@ -853,7 +851,7 @@ def kernel(host: str, *lines: str) -> EvidenceGathered:
     )
 
 
-def test_broken_hardware_is_the_cause_though_its_rank_says_what_any_peer_would() -> None:
+def test_broken_hardware_is_the_cause_even_if_its_rank_reports_a_symptom() -> None:
     exits = (raised(0, RESET, at=START + 49.9), raised(2, GLOO_CLOSED, at=START + 50.1))
     said = verdict(*exits, evidence=(kernel("host-1", FALLEN),))
     assert str(said.culprit) == "rank 2 on host-1"
@@ -917,7 +915,7 @@ REMOTE = "NCCL error in: x.cpp:1, remote process exited\nncclRemoteError: a peer
         (exited(2), DENIAL, "sigkill-from-outside"),
     ],
 )
-def test_the_kernel_is_heard_where_it_knows_better_than_the_rank(
+def test_the_kernel_log_counts_if_it_knows_more_than_the_rank(
     ended: RankExited, line: str, name: str
 ) -> None:
     said = verdict(ended, evidence=(kernel("host-1", line),))
@@ -925,7 +923,7 @@ def test_the_kernel_is_heard_where_it_knows_better_than_the_rank(
     assert said.failure.name == name
 
 
-def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs() -> None:
+def test_a_fabric_error_in_several_kernel_logs_blames_none_of_the_hosts() -> None:
     exits = (raised(0, REMOTE, at=START + 50), raised(2, REMOTE, at=START + 51))
     assert verdict(*exits, evidence=(kernel("host-1", PORT),)).culprit.host == "host-1"
     both = (kernel("host-0", PORT), kernel("host-1", PORT))
@@ -935,13 +933,13 @@ def test_what_the_kernels_of_several_hosts_tell_of_the_fabric_is_none_of_theirs(
     assert verdict(*exits, evidence=both).culprit == NOBODY
 
 
-def test_a_hang_is_not_the_want_of_memory_that_a_kernel_tells_of() -> None:
+def test_a_hang_is_not_explained_by_low_memory_in_the_kernel_log() -> None:
     said = diagnose(findings(hang=hang(), judged=judged(), evidence=(kernel("host-1", OOM),)))
     assert said.failure is not None
     assert said.failure.name == "hang"
 
 
-def test_a_program_that_fails_by_itself_is_not_excused_by_what_did_no_harm() -> None:
+def test_a_harmless_xid_does_not_excuse_a_failing_program() -> None:
     wrong = raised(2, "shapes differ", at=START + 50)
     said = verdict(wrong, evidence=(kernel("host-1", CONTAINED),))
     assert said.failure is not None
@@ -959,7 +957,7 @@ def test_a_program_that_fails_by_itself_is_not_excused_by_what_did_no_harm() -> 
         ((kernel("host-0", FALLEN), kernel("host-1", FALLEN)), NOBODY),
     ],
 )
-def test_a_hang_that_nobody_stands_out_in_is_that_of_the_one_broken_host(
+def test_a_hang_without_a_culprit_is_blamed_on_the_only_broken_host(
     told: tuple[EvidenceGathered, ...], blamed: Culprit
 ) -> None:
     said = diagnose(findings(hang=hang(), evidence=told))
@@ -971,7 +969,7 @@ def test_a_hang_that_nobody_stands_out_in_is_that_of_the_one_broken_host(
 
 
 @pytest.mark.parametrize("first", range(16))
-def test_a_loss_that_goes_astray_is_nobodys_whoever_says_so_first(first: int) -> None:
+def test_a_bad_loss_has_no_culprit_whichever_rank_reports_it_first(first: int) -> None:
     words = error("step 35: the loss is nan, not finite", "NotFinite", at_step=35)
     told = [
         exited(rank, exit_code=exit_codes.UNSTABLE, error=words, at=START + (rank - first) % 16)
@@ -986,13 +984,13 @@ def test_a_loss_that_goes_astray_is_nobodys_whoever_says_so_first(first: int) ->
     assert said.signature == "NotFinite: step 35: the loss is nan, not finite at step 35"
 
 
-def test_a_loss_that_goes_astray_and_what_was_said_of_it_was_lost_is_nobodys_either() -> None:
+def test_a_bad_loss_without_its_message_has_no_culprit_either() -> None:
     said = verdict(exited(3, exit_code=exit_codes.UNSTABLE))
     assert said.culprit == NOBODY
     assert said.cause == "all ranks exited with code 79 (rank 3 first)"
 
 
-def test_a_kernel_that_tells_of_broken_hardware_is_believed_of_its_host_whatever_the_loss() -> None:
+def test_broken_hardware_in_the_kernel_log_outweighs_a_bad_loss() -> None:
     words = error("step 35: the loss is nan, not finite", "NotFinite", at_step=35)
     xid = "[51.0] NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus."
     kernel = EvidenceGathered(at=START + 51, attempt=1, host="host-1", ranks=(), kernel=(xid,))

@@ -1,11 +1,11 @@
-"""What evidence of hosts amounts to where storage held some of it back."""
+"""The verdict if storage blocked some of the evidence."""
 
 import pytest
 
 from orchestrator.contract.messages.events import EvidenceGathered, RankEvidence
 from orchestrator.diagnosis.cause.hang_event import facts_of
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, dumps_of, recorders
 
 WORLD, PER_HOST = 8, 2
@@ -47,11 +47,11 @@ def verdict(lost: tuple[int, ...], *, unread: bool, state: str = "S") -> Diagnos
     for host in range(WORLD // PER_HOST):
         mute = host == 3
         facts |= facts_of(told(host, mute=mute, unread=mute and unread, state=state))
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
 
 
 @pytest.mark.parametrize("state", ["S", "D"])
-def test_a_host_whose_storage_held_back_dumps_and_stacks_is_not_left_out(state: str) -> None:
+def test_a_host_whose_storage_blocked_the_evidence_is_not_excluded(state: str) -> None:
     """A rank that is to write its stack to such storage may wait for that in the kernel."""
     found = verdict((6, 7), unread=True, state=state)
     assert (found.ranks, found.hosts) == ((3,), ("h1",))
@@ -59,11 +59,11 @@ def test_a_host_whose_storage_held_back_dumps_and_stacks_is_not_left_out(state: 
     assert (found.ranks, found.hosts) == ((3,), ())
 
 
-def test_one_that_is_stopped_is_so_whatever_its_storage_does() -> None:
+def test_a_stopped_rank_is_found_even_if_its_storage_is_blocked() -> None:
     found = verdict((3, 6, 7), unread=True, state="T")
     assert (found.ranks, found.hosts) == ((6, 7), ("h3",))
 
 
-def test_a_host_whose_ranks_do_not_answer_although_storage_does_is_left_out() -> None:
+def test_a_host_with_silent_ranks_and_working_storage_is_excluded() -> None:
     found = verdict((3, 6, 7), unread=False)
     assert (found.ranks, found.hosts) == ((6, 7), ("h3",))

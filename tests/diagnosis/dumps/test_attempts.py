@@ -43,7 +43,7 @@ def written(folder: Path, form: str, raw: dict[int, Any], ranks: Iterable[int]) 
 
 
 @pytest.mark.parametrize("gloo", [False, True])
-def test_of_two_attempts_under_one_name_the_newer_ones_count(tmp_path: Path, gloo: bool) -> None:
+def test_dumps_of_two_attempts_with_equal_names_use_the_newer(tmp_path: Path, gloo: bool) -> None:
     """Rank 5 left none this time: that of an hour ago would show it as the one that is late."""
     old, new = hung(6, 1, NOW - 3600, gloo=gloo), hung(6, 2, NOW, gloo=gloo)
     written(tmp_path, "nccl_trace_rank_{}", old, [5])
@@ -58,7 +58,9 @@ def test_of_two_attempts_under_one_name_the_newer_ones_count(tmp_path: Path, glo
 
 
 @pytest.mark.parametrize("gloo", [False, True])
-def test_of_two_attempts_under_two_names_the_newer_one_counts(tmp_path: Path, gloo: bool) -> None:
+def test_dumps_of_two_attempts_with_different_names_use_the_newer(
+    tmp_path: Path, gloo: bool
+) -> None:
     """The older one comes first by name."""
     written(tmp_path, "a1-rank{}", hung(4, 1, NOW - 600, gloo=gloo), range(4))
     written(tmp_path, "a2-rank{}", hung(4, 2, NOW, gloo=gloo), range(4))
@@ -67,7 +69,7 @@ def test_of_two_attempts_under_two_names_the_newer_one_counts(tmp_path: Path, gl
     assert sorted(scene.passed_over) == [f"a1-rank{rank}" for rank in range(4)]
 
 
-def test_of_two_jobs_of_different_size_that_hung_at_once_one_is_taken_as_a_whole(
+def test_dumps_of_two_jobs_of_different_size_are_not_mixed(
     tmp_path: Path,
 ) -> None:
     written(tmp_path, "trace_{}", hung(8, 6, NOW), range(4, 8))
@@ -78,7 +80,7 @@ def test_of_two_jobs_of_different_size_that_hung_at_once_one_is_taken_as_a_whole
     assert "of another job: it has 8 ranks" in scene.passed_over["trace_4"]
 
 
-def test_of_two_jobs_of_one_size_that_hung_at_once_one_is_taken_as_a_whole(tmp_path: Path) -> None:
+def test_dumps_of_two_jobs_of_equal_size_are_not_mixed(tmp_path: Path) -> None:
     written(tmp_path, "mine_{}", hung(4, 1, NOW + 1), [1, 3])
     written(tmp_path, "theirs_{}", hung(4, 2, NOW), range(4))
     scene = read_folder(tmp_path)
@@ -86,8 +88,8 @@ def test_of_two_jobs_of_one_size_that_hung_at_once_one_is_taken_as_a_whole(tmp_p
     assert set(scene.passed_over) == {f"theirs_{rank}" for rank in range(4)}
 
 
-def test_a_rank_that_was_late_for_long_is_of_the_same_attempt(tmp_path: Path) -> None:
-    """What others called since overlaps with what it called last."""
+def test_a_dump_of_a_rank_that_was_late_for_long_belongs_to_the_attempt(tmp_path: Path) -> None:
+    """The calls of the others overlap with its last calls."""
     raw = hung(4, 2, NOW)
     for rank in (0, 1, 3):
         raw[rank]["entries"][-1]["time_created_ns"] += int(3600e9)
@@ -131,13 +133,13 @@ def test_dumps_and_stacks_in_other_forms_are_read(tmp_path: Path) -> None:
     assert (found.ranks, found.evidence[1:]) == ((3,), ("its stack is in read (data.py:3)",))
 
 
-def test_stacks_that_were_written_as_such_count_before_those_of_a_log(tmp_path: Path) -> None:
+def test_stack_files_count_before_stacks_in_a_log(tmp_path: Path) -> None:
     form = 'Thread 0x1 (most recent call first):\n  File "a.py", line 3 in {}\n'
     (tmp_path / "rank-3.log").write_text(form.format("old"))
     (tmp_path / "rank-3.stacks").write_text(form.format("new"))
     scene = read_folder(tmp_path)
     assert "new" in str(scene.facts[3].stack)
-    assert scene.passed_over == {"rank-3.log": "second stacks of rank 3; rank-3.stacks is taken"}
+    assert scene.passed_over == {"rank-3.log": "second stacks of rank 3; rank-3.stacks is used"}
 
 
 def test_one_file_alone_can_be_named(tmp_path: Path) -> None:

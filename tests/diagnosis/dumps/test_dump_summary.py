@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.diagnosis.dumps.dump import (
-    Called,
+    Call,
     GroupId,
+    GroupProgress,
     Op,
+    PeerCall,
     RankDump,
-    Seat,
-    Talk,
     Unreadable,
     condense,
     parse,
@@ -26,15 +26,15 @@ NAMELESS = GroupId("9", "mesh_pp", ())
 
 
 @pytest.mark.parametrize("path", sorted(FLIGHT.iterdir()), ids=lambda path: path.name)
-def test_a_dump_is_the_same_on_the_other_side(path: object) -> None:
+def test_a_dump_survives_a_round_trip(path: object) -> None:
     dump = condense(3, parse(path.read_bytes()))  # type: ignore[attr-defined]
     assert dump.seats
     assert from_text(to_text(dump)) == dump
 
 
-def test_of_16384_ranks_each_dump_takes_few_bytes() -> None:
-    seat = Seat(40, 39, tuple(Called(seq, REDUCE, True) for seq in range(36, 41)))
-    talk = Talk(NAMELESS, True, 12)
+def test_each_dump_of_16384_ranks_takes_few_bytes() -> None:
+    seat = GroupProgress(40, 39, tuple(Call(seq, REDUCE, True) for seq in range(36, 41)))
+    talk = PeerCall(NAMELESS, True, 12)
     dump = RankDump(5, {WORLD: seat, DATA: seat}, (talk,), WORLD, DATA)
     text = to_text(dump)
     assert from_text(text) == dump
@@ -47,6 +47,6 @@ def test_members_written_as_runs_are_the_same_members(members: list[int]) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": 1}', '{"rank":0,"groups":[["a"]]}'])
-def test_what_is_no_reduced_dump_is_said_to_be_none(text: str) -> None:
+def test_other_text_is_not_a_reduced_dump(text: str) -> None:
     with pytest.raises(Unreadable):
         from_text(text)

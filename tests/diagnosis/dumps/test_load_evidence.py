@@ -16,7 +16,7 @@ from orchestrator.cli import cli
 from orchestrator.diagnosis.dumps.dump import Unreadable, condense, parse
 from orchestrator.diagnosis.dumps.load_evidence import below, rank_of, read_folder
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence
 from orchestrator.diagnosis.stacks.python_stacks import main_stack, talks
 from orchestrator.errors import JobError
 from tests.diagnosis.hang.test_post_mortem import ALL, USUAL, call
@@ -25,7 +25,7 @@ from tests.diagnosis.standstill import standstill
 FLIGHT = Path(__file__).parents[2] / "captured" / "flight"
 
 
-def test_dumps_of_torch_name_the_rank_that_left_out_a_collective() -> None:
+def test_dumps_of_torch_name_the_rank_that_skipped_a_collective() -> None:
     """Four ranks on gloo; all but rank 3 called an all-reduce of all."""
     scene = read_folder(FLIGHT)
     assert sorted(scene.dumps) == [0, 1, 2, 3]
@@ -34,7 +34,7 @@ def test_dumps_of_torch_name_the_rank_that_left_out_a_collective() -> None:
     assert verdict.hosts == ()
 
 
-def test_pickle_and_json_of_one_dump_say_the_same() -> None:
+def test_pickle_and_json_of_a_dump_give_the_same_result() -> None:
     raw = standstill(1, mesh=(2, 1, 2, 1, 2), fault="loader").raw
     for rank, dump in raw.items():
         pickled = condense(rank, parse(pickle.dumps(dump, protocol=2)))
@@ -59,14 +59,14 @@ def test_a_damaged_dump_is_unreadable(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("entries", [{"entries": []}, {}])
-def test_the_dump_of_a_rank_that_called_nothing_is_one(entries: dict[str, Any]) -> None:
-    """torch 2.13 leaves `entries` out of JSON where there are none."""
+def test_the_dump_of_a_rank_without_calls_is_valid(entries: dict[str, Any]) -> None:
+    """torch 2.13 omits `entries` in JSON if there are none."""
     groups = {"": {"desc": "", "name": "", "ranks": "[0]"}}
     idle = {"comm_lib_version": "", "pg_config": groups, "pg_status": {}, "version": "2.10"}
     assert condense(0, parse(json.dumps({**idle, **entries}).encode())).seats == {}
 
 
-def test_other_json_is_no_dump() -> None:
+def test_other_json_is_not_a_dump() -> None:
     with pytest.raises(Unreadable, match="neither entries nor groups"):
         parse(b'{"loss": 2.5, "version": "1"}')
 
@@ -89,7 +89,7 @@ MALFORMED: tuple[Any, ...] = (
 )
 
 
-def test_whatever_is_wrong_in_a_dump_it_is_unreadable_or_can_be_judged() -> None:
+def test_a_malformed_dump_is_unreadable_or_can_be_judged() -> None:
     good = json.loads((FLIGHT / "rank-3.json").read_text())
     good["entries"] = good["entries"][-2:]
     other = condense(1, parse(json.dumps(good).encode()))
@@ -104,7 +104,7 @@ def test_whatever_is_wrong_in_a_dump_it_is_unreadable_or_can_be_judged() -> None
                 dump = condense(0, parse(json.dumps(bad).encode()))
             except Unreadable:
                 continue
-            analyse(Scene(dumps={0: dump, 1: other}))
+            analyse(HangEvidence(dumps={0: dump, 1: other}))
 
 
 def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -125,7 +125,7 @@ def test_a_dump_of_another_rank_than_its_name_says_is_unreadable() -> None:
         condense(1, parse(json.dumps(good).encode()))
 
 
-def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
+def test_a_second_file_of_a_rank_never_replaces_a_better_one(
     tmp_path: Path,
 ) -> None:
     dumps = tmp_path / "dumps"
@@ -140,13 +140,13 @@ def test_a_second_file_of_a_rank_is_named_and_replaces_none_that_tells_more(
     (dumps / "rank2.txt").write_text("notes")
     scene = read_folder(dumps)
     assert analyse(scene).ranks == (3,)
-    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is taken"
-    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is taken"
+    assert scene.passed_over["z_0"] == "a second dump of rank 0, and empty; trace_0 is used"
+    assert scene.passed_over["a_1"] == "a second dump of rank 1, and empty; trace_1 is used"
     assert set(scene.unreadable) == {"eval-3.json"}
     assert set(scene.passed_over) == {"z_0", "a_1", "rank2.txt"}
 
 
-def test_a_file_that_cannot_be_read_hinders_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_file_does_not_stop_the_diagnosis(tmp_path: Path) -> None:
     shutil.copytree(FLIGHT, tmp_path / "dumps")
     (tmp_path / "dumps" / "trace_1").write_bytes(b"\x80torn")
     scene = read_folder(tmp_path / "dumps")
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_read_hinders_nothing(tmp_path: Path) -> None:
         ("README", None),
     ],
 )
-def test_a_files_name_says_whose_it_is(name: str, rank: int | None) -> None:
+def test_the_rank_is_in_the_file_name(name: str, rank: int | None) -> None:
     assert rank_of(name) == rank
 
 
@@ -188,7 +188,7 @@ def test_both_forms_of_stacks_are_read() -> None:
         assert talks(stack)
 
 
-def test_the_command_says_who_and_how_it_is_known() -> None:
+def test_the_command_prints_culprit_and_evidence() -> None:
     shown = CliRunner().invoke(cli, ["diagnose", str(FLIGHT)])
     assert shown.exit_code == 0
     assert "rank 3 did not call the operation in which the others wait" in shown.output
@@ -202,16 +202,16 @@ def test_a_folder_without_evidence_is_an_error(tmp_path: Path) -> None:
     assert isinstance(result.exception, JobError)
 
 
-def test_a_folder_of_which_nothing_can_be_read_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_a_folder_without_readable_files_is_an_error_with_the_reason(tmp_path: Path) -> None:
     for rank in range(10):
         (tmp_path / f"metrics-{rank}.json").write_text('{"loss": 2}')
     result = CliRunner().invoke(cli, ["diagnose", str(tmp_path)])
     assert isinstance(result.exception, JobError)
-    assert "metrics-0.json: no dump of a flight recorder" in str(result.exception)
+    assert "metrics-0.json: not a flight recorder dump" in str(result.exception)
     assert "and 2 more" in str(result.exception)
 
 
-# Folders of several hosts, each in one of its own
+# One folder per host
 
 
 OF_RANKS = sorted(FLIGHT.iterdir(), key=lambda path: rank_of(path.name) or 0)
@@ -226,7 +226,7 @@ def by_host(folder: Path, *, twice: bool = False) -> Path:
     return folder
 
 
-def test_dumps_that_lie_in_a_folder_for_each_host_are_found_and_the_host_can_be_left_out(
+def test_dumps_in_one_folder_per_host_are_found_and_a_host_can_be_excluded(
     tmp_path: Path,
 ) -> None:
     scene, found = diagnose_folder(by_host(tmp_path))
@@ -234,13 +234,13 @@ def test_dumps_that_lie_in_a_folder_for_each_host_are_found_and_the_host_can_be_
     assert [scene.host(rank) for rank in range(4)] == ["node0", "node0", "node1", "node1"]
 
 
-def test_a_single_folder_below_is_no_host(tmp_path: Path) -> None:
+def test_a_single_subfolder_is_not_a_host(tmp_path: Path) -> None:
     shutil.copytree(FLIGHT, tmp_path / "dumps")
     _, found = diagnose_folder(tmp_path)
     assert (found.ranks, found.hosts) == ((3,), ())
 
 
-def test_nor_is_one_that_is_named_after_a_rank(tmp_path: Path) -> None:
+def test_a_folder_named_after_a_rank_is_not_a_host(tmp_path: Path) -> None:
     for rank, path in enumerate(OF_RANKS):
         (tmp_path / f"rank_{rank}").mkdir()
         shutil.copy(path, tmp_path / f"rank_{rank}" / f"flight-{rank}")
@@ -248,20 +248,20 @@ def test_nor_is_one_that_is_named_after_a_rank(tmp_path: Path) -> None:
     assert (found.ranks, found.hosts) == ((3,), ())
 
 
-def test_folders_that_have_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
+def test_folders_with_the_same_ranks_are_not_mixed(tmp_path: Path) -> None:
     """They are of several attempts, or number ranks within their host."""
-    with pytest.raises(JobError, match="node1: rank 0 is in node0 as well"):
+    with pytest.raises(JobError, match="node1: rank 0 is also in node0"):
         diagnose_folder(by_host(tmp_path, twice=True))
 
 
-def test_a_folder_below_that_nobody_may_read_is_named_and_hinders_nothing(
+def test_an_unreadable_subfolder_is_reported_and_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host in ("node0", "lost+found"):
         (tmp_path / host).mkdir()
     for path in FLIGHT.iterdir():
         shutil.copyfile(path, tmp_path / "node0" / path.name)
-    monkeypatch.chdir(tmp_path)  # so that whoever is not root need not read what is above it
+    monkeypatch.chdir(tmp_path)  # users other than root may not read folders above it
     tmp_path.chmod(0o755)
     (tmp_path / "lost+found").chmod(0)
     us = os.geteuid()
@@ -276,14 +276,14 @@ def test_a_folder_below_that_nobody_may_read_is_named_and_hinders_nothing(
     assert sorted(rank for rank, _ in files.dumps) == [0, 1, 2, 3]
 
 
-def test_what_lies_below_a_folder_with_evidence_is_not_of_it(tmp_path: Path) -> None:
+def test_subfolders_of_a_folder_with_evidence_are_ignored(tmp_path: Path) -> None:
     shutil.copytree(FLIGHT, tmp_path / "now")
     by_host(tmp_path / "now")
     scene, found = diagnose_folder(tmp_path / "now")
     assert (found.ranks, found.hosts, dict(scene.unreadable)) == ((3,), (), {})
 
 
-def test_what_ranks_wrote_as_they_ended_is_found_there_as_well(tmp_path: Path) -> None:
+def test_last_calls_of_ended_ranks_are_found_too(tmp_path: Path) -> None:
     for host, lasts in enumerate(({0: USUAL, 1: USUAL}, {2: 2 * USUAL, 3: USUAL})):
         (tmp_path / f"node{host}").mkdir()
         ended_in(tmp_path / f"node{host}", lasts)
@@ -307,7 +307,7 @@ TAILS = {
 
 
 def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
-    """`lasts`: rank -> size of what it called last; `tails`: of the host's ranks."""
+    """`lasts`: rank -> size of its last call; `tails`: last lines of the host's ranks."""
     for rank, last in lasts.items():
         (folder / f"last-flight-{rank}").write_bytes(ends(last))
     if tails is not None:
@@ -315,7 +315,7 @@ def ended_in(folder: Path, lasts: dict[int, int], tails: object = None) -> Path:
     return folder
 
 
-def test_what_ranks_wrote_as_they_ended_shows_who_called_something_else(tmp_path: Path) -> None:
+def test_last_calls_of_ended_ranks_show_a_mismatch(tmp_path: Path) -> None:
     """With nothing but these files: in any folder."""
     scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 2: 2 * USUAL, 3: USUAL}))
     assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
@@ -325,7 +325,7 @@ def test_what_ranks_wrote_as_they_ended_shows_who_called_something_else(tmp_path
     assert "dumps of 4 ranks" in shown.output
 
 
-def test_one_that_was_ended_over_sizes_and_wrote_nothing_is_told_by_its_hosts_file(
+def test_an_aborted_rank_without_a_dump_is_found_by_its_host_file(
     tmp_path: Path,
 ) -> None:
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, TAILS))
@@ -333,7 +333,7 @@ def test_one_that_was_ended_over_sizes_and_wrote_nothing_is_told_by_its_hosts_fi
     assert "rank 2 called another operation than its peers as operation 9" in found.cause
 
 
-def test_another_that_was_ended_over_sizes_and_could_speak_is_not_the_one(tmp_path: Path) -> None:
+def test_a_rank_aborted_over_sizes_that_wrote_a_dump_is_not_the_culprit(tmp_path: Path) -> None:
     tails = {**TAILS, "1": TAILS["2"]}
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
     assert found.ranks == (2,)
@@ -342,19 +342,19 @@ def test_another_that_was_ended_over_sizes_and_could_speak_is_not_the_one(tmp_pa
 @pytest.mark.parametrize(
     "tails", [None, {}, {"2": ["Killed"]}, ["2"], {"2": 5, "x": ["a"], "": []}]
 )
-def test_a_peer_that_is_mute_for_another_reason_is_not_blamed(
+def test_a_peer_that_is_silent_for_another_reason_is_not_blamed(
     tmp_path: Path, tails: object
 ) -> None:
-    """Who is killed is mute as well, and its peers lose a connection."""
+    """A killed rank is silent too, and its peers lose a connection."""
     _, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 1: USUAL, 3: USUAL}, tails))
     assert (found.kind, found.ranks, found.hosts) == ("not-known", (), ())
     assert "do not show which rank is wrong" in found.cause
 
 
-def test_ranks_that_stood_still_are_judged_by_that_and_not_by_how_they_ended(
+def test_a_hang_is_judged_by_its_own_evidence_and_not_by_exits(
     tmp_path: Path,
 ) -> None:
-    """Ranks that are stopped raise as well, in whatever operation they are."""
+    """Stopped ranks raise too, in any operation."""
     for path in FLIGHT.iterdir():
         shutil.copy(path, tmp_path)
     before = diagnose_folder(tmp_path)
@@ -363,7 +363,7 @@ def test_ranks_that_stood_still_are_judged_by_that_and_not_by_how_they_ended(
     assert (before[1].kind, before[1].ranks) == ("never-entered", (3,))
 
 
-def test_one_of_them_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_one_is_reported(tmp_path: Path) -> None:
     (tmp_path / "last-flight-1").write_bytes(b"\x80\x02")
     with pytest.raises(JobError, match="last-flight-1: "):
         diagnose_folder(tmp_path)

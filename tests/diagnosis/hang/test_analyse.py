@@ -1,4 +1,4 @@
-"""Who is to blame: simulated standstills over meshes of all axes."""
+"""Culprits of simulated hangs, over meshes of all axes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
 from tests.diagnosis.standstill import FAULTS, JUDGED, PROGRAM, STOPS, Fault, drawn, standstill
 
 PLAIN = (1, 1, 4, 1, 2)
@@ -48,14 +48,14 @@ def test_among_faults_of_jobs_in_which_one_rank_evaluates() -> None:
 
 
 @pytest.mark.parametrize("fault", PROGRAM)
-def test_a_program_that_went_two_ways_costs_no_host(fault: Fault) -> None:
+def test_a_program_that_took_two_paths_excludes_no_host(fault: Fault) -> None:
     for seed in range(4):
         verdict = analyse(drawn(seed, fault).scene)
         assert (verdict.scope, verdict.hosts) == ("user", ())
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_when_all_went_in_and_none_came_out_it_is_the_network_and_nobody(blocking: bool) -> None:
+def test_if_all_entered_and_none_completed_it_is_the_network(blocking: bool) -> None:
     for seed in range(6):
         found = standstill(seed, mesh=PLAIN, fault="network", blocking=blocking)
         verdict = analyse(found.scene)
@@ -63,7 +63,7 @@ def test_when_all_went_in_and_none_came_out_it_is_the_network_and_nobody(blockin
 
 
 @pytest.mark.parametrize("lost", [0.5, 0.9, 1.0])
-def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
+def test_weak_evidence_never_excludes_a_host(lost: float) -> None:
     for seed in range(8):
         found = standstill(
             seed, mesh=PLAIN, fault="skip", lost=lost, lost_stacks=lost, known_mesh=True
@@ -74,7 +74,7 @@ def test_thin_evidence_never_costs_a_wrong_host(lost: float) -> None:
 
 
 def test_no_evidence_is_not_known() -> None:
-    verdict = analyse(Scene(world=8))
+    verdict = analyse(HangEvidence(world=8))
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("not-known", (), 0.0)
     assert "no dump and no stack" in verdict.cause
 
@@ -92,7 +92,7 @@ def test_ranks_are_matched_by_group_and_not_by_number_alone() -> None:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_what_is_pending_is_so_whatever_number_a_send_had_that_is_over(blocking: bool) -> None:
+def test_a_pending_operation_stays_pending_whatever_completed_sends_show(blocking: bool) -> None:
     """torch calls the number of any last operation that of the last complete collective."""
     over = 0
     for seed in range(8):
@@ -133,7 +133,7 @@ IN_A_COLLECTIVE = (
 )
 
 
-def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
+def test_the_place_in_the_kernel_is_part_of_the_verdict() -> None:
     found = standstill(3, mesh=PLAIN, fault="stopped")
     assert found.culprit is not None
     facts = replace(found.scene.facts[found.culprit], process_state="D", place=PLACE, still_s=75.4)
@@ -145,8 +145,8 @@ def test_where_a_process_is_blocked_in_the_kernel_is_the_news() -> None:
     assert not any("state D" in sign for sign in verdict.evidence), "it is said once"
 
 
-def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> None:
-    scene = Scene(
+def test_ranks_of_a_host_blocked_in_one_place_are_reported_together() -> None:
+    scene = HangEvidence(
         facts={
             rank: RankFacts(
                 rank=rank,
@@ -169,7 +169,7 @@ def test_ranks_of_a_host_that_are_blocked_in_one_place_are_said_together() -> No
 
 
 @pytest.mark.parametrize("throttled", [False, True])
-def test_a_rank_without_a_processor_is_called_starved_and_costs_no_host(throttled: bool) -> None:
+def test_a_rank_without_cpu_is_called_starved_and_excludes_no_host(throttled: bool) -> None:
     found = standstill(3, mesh=PLAIN, fault="busy")
     before = analyse(found.scene)
     assert found.culprit is not None
@@ -197,7 +197,7 @@ def test_a_rank_without_a_processor_is_called_starved_and_costs_no_host(throttle
         ("R", 52.0, "collective"),  # it waits for others, as one that spins for a GPU
     ],
 )
-def test_waiting_for_a_processor_is_no_reason_by_itself(
+def test_waiting_for_a_cpu_alone_is_no_reason(
     state: str, starved_s: float, stack: str | None
 ) -> None:
     found = standstill(3, mesh=PLAIN, fault="busy")
@@ -224,7 +224,7 @@ def test_the_minority_stack_is_named_without_any_dump_and_costs_no_host() -> Non
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("alone", (found.culprit,), ())
 
 
-def test_a_whole_host_that_gives_nothing_is_named_as_one() -> None:
+def test_a_host_without_any_evidence_is_named_as_a_whole() -> None:
     found = standstill(3, mesh=(1, 1, 8, 1, 1), fault="stopped", per_host=2)
     assert found.culprit is not None
     host = found.scene.host(found.culprit)
@@ -241,15 +241,15 @@ def test_a_whole_host_that_gives_nothing_is_named_as_one() -> None:
     assert (verdict.ranks, verdict.hosts) == (tuple(silent), (host,))
 
 
-def test_ranks_that_are_all_in_one_place_blame_nobody() -> None:
+def test_ranks_all_in_one_place_have_no_culprit() -> None:
     stack = ('  File "/job/data.py", line 3 in read', '  File "/job/main.py", line 9 in <module>')
     facts = {rank: RankFacts(rank=rank, asked=True, stack=stack) for rank in range(4)}
-    verdict = analyse(Scene(facts=facts))
+    verdict = analyse(HangEvidence(facts=facts))
     assert (verdict.kind, verdict.ranks) == ("together", ())
     assert "read (job/data.py:3)" in verdict.cause
 
 
-def test_one_that_strayed_from_the_path_of_its_peers_is_named_before_ranks_without_a_dump() -> None:
+def test_a_rank_on_another_path_is_named_before_ranks_without_a_dump() -> None:
     found = standstill(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
     assert found.culprit is not None
     silent = {(found.culprit + 1) % 8, (found.culprit + 2) % 8}
@@ -259,8 +259,8 @@ def test_one_that_strayed_from_the_path_of_its_peers_is_named_before_ranks_witho
     assert "took another path through the program than its peers" in verdict.cause
 
 
-def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> None:
-    """Two of four gave no dump; the stack of one is not where those are that wait for both."""
+def test_a_rank_without_a_dump_in_another_operation_is_named() -> None:
+    """Two of four gave no dump. One of them is not where the ranks that wait for both are."""
     found = standstill(1, mesh=(1, 1, 4, 1, 1), fault="kind", blocking=True)
     assert found.culprit is not None
     other = (found.culprit + 1) % 4
@@ -270,7 +270,7 @@ def test_of_ranks_without_a_dump_the_one_inside_another_operation_is_named() -> 
 
 
 @pytest.mark.parametrize("seed", [4, 9])
-def test_of_ranks_without_a_dump_the_one_that_peers_went_on_with_left_it_out(seed: int) -> None:
+def test_a_rank_without_a_dump_that_peers_continued_with_skipped_it(seed: int) -> None:
     """Both members of a group gave no dump; with one of them another group is past what its own
     waits in."""
     found = standstill(seed, mesh=PLAIN, fault="skip", known_mesh=True, buffer=2000)
@@ -282,7 +282,7 @@ def test_of_ranks_without_a_dump_the_one_that_peers_went_on_with_left_it_out(see
     assert "which is later" in verdict.evidence[0]
 
 
-def test_a_stopped_process_that_no_dump_leads_to_is_named_before_any_guess() -> None:
+def test_a_stopped_process_is_named_before_any_guess() -> None:
     found = drawn(10_422, "stopped", lost=0.25)
     assert analyse(replace(found.scene, facts={})).ranks != (found.culprit,)
     verdict = analyse(found.scene)
@@ -290,7 +290,7 @@ def test_a_stopped_process_that_no_dump_leads_to_is_named_before_any_guess() -> 
     assert "state T" in verdict.cause
 
 
-def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> None:
+def test_calls_of_another_thread_are_not_another_path() -> None:
     """Ranks that save in the background call it between other steps each; one never calls more."""
     dumps = {}
     for rank in range(4):
@@ -301,7 +301,7 @@ def test_what_a_thread_beside_calls_is_no_other_way_through_the_program() -> Non
         entries = [_called(thread, desc, seq) for thread, desc, seq in calls]
         dumps[rank] = condense(rank, {"entries": entries})
     assert len(dumps[2].paths) == 2
-    verdict = analyse(Scene(dumps=dumps))
+    verdict = analyse(HangEvidence(dumps=dumps))
     assert (verdict.kind, verdict.ranks) == ("never-entered", (2,))
 
 

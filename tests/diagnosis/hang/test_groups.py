@@ -1,4 +1,4 @@
-"""Who is in a group that no dump of gloo's names the members of, and who is a rank of the job."""
+"""Members of groups that gloo's dumps do not list, and ranks of the job."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.diagnosis.dumps.dump import MOST_RANKS
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.evidence_index import Case
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.evidence_index import EvidenceIndex
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.hang.wait_graph import GUESSED
 from tests.diagnosis.recorder import IN_ALL_REDUCE, IN_LOADER, Pg, Recorder, dumps_of, recorders
 
@@ -30,10 +30,10 @@ def of_a_mesh(lost: Sequence[int]) -> Diagnosis:
     ranks[3].call(dp[1])
     ranks[1].call(tp[0], state="started")
     ranks[3].call(tp[1], state="started")
-    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
-def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> None:
+def test_a_rank_without_a_file_between_others_belongs_to_the_job() -> None:
     found = of_a_mesh(lost=(2,))
     assert (found.kind, found.ranks, found.no_dump) == ("never-entered", (2,), (2,))
     assert all(2 in waiting.unknown for waiting in found.waiting)
@@ -42,9 +42,9 @@ def test_a_rank_between_others_of_which_there_is_no_file_is_one_of_the_job() -> 
 
 def test_a_name_that_ends_in_a_date_makes_no_job_of_millions_of_ranks() -> None:
     (dump,) = dumps_of([_of_all(Recorder(0, gloo=True))]).values()
-    assert len(Case(Scene(dumps={0: dump, 20_261_123: dump})).ranks) == 2
+    assert len(EvidenceIndex(HangEvidence(dumps={0: dump, 20_261_123: dump})).ranks) == 2
     assert MOST_RANKS > 100_000
-    assert len(Case(Scene(dumps={0: dump, 4095: dump})).ranks) == 4096
+    assert len(EvidenceIndex(HangEvidence(dumps={0: dump, 4095: dump})).ranks) == 4096
 
 
 def _of_all(one: Recorder) -> Recorder:
@@ -61,23 +61,23 @@ def with_a_logger(lost: Sequence[int], desc: str) -> Diagnosis:
         for one in ranks[:3]:
             if number < 7 or one.rank != 1:
                 one.call(trainers, state="completed" if number < 7 else "started")
-    return analyse(Scene(dumps=dumps_of(ranks, lost)))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost)))
 
 
-def test_a_group_that_is_no_axis_has_no_other_members_than_those_that_used_it() -> None:
+def test_a_group_outside_the_mesh_has_only_the_members_that_used_it() -> None:
     for desc in ("undefined", "", "trainers"):
         found = with_a_logger(lost=(), desc=desc)
         assert (found.kind, found.ranks) == ("never-entered", (1,))
 
 
-def test_where_all_that_used_it_wait_it_is_for_one_without_a_dump() -> None:
+def test_if_all_with_dumps_wait_they_wait_for_one_without_a_dump() -> None:
     found = with_a_logger(lost=(1,), desc="undefined")
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (1,), ())
     assert found.confidence <= GUESSED
 
 
-def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_blame() -> None:
-    """Rank 1 is stuck before it ever used the group, so that nobody knows that it is in it."""
+def test_if_some_members_never_used_a_group_the_network_is_not_blamed() -> None:
+    """Rank 1 hangs before it ever used the group, so no dump shows that it is a member."""
     ranks = recorders(4, gloo=True)
     for one in ranks:
         one.call(ALL)
@@ -87,20 +87,20 @@ def test_where_all_that_used_it_wait_and_each_has_a_dump_the_network_is_not_to_b
         rank: RankFacts(rank=rank, asked=True, stack=IN_LOADER if rank == 1 else IN_ALL_REDUCE)
         for rank in range(4)
     }
-    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
     assert (found.kind, found.ranks, found.hosts) == ("alone", (1,), ())
-    assert analyse(Scene(dumps=dumps_of(ranks))).kind == "not-known"
+    assert analyse(HangEvidence(dumps=dumps_of(ranks))).kind == "not-known"
 
 
 @pytest.mark.parametrize("desc", ["undefined", "trainers", "mesh_dp"])
-def test_where_every_rank_of_the_job_is_in_a_group_and_waits_the_network_is_to_blame(
+def test_if_every_rank_of_the_job_waits_in_a_group_the_network_is_blamed(
     desc: str,
 ) -> None:
-    """Whatever the group is called, there is nobody left who may be in it as well."""
+    """Whatever the group's name is, no other rank can be a member."""
     ranks = recorders(4, gloo=True)
     everybody = Pg("1", desc, range(4))
     for one in ranks:
         one.call(ALL)
         one.call(everybody, state="started")
-    found = analyse(Scene(dumps=dumps_of(ranks), world=4))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), world=4))
     assert (found.kind, found.scope) == ("network", "fabric")

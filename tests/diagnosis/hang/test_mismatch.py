@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from tests.diagnosis.recorder import (
     IN_ALL_REDUCE,
     IN_LOADER,
@@ -39,7 +39,7 @@ def extra() -> list[Recorder]:
 
 
 def coordinator() -> list[Recorder]:
-    """Rank 0 talks to rank 2 alone now and then, and the others among each other. Rank 2 is
+    """Rank 0 sometimes talks only to rank 2, and the others among each other. Rank 2 is
     stuck."""
     ranks = recorders(4, gloo=True)
     for number in range(10):
@@ -71,21 +71,21 @@ def seen(stuck: int) -> Mapping[int, RankFacts]:
 
 @pytest.mark.parametrize("stacks", [True, False])
 @pytest.mark.parametrize(("job", "stuck"), [(extra, 1), (coordinator, 2), (evaluates_alone, 3)])
-def test_one_that_is_not_in_a_group_of_its_peers_did_not_leave_their_way(
+def test_a_rank_outside_a_group_of_its_peers_did_not_leave_their_path(
     job: Callable[[], list[Recorder]], stuck: int, stacks: bool
 ) -> None:
     dumps = dumps_of(job())
     facts = seen(stuck) if stacks else {rank: RankFacts(rank=rank) for rank in range(4)}
-    found = analyse(Scene(dumps=dumps, facts=facts))
+    found = analyse(HangEvidence(dumps=dumps, facts=facts))
     assert (found.kind, found.ranks) == ("never-entered", (stuck,))
 
 
 @pytest.mark.parametrize("job", [extra, coordinator, evaluates_alone])
-def test_nor_where_there_is_no_dump_of_the_one_that_is_stuck(
+def test_no_other_rank_is_blamed_without_a_dump_of_the_stuck_one(
     job: Callable[[], list[Recorder]],
 ) -> None:
     stuck = {extra: 1, coordinator: 2, evaluates_alone: 3}[job]
-    found = analyse(Scene(dumps=dumps_of(job(), (stuck,)), world=4))
+    found = analyse(HangEvidence(dumps=dumps_of(job(), (stuck,)), world=4))
     assert (found.ranks, found.hosts) == ((stuck,), ())
 
 
@@ -106,24 +106,24 @@ def of_nccl(lost: Sequence[int], skips: int | None = None) -> Diagnosis:
         together(ranks[:7], trainers, stuck=skips)
         ranks[skips].call(world, state="started")
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(8)}
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts))
 
 
-def test_nor_where_dumps_name_all_members() -> None:
+def test_a_silent_peer_is_not_blamed_if_dumps_list_all_members() -> None:
     found = of_nccl(lost=())
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     found = of_nccl(lost=(3,))
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ())
 
 
-def test_one_that_left_out_what_its_peers_wait_in_left_their_way() -> None:
-    """Beside a rank that does other work."""
+def test_a_rank_that_skipped_an_operation_left_the_path_of_its_peers() -> None:
+    """With a rank that does other work."""
     found = of_nccl(lost=(), skips=5)
     assert (found.kind, found.ranks, found.hosts) == ("skipped", (5,), ())
 
 
 def of_two_orders(stacks: bool) -> Diagnosis:
-    """Rank 1 calls what belongs to two axes in another order than its peers, which hurts nobody:
+    """Rank 1 calls operations of two axes in another order than its peers, which is harmless:
     all of it is done. Rank 3 is stuck, for which rank 1 waits, and rank 0 for that."""
     tp = [Pg(str(1 + i), "tp", (2 * i, 2 * i + 1)) for i in range(4)]
     dp = [Pg(str(5 + i), "dp", range(i, 8, 2)) for i in range(2)]
@@ -145,9 +145,9 @@ def of_two_orders(stacks: bool) -> Diagnosis:
         )
         for rank in range(8)
     }
-    return analyse(Scene(dumps=dumps_of(ranks), facts=facts))
+    return analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts))
 
 
-def test_another_order_of_what_is_over_goes_behind_one_that_is_elsewhere() -> None:
+def test_another_order_of_completed_calls_is_weaker_than_another_place() -> None:
     found = of_two_orders(stacks=True)
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))

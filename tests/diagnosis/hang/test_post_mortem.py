@@ -10,7 +10,7 @@ from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.dumps.group_names import axes_of
 from orchestrator.diagnosis.hang.evidence_index import SURE
 from orchestrator.diagnosis.hang.post_mortem import differing
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence
 
 ALL = ("0", "default_pg")
 USUAL, OTHER = 12, 6
@@ -36,10 +36,10 @@ def call(group: tuple[str, str], seq: int, numel: int, over: bool = True) -> dic
 def verdict(
     calls: Mapping[int, Sequence[dict[str, Any]]], ended: set[int], mesh: Mesh | None = None
 ) -> Diagnosis:
-    """Of four ranks, of which those in `calls` wrote what they had called."""
+    """Four ranks. Those in `calls` wrote their last calls."""
     dumps = {rank: condense(rank, {"entries": list(made)}) for rank, made in calls.items()}
     axes = {} if mesh is None else axes_of(mesh)
-    return differing(Scene(dumps=dumps, world=4, axes=axes), ended)
+    return differing(HangEvidence(dumps=dumps, world=4, axes=axes), ended)
 
 
 def steps(last: int, over: bool = True) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def steps(last: int, over: bool = True) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["retired", "pending"])
-def test_one_that_could_not_say_is_told_by_peers_that_agree(over: bool) -> None:
+def test_a_rank_without_a_dump_is_found_by_peers_that_agree(over: bool) -> None:
     """gloo takes an operation that failed for one that is over, a moment after it failed."""
     found = verdict({0: steps(USUAL, over), 1: steps(USUAL), 3: steps(USUAL, over)}, {2})
     assert (found.kind, found.scope, found.ranks, found.hosts) == ("mismatch", "user", (2,), ())
@@ -55,13 +55,13 @@ def test_one_that_could_not_say_is_told_by_peers_that_agree(over: bool) -> None:
     assert "rank 2 called another operation than its peers as operation 9" in found.cause
 
 
-def test_one_that_was_ended_because_a_peer_called_too_much_is_not_the_one() -> None:
+def test_a_rank_aborted_because_of_a_peer_is_not_the_culprit() -> None:
     found = verdict({0: steps(USUAL), 2: steps(2 * USUAL), 3: steps(USUAL)}, {1})
     assert (found.kind, found.ranks, found.hosts) == ("mismatch", (2,), ())
     assert found.confidence >= SURE
 
 
-def test_two_against_each_other_are_told_by_what_was_usual_before() -> None:
+def test_two_conflicting_ranks_are_decided_by_earlier_calls() -> None:
     found = verdict({0: steps(USUAL), 2: steps(2 * USUAL)}, {1, 3})
     assert (found.kind, found.ranks) == ("mismatch", (2,))
 
@@ -77,7 +77,7 @@ def test_two_against_each_other_are_told_by_what_was_usual_before() -> None:
     ],
     ids=["no dump", "another is mute", "two were ended", "all agree", "nobody was ended"],
 )
-def test_where_dumps_do_not_tell_nobody_is_named(
+def test_if_dumps_do_not_show_it_there_is_no_culprit(
     calls: Mapping[int, Sequence[dict[str, Any]]], ended: set[int]
 ) -> None:
     found = verdict(calls, ended)
@@ -90,10 +90,10 @@ def tp_calls(pair: int, last: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("usual", "ranks"), [(USUAL, (3,)), (OTHER, ())])
-def test_of_two_ranks_the_mute_one_is_told_by_what_like_pairs_called(
+def test_the_silent_one_of_two_ranks_is_found_by_calls_of_other_pairs(
     usual: int, ranks: tuple[int, ...]
 ) -> None:
-    """Where the one that can say called something else than these, it may be either of both."""
+    """If the only rank with a dump called something else, either of the two may be wrong."""
     calls = {0: tp_calls(0, usual), 1: tp_calls(0, usual), 2: tp_calls(1, USUAL)}
     found = verdict(calls, {3}, Mesh(dp_shard=2, tp=2))
     sure = found.ranks if found.confidence >= SURE else ()

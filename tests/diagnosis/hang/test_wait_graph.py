@@ -1,4 +1,4 @@
-"""Who is waited for and waits for nobody, of dumps that are written out here."""
+"""Ranks that others wait for and that wait for no rank, from dumps written in this file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.diagnosis.hang.analyse import analyse
 from orchestrator.diagnosis.hang.evidence_index import SURE
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.hang.wait_graph import KNOWN
 from tests.diagnosis.recorder import (
     IN_ALL_REDUCE,
@@ -33,7 +33,7 @@ def verdict(of_rank_6: dict[str, Any], lost: Sequence[int] = (6,)) -> Diagnosis:
                 one.call(ALL, state="completed" if number < 4 else "started")
     facts = {rank: seen(rank) for rank in range(WORLD)}
     facts[6] = seen(6, **of_rank_6)
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=WORLD))
 
 
 def seen(rank: int, **more: Any) -> RankFacts:
@@ -42,8 +42,8 @@ def seen(rank: int, **more: Any) -> RankFacts:
     return RankFacts(rank=rank, host=f"h{rank // 2}", **known)
 
 
-def test_a_dump_that_shows_that_a_rank_never_entered_goes_before_none_at_all() -> None:
-    """Rank 6 waits as well, and happened to be in the kernel as its state was read."""
+def test_a_dump_of_a_rank_that_never_entered_is_stronger_than_no_dump() -> None:
+    """Rank 6 waits too, and was in the kernel by chance when its state was read."""
     found = verdict({"process_state": "D"})
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ("h1",))
     assert found.confidence >= SURE
@@ -57,7 +57,7 @@ def test_a_dump_that_shows_that_a_rank_never_entered_goes_before_none_at_all() -
         ({"stack": (), "process_state": "T"}, "state T"),
     ],
 )
-def test_beside_one_that_may_be_missing_as_well_it_is_first_and_no_host_is_left_out(
+def test_with_another_possible_culprit_no_host_is_excluded(
     of_rank_6: dict[str, Any], sign: str
 ) -> None:
     found = verdict(of_rank_6)
@@ -66,7 +66,7 @@ def test_beside_one_that_may_be_missing_as_well_it_is_first_and_no_host_is_left_
     assert any("rank 6" in words and sign in words for words in found.evidence)
 
 
-def test_a_wait_of_the_kernel_that_a_rank_answered_out_of_weighs_nothing() -> None:
+def test_a_kernel_wait_from_which_a_rank_answered_is_no_evidence() -> None:
     """It is in an all-reduce, as those are that have a dump; the other one is not."""
     found = verdict({"process_state": "D"}, lost=(3, 6))
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (3,), ())
@@ -74,13 +74,13 @@ def test_a_wait_of_the_kernel_that_a_rank_answered_out_of_weighs_nothing() -> No
     assert (found.kind, found.ranks, found.hosts) == ("alone", (3,), ())
 
 
-def test_a_wait_of_the_kernel_that_a_rank_does_not_answer_out_of_is_why_it_is_missing() -> None:
+def test_a_kernel_wait_without_an_answer_explains_a_missing_rank() -> None:
     ranks = recorders(WORLD)
     for one in ranks:
         one.call(ALL, state="started")
     facts = {rank: seen(rank, stack=IN_ALL_REDUCE) for rank in range(WORLD)}
     facts[6] = seen(6, process_state="D", stack=())
-    found = analyse(Scene(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks, (6,)), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("stopped", (6,), ("h3",))
     assert found.cause.startswith(
         "rank 6 is in an uninterruptible wait in the kernel (state D); it did not call"
@@ -111,10 +111,10 @@ def of_two_axes(lost: Sequence[int], queued: Sequence[int] = (1, 5, 9)) -> Diagn
             state = "scheduled" if one.rank in queued else "started" if waits else "completed"
             one.call(TP[one.rank // 4], "broadcast", state)
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(16)}
-    return analyse(Scene(dumps=dumps_of(ranks, lost), facts=facts, world=16))
+    return analyse(HangEvidence(dumps=dumps_of(ranks, lost), facts=facts, world=16))
 
 
-def test_one_that_has_queued_what_others_are_done_with_is_where_it_waits_first() -> None:
+def test_a_rank_waits_in_its_oldest_pending_operation() -> None:
     found = of_two_axes(lost=())
     assert (found.kind, found.ranks, found.hosts) == ("never-entered", (13,), ("h6",))
     found = of_two_axes(lost=(13,))
@@ -122,11 +122,11 @@ def test_one_that_has_queued_what_others_are_done_with_is_where_it_waits_first()
     assert of_two_axes(lost=(12, 13)).hosts == ()
 
 
-def test_one_that_alone_did_not_come_out_of_what_it_called_first_is_named() -> None:
+def test_the_only_rank_that_did_not_complete_its_first_call_is_named() -> None:
     ranks = recorders(WORLD)
     for one in ranks:
         one.call(ALL)
         one.call(ALL, state="started" if one.rank == 5 else "completed")
     facts = {rank: RankFacts(rank=rank, host=f"h{rank // 2}") for rank in range(WORLD)}
-    found = analyse(Scene(dumps=dumps_of(ranks), facts=facts, world=WORLD))
+    found = analyse(HangEvidence(dumps=dumps_of(ranks), facts=facts, world=WORLD))
     assert (found.kind, found.ranks, found.hosts) == ("left-inside", (5,), ("h2",))

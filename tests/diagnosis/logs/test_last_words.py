@@ -46,11 +46,11 @@ def test_numbers_in_a_learned_prefix_differ_from_line_to_line() -> None:
         "RuntimeError: it stopped; please check that there is space: No space left on device",
     ],
 )
-def test_what_an_exception_only_guesses_decides_nothing(words: str) -> None:
+def test_guesses_in_an_exception_are_ignored(words: str) -> None:
     assert found(f"{TRACEBACK}{words}").class_ != "disk-full"
 
 
-def test_what_it_states_before_a_guess_does() -> None:
+def test_a_statement_before_a_guess_counts() -> None:
     stated = "RuntimeError: No space left on device; please check your quota"
     assert found(f"{TRACEBACK}{stated}").class_ == "disk-full"
 
@@ -63,17 +63,17 @@ def test_what_it_states_before_a_guess_does() -> None:
         "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated",
     ],
 )
-def test_an_exception_that_points_back_has_the_class_of_what_came_before(last: str) -> None:
+def test_an_exception_that_refers_to_an_earlier_one_has_its_class(last: str) -> None:
     log = f"ERROR in worker 1: {FULL}\n{TRACEBACK}{last}"
     assert found(log).class_ == "disk-full"
 
 
-def test_an_exception_of_its_own_does_not_point_back() -> None:
+def test_an_exception_of_its_own_does_not_refer_to_an_earlier_one() -> None:
     log = f"ERROR in worker 1, tried again: {FULL}\n{TRACEBACK}KeyError: 'labels'"
     assert found(log).class_ == "python-exception"
 
 
-def test_what_goes_wrong_in_the_cleanup_of_a_process_ended_nothing() -> None:
+def test_errors_during_cleanup_are_not_the_cause() -> None:
     cleanup = """Traceback (most recent call last):
   File "/usr/lib/python3.11/multiprocessing/util.py", line 303, in _run_finalizers
     finalizer()
@@ -82,7 +82,7 @@ OSError: [Errno 39] Directory not empty: 'pymp-x1'
     assert found(f"{RAISED}\n{cleanup}").class_ == "disk-full"
 
 
-def test_a_workers_traceback_within_another_one_is_the_one_that_tells() -> None:
+def test_the_traceback_of_a_worker_inside_another_one_counts() -> None:
     log = f"""{TRACEBACK}RuntimeError: Caught RuntimeError in DataLoader worker process 1.
 Original Traceback (most recent call last):
   File "/opt/job/data.py", line 3, in __getitem__
@@ -117,7 +117,7 @@ Call to ibv_create_qp failed with error Cannot allocate memory
     assert found(log).class_ == "locked-memory-limit"
 
 
-def test_nccls_warning_before_an_abort_says_what_the_abort_does_not() -> None:
+def test_nccls_warning_before_an_abort_explains_it() -> None:
     log = """n3:1:9 [5] net_ib.cc:1295 NCCL WARN NET/IB : Got completion with error 12, opcode 0
 [rank3]:[E629 04:12:20.1 ProcessGroupNCCL.cpp:1414] [Rank 3] watchdog thread terminated with \
 exception: NCCL error: remote process exited or there was a network error, NCCL version 2.18.1
@@ -125,7 +125,7 @@ exception: NCCL error: remote process exited or there was a network error, NCCL 
     assert found(log, signal="SIGABRT").class_ == "infiniband-error"
 
 
-def test_the_last_warning_of_torch_names_a_peer_where_nothing_else_was_said() -> None:
+def test_the_last_warning_of_torch_counts_if_there_is_nothing_else() -> None:
     warned = (
         "[rank1]:[W729 10:15:17.5 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76): "
         "Connection reset by peer"
@@ -134,7 +134,7 @@ def test_the_last_warning_of_torch_names_a_peer_where_nothing_else_was_said() ->
     assert found(f"{warned}\nstep 1").class_ == "unknown"
 
 
-def test_an_event_of_kubernetes_is_no_warning_that_was_got_over() -> None:
+def test_a_kubernetes_event_is_not_a_survived_warning() -> None:
     event = '  Warning  Failed  3s  kubelet  Failed to pull image "r/t:1": not found'
     assert found(f"Events:\n{event}").class_ == "image-pull-failed"
 

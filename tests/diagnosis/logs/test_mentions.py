@@ -1,4 +1,4 @@
-"""No host is left out for what a program only speaks of; what it reports counts in any shape."""
+"""Mentions of failures exclude no host. Reports of failures count in any form."""
 
 import pytest
 
@@ -49,13 +49,13 @@ REPORTS = (
 
 @pytest.mark.parametrize("line", MENTIONS)
 @pytest.mark.parametrize("end", [OWN, ""])
-def test_a_mention_leaves_out_no_host(line: str, end: str) -> None:
+def test_a_mention_of_a_failure_excludes_no_host(line: str, end: str) -> None:
     found = classify_log(f"step 1 loss 10.9\n{line}\n{end}", exit_code=1)
     assert not found.excludes_host, found
     assert found.class_ in (("python-exception",) if end else ("unknown", None))
 
 
 @pytest.mark.parametrize("line", REPORTS)
-def test_a_report_counts_beside_an_exception_of_the_program(line: str) -> None:
+def test_a_report_counts_besides_an_exception_of_the_program(line: str) -> None:
     found = classify_log(f"step 1 loss 10.9\n{line}\n{OWN}", exit_code=1)
     assert found.excludes_host, found

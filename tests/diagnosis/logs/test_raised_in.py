@@ -16,7 +16,7 @@ def raised(path: str, error: str) -> str:
 {error}"""
 
 
-def test_the_innermost_frame_of_a_package_becomes_a_line_that_says_so() -> None:
+def test_the_innermost_frame_of_a_package_becomes_a_line_about_it() -> None:
     text = with_packages(
         Text.of(raised("/opt/v/lib/python3.11/site-packages/PIL/a.py", "OSError: odd").splitlines())
     )
@@ -45,13 +45,13 @@ def test_an_unknown_error_has_the_class_of_its_package(
     assert classify_log(raised(path, error), exit_code=1).class_ == expected
 
 
-def test_words_that_a_rule_knows_go_before_the_package() -> None:
+def test_a_matching_rule_goes_before_the_package() -> None:
     path = "/opt/v/lib/python3.11/site-packages/PIL/Image.py"
     found = classify_log(raised(path, "OSError: [Errno 28] No space left on device"), exit_code=1)
     assert found.class_ == "disk-full"
 
 
-def test_what_a_package_raises_while_it_is_imported_is_its_environment() -> None:
+def test_an_error_during_import_is_one_of_the_environment() -> None:
     path = "/opt/v/lib/python3.11/site-packages/odd/setup.py"
     error = raised(path, "RuntimeError: odd").replace("in inner", "in <module>")
     assert classify_log(error, exit_code=1).class_ == "import-or-version"

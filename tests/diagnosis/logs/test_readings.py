@@ -1,4 +1,4 @@
-"""Whatever a rank wrote, its class is found in time that grows with the text alone."""
+"""Any text of a rank is classified in time that grows linearly with the text."""
 
 import random
 import string
@@ -100,7 +100,9 @@ def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
     st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=12)), min_size=1, max_size=30),
     st.sampled_from(["", " ", "_", "\n"]),
 )
-def test_no_text_of_our_own_words_takes_longer_than_10_ms(words: list[str], between: str) -> None:
+def test_no_text_built_from_the_patterns_takes_longer_than_10_ms(
+    words: list[str], between: str
+) -> None:
     piece = between.join(words) or "x"
     text = (piece * (8000 // len(piece) + 1)).encode(errors="replace")[:8000]
     assert max(map(takes, ends(text.decode(errors="replace")))) < MOST_S
@@ -108,7 +110,7 @@ def test_no_text_of_our_own_words_takes_longer_than_10_ms(words: list[str], betw
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.text(max_size=3000), max_size=30))
-def test_what_is_kept_of_a_text_is_bounded_and_stays_so(lines: list[str]) -> None:
+def test_the_kept_part_of_a_text_has_a_limit(lines: list[str]) -> None:
     kept = bounded(line.replace("\n", " ") for line in lines)
     assert sum(len(line.encode(errors="replace")) + 1 for line in kept) <= MOST_BYTES
     assert bounded(kept) == kept
@@ -116,7 +118,7 @@ def test_what_is_kept_of_a_text_is_bounded_and_stays_so(lines: list[str]) -> Non
     assert text.pick(range(len(text.lines))) == text
 
 
-def test_no_pattern_of_ours_is_refused_and_each_finds_within_a_line_alone() -> None:
+def test_every_default_pattern_is_valid_and_matches_within_one_line() -> None:
     names = [name for name in dir(last_words) if name.isupper()]
     ours = [getattr(last_words, name) for name in names]
     patterns = {p for group in ours if isinstance(group, tuple) for p in group}
@@ -147,7 +149,7 @@ def test_a_pattern_that_the_engine_does_not_know_is_refused_with_what_to_write(
     assert fix in wrong[1]
 
 
-def test_what_would_backtrack_elsewhere_is_fine_here() -> None:
+def test_patterns_that_backtrack_in_re_are_fast_here() -> None:
     assert problem_of("(a+)+$") is None
     rule = FailureRule(name="ours", scope="user", action="stop", patterns=("(a+)+$",))
     lines = ("a" * 8000 + "!",)
@@ -208,7 +210,7 @@ def test_frames_of_a_stack_hide_no_error_of_a_gpu(
     assert not any("frame #" in line for line in kept)
 
 
-def test_a_log_without_a_traceback_is_not_decided_by_what_was_got_over() -> None:
+def test_survived_errors_do_not_explain_an_exit_without_a_traceback() -> None:
     old = (
         "wandb: Network error (ConnectionError), entering retry loop.",
         "wandb: W&B API key is configured. Use `wandb login --relogin` to force relogin",
@@ -226,7 +228,7 @@ def test_a_log_without_a_traceback_is_not_decided_by_what_was_got_over() -> None
     assert read_exit(told).failure.name == "disk-full"  # type: ignore[union-attr]
 
 
-def test_what_came_before_more_steps_did_not_end_the_rank() -> None:
+def test_errors_before_later_steps_did_not_end_the_rank() -> None:
     failed = "ERROR saving: OSError: [Errno 28] No space left on device: '/scratch/x'"
     steps = tuple(f"step {n}  loss 2.2" for n in range(9))
     end = End(exit_code=3, signal=None, lines=(failed, *steps))
@@ -259,7 +261,7 @@ PREFIXES = (
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_what_a_launcher_writes_before_a_line_and_after_the_end_hides_nothing(prefix: str) -> None:
+def test_prefixes_and_final_messages_of_a_launcher_hide_nothing(prefix: str) -> None:
     for said, ends, name in (
         ((*OWN, "torch.OutOfMemoryError: CUDA out of memory. Tried"), "1", "cuda-out-of-memory"),
         ((*OWN, "RuntimeError: shapes"), "1", "python-exception"),
@@ -272,14 +274,14 @@ def test_what_a_launcher_writes_before_a_line_and_after_the_end_hides_nothing(pr
         assert found.failure.name == name
 
 
-def test_a_shells_code_tells_the_signal() -> None:
+def test_the_exit_code_of_a_shell_gives_the_signal() -> None:
     for code, name in ((137, "sigkill-from-outside"), (139, "segfault"), (134, "abort")):
         found = read_exit(End(exit_code=code, signal=None)).failure
         assert found is not None
         assert found.name == name
 
 
-def test_a_kernels_log_is_sorted_however_long_it_is() -> None:
+def test_a_long_kernel_log_is_classified() -> None:
     xid = "[ 51.0] NVRM: Xid (PCI:0000:1b:00): 79, pid=7, GPU has fallen off the bus."
     many = [f"[ {n}.0] audit: type=1400 audit(1) " + "x" * 900 for n in range(3000)]
     many[1234] = xid
@@ -287,7 +289,7 @@ def test_a_kernels_log_is_sorted_however_long_it_is() -> None:
     assert [one.name for one in read_kernel([xid, *many[:3]])] == ["gpu-lost"]
 
 
-def test_of_what_a_kernel_says_broken_hardware_comes_before_a_program_that_failed_with_it() -> None:
+def test_in_a_kernel_log_broken_hardware_outweighs_a_failed_program() -> None:
     program = "NVRM: Xid (PCI:0000:63:00): 31, pid=7, name=python, MMU Fault: ENGINE GR_HOST0"
     broken = "pcieport 0000:62:00.0: AER: device recovery failed"
     read = [one.name for one in read_kernel([program, broken])]
@@ -306,12 +308,12 @@ def test_of_what_a_kernel_says_broken_hardware_comes_before_a_program_that_faile
         "MCi status: Error enabled",
     ],
 )
-def test_what_drivers_say_where_all_is_well_is_nothing(line: str) -> None:
+def test_normal_messages_of_drivers_have_no_class(line: str) -> None:
     assert read_kernel([line]) == ()
 
 
-def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
-    """What is told of a sample alone holds as well where it ends a longer log."""
+def test_every_sample_has_the_same_class_at_the_end_of_a_log() -> None:
+    """A sample has the same class at the end of a longer log."""
     path = Path(__file__).parents[2] / "captured" / "failures" / "samples.yaml"
     steps = tuple(f"step {n}  loss 2.2" for n in range(30))
     wrong = []
@@ -336,14 +338,14 @@ def test_every_sample_keeps_its_class_as_the_end_of_a_rank() -> None:
         "no uncorrectable ECC errors found",
     ],
 )
-def test_what_a_program_quotes_breaks_no_host(shown: str) -> None:
+def test_a_quotation_in_a_log_excludes_no_host(shown: str) -> None:
     for last in (("Traceback (most recent call last):", "ValueError: x"), ()):
         found = read_exit(End(exit_code=1, signal=None, lines=(shown, *last))).failure
         assert found is not None
         assert found.scope != "host", (found, last)
 
 
-def test_a_log_in_json_is_no_quotation() -> None:
+def test_a_json_log_is_not_a_quotation() -> None:
     line = """{"level": "error", "msg": "CUDA error: uncorrectable ECC error encountered"}"""
     found = read_exit(End(exit_code=1, signal=None, lines=(line,))).failure
     assert found is not None

@@ -1,9 +1,9 @@
-"""Every Xid means what NVIDIA's catalog says is to be done about it."""
+"""The class of every Xid agrees with the action in NVIDIA's catalog."""
 
 import pytest
 
 from orchestrator.app.classification import classify_log
-from orchestrator.diagnosis.classes import Signs, classify, default_rules, fit
+from orchestrator.diagnosis.classes import FailureSigns, classify, default_rules, fit
 from orchestrator.diagnosis.logs.xids import CLASSES, IGNORE, TOLD_BY_WORDS, Xid, catalog
 
 BROKEN = {"RESET_GPU", "RESTART_BM", "RESTART_VM", "WORKFLOW_XID_48", "CHECK_MECHANICALS"}
@@ -18,8 +18,8 @@ def line(code: int, rest: str = "pid=77, name=python") -> str:
 
 
 @pytest.mark.parametrize("xid", catalog(), ids=lambda xid: f"{xid.code}-{xid.action}")
-def test_an_xid_is_known_by_number_where_nvidia_names_an_action(xid: Xid) -> None:
-    found = classify(Signs(lines=(line(xid.code),)))
+def test_every_xid_with_an_action_of_nvidia_has_a_class(xid: Xid) -> None:
+    found = classify(FailureSigns(lines=(line(xid.code),)))
     excluded = classify_log("", kernel=line(xid.code)).excludes_host
     if xid.action in BROKEN or xid.code in WITHOUT_ACTION:
         assert found is not None
@@ -34,23 +34,26 @@ def test_an_xid_is_known_by_number_where_nvidia_names_an_action(xid: Xid) -> Non
         assert found is not None or xid.code in TOLD_BY_WORDS or not xid.action
 
 
-def test_the_catalog_is_whole() -> None:
+def test_the_catalog_is_complete() -> None:
     assert [xid.code for xid in catalog()] == list(range(1, 173))
     assert set(CLASSES) <= {xid.code for xid in catalog()}
 
 
 @pytest.mark.parametrize("code", [46, 110, 136, 140, 143, 151, 155, 156, 158, 167, 171, 172, 79])
-def test_what_the_driver_cleans_up_after_is_the_class(code: int) -> None:
+def test_the_class_is_that_of_the_error_before_the_cleanup(code: int) -> None:
     # src/nvidia/src/kernel/gpu/rc/kernel_rc_notification.c of open-gpu-kernel-modules
     after = line(45, f"pid=77, name=python, Ch 00000008 caused by previous Xid {code}")
-    found, of_itself = classify(Signs(lines=(after,))), classify(Signs(lines=(line(code),)))
+    found, of_itself = (
+        classify(FailureSigns(lines=(after,))),
+        classify(FailureSigns(lines=(line(code),))),
+    )
     assert found is not None
     assert of_itself is not None
     assert found.rule is of_itself.rule
     assert classify_log("", kernel=after).excludes_host
 
 
-def test_a_clean_up_alone_or_after_what_is_no_trouble_breaks_no_host() -> None:
+def test_a_cleanup_xid_without_a_harmful_one_breaks_no_host() -> None:
     for rest in ("pid=77, name=python, Ch 00000008", "Ch 08 caused by previous Xid 13"):
         assert not classify_log("", kernel=line(45, rest)).excludes_host
 
@@ -65,21 +68,21 @@ def test_a_clean_up_alone_or_after_what_is_no_trouble_breaks_no_host() -> None:
         ("0x4 (Drain and Reset)", True),
     ],
 )
-def test_the_recovery_action_tells_by_its_own_words(to: str, excluded: bool) -> None:
+def test_the_recovery_action_is_read_from_its_text(to: str, excluded: bool) -> None:
     for former in ("0x0 (None)", "0x1 (GPU Reset Required)"):
         said = classify_log("", kernel=HARMLESS.format(former, to))
         assert (said.excludes_host, said.class_ == "xid-154-recovery") == (excluded, excluded)
 
 
-def test_what_is_fatal_of_nvlink_says_so() -> None:
+def test_fatal_nvlink_errors_are_marked_as_fatal() -> None:
     words = "RLW_RXPIPE {} XC0 i0 Link 13 (0x0409a0c2 0x00000008 0x1 0x0 0x00100000 0x4)"
     for code in range(144, 151):
         assert classify_log("", kernel=line(code, words.format("Fatal"))).excludes_host
         assert not classify_log("", kernel=line(code, words.format("Nonfatal"))).excludes_host
 
 
-def test_no_other_rule_knows_the_numbers() -> None:
+def test_no_other_rule_matches_the_xid_numbers() -> None:
     rules = [rule for rule in default_rules() if not rule.name.startswith("xid-")]
     for xid in catalog():
-        named = [rule.name for rule in rules if fit(rule, Signs(lines=(line(xid.code),)))]
+        named = [rule.name for rule in rules if fit(rule, FailureSigns(lines=(line(xid.code),)))]
         assert [name for name in named if name != "unknown"] == ["gpu-lost"] * (xid.code == 79)

@@ -1,4 +1,4 @@
-"""Where a task hangs in the kernel, by stacks as Linux 5.15 and 6.8 print them."""
+"""The place where a task hangs in the kernel, from stacks of Linux 5.15 and 6.8."""
 
 from orchestrator.app.classification import classify_log
 from orchestrator.diagnosis.stacks.kernel_stacks import place_of, place_of_process, with_places
@@ -32,24 +32,24 @@ def test_the_first_function_below_the_scheduler_and_locks_is_the_place() -> None
     assert place_of([]) == ""
 
 
-def test_a_stack_of_nothing_but_a_wait_still_has_a_place() -> None:
+def test_a_stack_of_only_wait_functions_still_has_a_place() -> None:
     assert place_of(["[<0>] futex_wait+0x1/0x2", "[<0>] do_syscall_64+0x5c/0xc0"]) == "futex_wait"
     assert place_of(["[<0>] schedule+0x33/0x110"]) == "schedule"
 
 
-def test_a_process_whose_stack_may_not_be_read_has_its_wait_channel() -> None:
+def test_without_access_to_the_stack_the_wait_channel_is_used() -> None:
     assert place_of_process("", "nfs_wait_bit_killable") == "nfs_wait_bit_killable"
     assert place_of_process(NFS, "rpc_wait_bit_killable") == "rpc_wait_bit_killable of sunrpc"
     assert place_of_process("", "0\n") == ""  # it runs, or this user may not look
 
 
-def test_the_line_of_a_task_that_hangs_says_where() -> None:
+def test_the_line_of_a_hung_task_names_the_place() -> None:
     lines = with_places(HUNG.splitlines())
     assert lines[0].endswith("more than 122 seconds, in ll_file_io_generic of lustre")
     assert lines[1:] == HUNG.splitlines()[1:]  # the second one has no stack below
 
 
-def test_where_a_task_hangs_decides_what_failed() -> None:
+def test_the_place_of_a_hung_task_decides_the_class() -> None:
     of_lustre = classify_log("", kernel=HUNG)
     assert (of_lustre.class_, of_lustre.excludes_host) == ("storage-error", False)
     of_the_driver = classify_log("", kernel=HUNG.replace("[lustre]", "[nvidia]"))

@@ -6,7 +6,7 @@ from orchestrator.agent.attempt import FEW_LINES
 from orchestrator.agent.evidence.rank_evidence import STACK_LINES
 from orchestrator.dashboard.describe import MAX_STACK_LINES
 from orchestrator.diagnosis.hang.analyse import analyse
-from orchestrator.diagnosis.hang.verdicts import Diagnosis, RankFacts, Scene
+from orchestrator.diagnosis.hang.verdicts import Diagnosis, HangEvidence, RankFacts
 from orchestrator.diagnosis.stacks.python_stacks import (
     main_stack,
     main_thread,
@@ -34,18 +34,18 @@ def told(at: tuple[str, ...], helpers: int = 4, deep: int = 0) -> list[str]:
 
 
 def judged(most: int | None, *, deep: int = 0) -> Diagnosis:
-    """Sixteen ranks without a dump, of which one is in its data loader."""
+    """Sixteen ranks without a dump. One is in its data loader."""
     facts = {}
     for rank in range(16):
         lines = told(LOADER if rank == 5 else GLOO, deep=deep)
         stack = tuple(lines) if most is None else shortened(lines, most)
         facts[rank] = RankFacts(rank=rank, asked=True, stack=stack)
-    return analyse(Scene(facts=facts))
+    return analyse(HangEvidence(facts=facts))
 
 
 @pytest.mark.parametrize("most", [FEW_LINES, MAX_STACK_LINES, STACK_LINES])
 @pytest.mark.parametrize("deep", [0, 80])
-def test_whoever_is_alone_is_found_by_cut_stacks_as_by_whole_ones(most: int, deep: int) -> None:
+def test_the_lonely_rank_is_found_by_shortened_stacks_too(most: int, deep: int) -> None:
     whole, cut = judged(None, deep=deep), judged(most, deep=deep)
     assert whole.ranks == (5,)
     assert (cut.kind, cut.ranks, cut.confidence) == (whole.kind, whole.ranks, whole.confidence)
@@ -53,7 +53,7 @@ def test_whoever_is_alone_is_found_by_cut_stacks_as_by_whole_ones(most: int, dee
 
 @pytest.mark.parametrize("deep", [0, 5, 80])
 @pytest.mark.parametrize("most", [8, FEW_LINES, 30, STACK_LINES])
-def test_a_cut_stack_is_short_and_has_where_the_main_thread_is(most: int, deep: int) -> None:
+def test_a_shortened_stack_keeps_the_place_of_the_main_thread(most: int, deep: int) -> None:
     lines = told(GLOO, helpers=20, deep=deep)
     cut = shortened(lines, most)
     assert len(cut) <= most
@@ -62,7 +62,7 @@ def test_a_cut_stack_is_short_and_has_where_the_main_thread_is(most: int, deep: 
     assert shortened(cut, most) == cut
 
 
-def test_other_threads_fill_what_room_is_left_each_with_its_innermost_frames() -> None:
+def test_other_threads_fill_the_remaining_room_with_innermost_frames() -> None:
     deep = [f"frame_{n}" for n in range(30)]
     lines = [*thread(*deep, "_bootstrap", file="loader"), *told(GLOO, helpers=0)]
     cut = shortened(lines, 30)
@@ -71,7 +71,7 @@ def test_other_threads_fill_what_room_is_left_each_with_its_innermost_frames() -
     assert any("_answer" in line for line in cut)
 
 
-def test_short_stacks_are_told_as_they_are() -> None:
+def test_short_stacks_are_shown_unchanged() -> None:
     lines = told(GLOO, helpers=0)
     assert shortened(lines, len(lines)) == tuple(lines)
 
@@ -82,7 +82,7 @@ def test_the_main_thread_is_that_of_a_module_or_else_the_oldest(outermost: str) 
     assert main_thread([*thread("_answer", "_bootstrap"), "", *main]) == main
 
 
-def test_what_a_rank_was_forked_from_is_not_of_its_stack() -> None:
+def test_frames_of_the_fork_server_are_not_part_of_a_stack() -> None:
     written = """\
 Thread 0x00007f11 (most recent call first):
   File "/x/trainer/data/together.py", line 60 in _run

@@ -49,7 +49,7 @@ def standings(found: Inventory) -> Mapping[str, tuple[str, str, int]]:
     return {host.name: (host.state, host.reason, host.devices) for host in found.hosts}
 
 
-def test_gke_says_the_accelerator_and_blocks_within_blocks() -> None:
+def test_gke_labels_give_accelerator_and_nested_blocks() -> None:
     found = look(captured("gke"))
     assert len(found.hosts) == 8, "a node without GPUs is no host"
     assert {(h.state, h.devices, h.profile and h.profile.name) for h in found.hosts} == {
@@ -63,7 +63,7 @@ def test_gke_says_the_accelerator_and_blocks_within_blocks() -> None:
     assert fabric.hosts_per_leaf == 2
 
 
-def test_eks_says_the_type_of_the_machine_and_three_layers() -> None:
+def test_eks_labels_give_machine_type_and_three_layers() -> None:
     found = look(captured("eks"))
     kinds = {host.name: host.profile.name for host in found.hosts if host.profile}
     assert list(kinds.values()) == ["h100-sxm-80gb"] * 4 + ["a100-sxm-40gb"]
@@ -72,7 +72,7 @@ def test_eks_says_the_type_of_the_machine_and_three_layers() -> None:
     assert list(found.left_out(8)) == ["ip-10-0-4-17.us-west-2.compute.internal"]
 
 
-def test_a_site_of_ones_own_with_all_that_can_be_wrong() -> None:
+def test_all_problems_of_a_sites_table_are_reported() -> None:
     found = standings(look(captured("onprem")))
     assert found == {
         "dgx-00": ("free", "", 8),
@@ -89,31 +89,31 @@ def test_a_site_of_ones_own_with_all_that_can_be_wrong() -> None:
         "dgx-07": ("free", "", 32),
         "dgx-08": (
             "not ready",
-            "none of its nvidia.com/gpu can be given: is its device plugin in order?",
+            "none of its nvidia.com/gpu is available: check its device plugin",
             0,
         ),
     }
 
 
-def test_a_node_without_a_label_hangs_where_its_labels_end() -> None:
+def test_a_node_is_placed_below_the_last_switch_that_its_labels_name() -> None:
     hosts = {host.name: host for host in look(captured("onprem")).hosts}
     assert hosts["dgx-00"].switches == ("hall-0", "rack-0")
     assert hosts["dgx-06"].switches == ("hall-1",)
     assert hosts["dgx-07"].profile is None, "a part of a GPU is none of our profiles"
 
 
-def test_below_a_switch_that_nobody_names_nobody_knows_where() -> None:
+def test_below_an_unknown_switch_the_position_is_unknown() -> None:
     items = [node("a", {BLOCK: "b", RACK: "r"}), node("b", {RACK: "r"}), node("c")]
     assert [host.switches for host in look(items).hosts] == [("b", "r"), (), ()]
 
 
-def test_labels_of_the_spec_make_the_switches() -> None:
+def test_switches_come_from_the_labels_in_the_spec() -> None:
     items = [node(name, {"site/pod": name[0], RACK: "r"}) for name in ("a1", "a2", "b1")]
     found = look(items, topology_labels=("no/such", "site/pod"))
     assert [host.switches for host in found.hosts] == [("a",), ("a",), ("b",)]
 
 
-def test_an_nvlink_block_is_one_where_there_is_nvlink() -> None:
+def test_a_block_is_an_nvlink_block_only_with_nvlink() -> None:
     clique = {"nvidia.com/gpu.clique": "7e21.0"}
     l40s = {"nvidia.com/gpu.product": "NVIDIA-L40S", **clique}
     hosts = look([node("a", clique), node("b", clique), node("c", l40s)]).hosts
@@ -135,34 +135,36 @@ def test_an_nvlink_block_is_one_where_there_is_nvlink() -> None:
         ([pod("other", container(gpu="8"))], ("free", "", 8)),
     ],
 )
-def test_what_others_take(pods: list[dict[str, Any]], standing: tuple[str, str, int]) -> None:
+def test_resources_used_by_other_pods_are_counted(
+    pods: list[dict[str, Any]], standing: tuple[str, str, int]
+) -> None:
     assert standings(look([node("n")], pods))["n"] == standing
     assert standings(look([node("n")], pods, patient=True))["n"] == ("free", "", 8)
 
 
-def test_a_pod_that_wants_cpus_and_memory_as_well_finds_them_taken_or_not_there() -> None:
+def test_requests_for_cpus_and_memory_are_checked_too() -> None:
     others = [pod("n", container(cpu="40", memory="100Gi"), name="x")]
     busy = standings(look([node("n")], others, cpu="32"))["n"]
     assert busy == ("busy", "40 of 64 cpu taken by team-a/x", 8)
     assert standings(look([node("n")], others, cpu="24", memory="400Gi"))["n"][0] == "free"
     less = standings(look([node("n")], others, memory="1Ti", patient=True))["n"]
-    assert less == ("not selected", "has 512Gi of 1024Gi memory that a pod asks for", 8)
+    assert less == ("not selected", "has 512Gi of 1024Gi memory that a pod requests", 8)
     rdma = standings(look([node("n")], rdma_resource="rdma/hca"))["n"]
-    assert rdma[1] == "has 0 of 1 rdma/hca that a pod asks for"
+    assert rdma[1] == "has 0 of 1 rdma/hca that a pod requests"
 
 
-def test_what_the_spec_says_of_nodes() -> None:
+def test_the_spec_selects_nodes() -> None:
     items = [node("a", {"pool": "train"}), node("b", {"pool": "serve"}), node("c")]
     found = standings(look(items, node_selector={"pool": "train"}, exclude=("a",)))
     assert {name: (state, reason) for name, (state, reason, _) in found.items()} == {
         "a": ("excluded", "by the spec"),
-        "b": ("not selected", "has pool=serve, and node_selector wants train"),
+        "b": ("not selected", "has pool=serve, but node_selector requires train"),
         "c": ("not selected", "without the label pool=train"),
     }
 
 
-def test_a_person_is_told_in_the_words_of_the_cluster() -> None:
-    """`kubectl` users would look for a drain that nobody asked for."""
+def test_the_state_is_shown_in_the_terms_of_the_cluster() -> None:
+    """Otherwise users of `kubectl` would look for a drain that does not exist."""
     cordoned, small = node("b", {"pool": "train"}, unschedulable=True), node("c", {"pool": "train"})
     small["status"]["allocatable"] = {**small["status"]["allocatable"], "memory": "64Gi"}
     items = [node("a"), cordoned, small]
@@ -170,7 +172,7 @@ def test_a_person_is_told_in_the_words_of_the_cluster() -> None:
     assert found == {
         "a": "is not selected (without the label pool=train)",
         "b": "is cordoned",
-        "c": "is not selected (has 64Gi of 500Gi memory that a pod asks for)",
+        "c": "is not selected (has 64Gi of 500Gi memory that a pod requests)",
     }
 
 
@@ -186,13 +188,13 @@ def test_a_person_is_told_in_the_words_of_the_cluster() -> None:
         (Toleration(key="other"), False),
     ],
 )
-def test_a_taint_that_is_tolerated_keeps_nobody_off(toleration: Toleration, free: bool) -> None:
+def test_a_tolerated_taint_is_ignored(toleration: Toleration, free: bool) -> None:
     taint = {"key": "dedicated", "value": "inference", "effect": "NoSchedule"}
     found = look([node("n", taints=[taint])], tolerations=(toleration,))
     assert (found.hosts[0].state == "free") is free
 
 
-def test_taints_named_as_what_pods_ask_for_and_preferences_keep_nobody_off() -> None:
+def test_taints_named_like_the_resource_and_preferences_are_tolerated() -> None:
     taints = [
         {"key": GPU, "value": "present", "effect": "NoSchedule"},
         {"key": "rdma/hca", "effect": "NoSchedule"},
@@ -271,12 +273,12 @@ def test_devices_are_never_fewer_than_none_nor_more_than_there_are(
         ({}, None),
     ],
 )
-def test_what_labels_say_of_gpus(labels: Mapping[str, str], profile: str | None) -> None:
+def test_gpus_are_read_from_labels(labels: Mapping[str, str], profile: str | None) -> None:
     found = profile_of(Node(name="n", labels=labels), TABLE)
     assert (found and found.name) == profile
 
 
-def test_a_site_lays_a_table_of_its_own_over_ours(tmp_path: Path) -> None:
+def test_a_sites_table_goes_before_ndctls(tmp_path: Path) -> None:
     own = tmp_path / "gpus.yaml"
     own.write_text('gpus: [{type: nvidia-gb200, feature: "18[0-9]gb", profile: b200-sxm-180gb}]')
     table = gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
@@ -289,7 +291,7 @@ def test_a_site_lays_a_table_of_its_own_over_ours(tmp_path: Path) -> None:
         gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
 
 
-def test_a_device_that_is_smaller_than_its_profile_is_told_by_its_label() -> None:
+def test_a_device_smaller_than_its_profile_is_detected_by_its_label() -> None:
     small = look([node("n", {"nvidia.com/gpu.memory": "65536"})]).hosts[0]
     assert small.device_bytes == 64 * 2**30
     usual = look([node("n", {"nvidia.com/gpu.memory": "81559"})]).hosts[0]
@@ -297,7 +299,7 @@ def test_a_device_that_is_smaller_than_its_profile_is_told_by_its_label() -> Non
     assert usual.device_bytes == usual.profile.memory_bytes
 
 
-def test_a_leader_is_told_which_of_its_nodes_are_wanted_back() -> None:
+def test_a_leader_learns_which_of_its_nodes_are_taken_back() -> None:
     """Neither that a kubelet is silent, nor that a taint keeps new pods off: its own run on."""
     items = captured("onprem")[:6] + captured("gke")[:1]
     found = shut_nodes(items, tolerations_of(KubernetesSpec()))
@@ -310,7 +312,7 @@ def test_a_leader_is_told_which_of_its_nodes_are_wanted_back() -> None:
     assert shut_nodes([silent], ()) == ()
 
 
-def test_a_taint_counts_for_a_leader_where_it_ends_pods() -> None:
+def test_a_taint_counts_for_a_running_job_if_it_ends_pods() -> None:
     def tainted(effect: str) -> list[dict[str, Any]]:
         return [node("n", taints=[{"key": "repair", "value": "now", "effect": effect}])]
 
@@ -320,13 +322,13 @@ def test_a_taint_counts_for_a_leader_where_it_ends_pods() -> None:
     assert shut_nodes(tainted("NoExecute"), (Toleration(key="repair"),)) == ()
 
 
-def test_a_cordon_that_is_tolerated_is_none() -> None:
+def test_a_tolerated_cordon_is_ignored() -> None:
     cordon = Toleration(key="node.kubernetes.io/unschedulable")
     assert shut_nodes([node("n", unschedulable=True)], (cordon,)) == ()
     assert len(shut_nodes([node("n", unschedulable=True)], ())) == 1
 
 
-def test_where_a_leader_finds_its_nodes() -> None:
+def test_switches_of_a_leaders_nodes() -> None:
     clique = "nvidia.com/gpu.clique"
     items = [
         node("a", {BLOCK: "b1", RACK: "r1", clique: "c.0"}),

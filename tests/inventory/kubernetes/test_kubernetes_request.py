@@ -1,4 +1,4 @@
-"""What a plan asks of where its pods come to lie."""
+"""The topology that a plan requests for its pods."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def test_without_kueue_pods_prefer_each_other_and_the_racks_of_the_plan() -> Non
     )
 
 
-def test_levels_below_one_value_of_which_all_nodes_lie_are_not_asked_for() -> None:
+def test_levels_with_one_common_value_are_not_requested() -> None:
     zone = {"topology.kubernetes.io/zone": "z"}
     assert ask(racks(**zone), plan("n0", "n1")).topology.levels == (BLOCK, RACK)
     assert ask(racks()[:4], plan("n0", "n1")).topology == TopologyRequest()
@@ -76,7 +76,7 @@ def test_a_plan_over_all_racks_prefers_none() -> None:
     assert found.topology == TopologyRequest(levels=(BLOCK, RACK))
 
 
-def test_a_lone_pod_is_near_to_itself() -> None:
+def test_a_single_pod_requests_no_topology() -> None:
     assert ask(racks(), plan("n0")).topology == TopologyRequest()
     assert ask(racks(), plan("n0"), spares=1).topology.levels == (BLOCK, RACK)
 
@@ -117,7 +117,7 @@ def test_tp_wider_than_a_host_in_one_block_requires_it() -> None:
         ({"kind": "jobset"}, 0, False),
     ],
 )
-def test_tp_groups_in_several_blocks_are_slices_where_kueue_can_make_them(
+def test_tp_groups_become_slices_if_kueue_supports_them(
     keys: dict[str, Any], spares: int, sliced: bool
 ) -> None:
     found = ask(racks(), plan("n0", "n1", "n8", "n9", tp=16), spares=spares, **keys)
@@ -127,14 +127,14 @@ def test_tp_groups_in_several_blocks_are_slices_where_kueue_can_make_them(
     assert ["one NVLink block" in note for note in found.notes] == ([] if sliced else [True])
 
 
-def test_nodes_with_other_devices_are_told_apart_by_their_product() -> None:
+def test_nodes_with_other_devices_differ_in_their_product_label() -> None:
     items = [node("a"), node("b"), node("c", A100), node("d", A100)]
     found = ask(items, plan("a"))
     assert found.topology.nodes == {PRODUCT: ("NVIDIA-H100-80GB-HBM3",)}
     assert found.exclude == ()
 
 
-def test_or_by_what_the_provider_says_or_by_their_names() -> None:
+def test_nodes_may_differ_in_provider_labels_or_only_in_names() -> None:
     kind = "node.kubernetes.io/instance-type"
     items = [node("a", {kind: "p5.48xlarge"}), node("b", {kind: "p4d.24xlarge"})]
     for item in items:
@@ -149,12 +149,12 @@ def test_or_by_what_the_provider_says_or_by_their_names() -> None:
     assert (found.topology.nodes, found.exclude) == ({}, ("b", "d")), "no label is on all of ours"
 
 
-def test_nodes_with_too_few_devices_need_not_be_kept_out() -> None:
+def test_nodes_with_too_few_devices_are_not_excluded() -> None:
     few = node("c", A100, {"nvidia.com/gpu": "4"})
     assert ask([node("a"), few], plan("a")).topology.nodes == {}
 
 
-def test_what_the_user_says_of_topology_stands() -> None:
+def test_topology_in_the_spec_wins() -> None:
     own = TopologyRequest(required=RACK)
     asked = Asked(topology=TopologyRequest(levels=(BLOCK,)), exclude=("b", "c"))
     said = requested(KubernetesSpec(topology=own, exclude=("a", "b")), asked)

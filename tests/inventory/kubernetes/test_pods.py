@@ -45,7 +45,7 @@ def test_a_unit_multiplies(number: int, unit: str) -> None:
     assert quantity(f"{number}{unit}") == number * quantity(f"1{unit}")
 
 
-def test_amounts_are_said_as_people_write_them() -> None:
+def test_amounts_are_shown_as_people_write_them() -> None:
     assert words(quantity("1918193204Ki"), "memory") == "1829Gi"
     assert words(quantity("63770m"), "cpu") == "63.77"
     assert words(quantity("8"), GPU) == "8"
@@ -64,7 +64,7 @@ SIDECAR = {"restartPolicy": "Always"}
         (pod("n", {}), 0),
         (pod("n", container(gpu="1"), init=[container(gpu="4"), container(gpu="2")]), 4),
         (pod("n", container(gpu="4"), init=[container(gpu="1")]), 4),
-        # A sidecar goes on beside the containers and the init containers after it.
+        # A sidecar keeps running beside later init containers and the containers.
         (pod("n", container(gpu="4"), init=[{**container(gpu="1"), **SIDECAR}]), 5),
         (
             pod(
@@ -87,11 +87,11 @@ SIDECAR = {"restartPolicy": "Always"}
         (pod("n", container(gpu="1"), resources={"requests": {GPU: "3"}}, overhead={GPU: "1"}), 4),
     ],
 )
-def test_what_a_pod_asks_for(spec: dict[str, Any], gpus: int) -> None:
+def test_the_request_of_a_pod(spec: dict[str, Any], gpus: int) -> None:
     assert asked_for(spec["spec"], GPU) == gpus
 
 
-def test_only_pods_that_are_bound_and_not_over_take_anything() -> None:
+def test_only_bound_pods_that_have_not_ended_use_resources() -> None:
     found = taken(
         [
             pod("a", container(gpu="2"), name="running"),
@@ -134,7 +134,7 @@ PODS = st.builds(
 
 
 @given(CONTAINERS, INITS)
-def test_a_pod_asks_for_no_less_than_its_containers_and_no_more_than_all_together(
+def test_a_pods_request_is_between_its_largest_container_and_the_sum(
     containers: list[dict[str, Any]], init: list[dict[str, Any]]
 ) -> None:
     asked = asked_for(pod("a", *containers, init=init)["spec"], GPU)
@@ -148,7 +148,7 @@ def test_a_pod_asks_for_no_less_than_its_containers_and_no_more_than_all_togethe
 
 
 @given(st.lists(PODS, max_size=8))
-def test_what_is_taken_is_the_sum_over_pods_in_any_order(pods: list[dict[str, Any]]) -> None:
+def test_used_resources_are_the_sum_over_pods_in_any_order(pods: list[dict[str, Any]]) -> None:
     found = taken(pods, [GPU])
     held = [one for one in pods if one["status"]["phase"] in ("Running", "Pending")]
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""What Slurm said, by version; `tests/captured/slurm/README.md` has the sources."""
+"""Captured output of Slurm, by version; `tests/captured/slurm/README.md` has the sources."""
 
 from pathlib import Path
 

@@ -24,13 +24,13 @@ def test_expands(text: str, names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n]1[", "n[3-1]", "n[a-b]", "n[1,,2]", "n[[1]]", "n[]"])
-def test_what_is_no_host_list_is_refused_with_its_text(text: str) -> None:
+def test_a_malformed_host_list_is_refused_with_its_text(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         expand(text)
     assert caught.value.problems[0].path == "hostlist"
 
 
-def test_a_range_without_an_end_in_sight_is_refused_at_once() -> None:
+def test_a_huge_range_is_refused_at_once() -> None:
     with pytest.raises(Invalid, match="1,000,000"):
         expand("n[0-99999999999]")
 
@@ -58,7 +58,7 @@ names = st.from_regex(r"[a-z]{1,3}(-?[0-9]{1,4}){0,2}[a-z]?", fullmatch=True)
 
 
 @given(st.lists(names, max_size=12))
-def test_what_is_folded_expands_to_the_same_names(some: list[str]) -> None:
+def test_folding_and_expanding_give_the_same_names(some: list[str]) -> None:
     folded = fold(some)
     assert "]" not in folded.replace("],", "").removesuffix("]")  # Slurm reads no other lists
     found = expand(folded)

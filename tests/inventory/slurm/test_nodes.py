@@ -62,7 +62,14 @@ def test_types_and_features() -> None:
             "23.11.0-0rc1",
         ),
         ("23.11/nodes.txt", "cluster-h100-9-69", "drained", "in maintenance", 8, "23.11.0-0rc1"),
-        ("23.11/nodes-oneline.txt", "rack5n06", "busy", "others use all its GPUs", 4, "23.11.6"),
+        (
+            "23.11/nodes-oneline.txt",
+            "rack5n06",
+            "busy",
+            "other jobs use all its GPUs",
+            4,
+            "23.11.6",
+        ),
         (
             "24.05/nodes.txt",
             "queue-on-demand-dy-compute-resource-2-2",
@@ -178,11 +185,11 @@ def test_only_what_is_known_to_be_free_is_free(text: str, state: str) -> None:
     assert standing_of(Node(name="n", state=base, flags=flags, gpus=8)).state == state
 
 
-def test_a_mixed_node_whose_use_nobody_says_is_busy() -> None:
+def test_a_mixed_node_with_unknown_use_is_busy() -> None:
     assert standing_of(Node(name="n", state="MIXED", gpus=8)).state == "busy"
 
 
-def test_a_reason_says_what_it_likes() -> None:
+def test_a_reason_may_contain_any_text() -> None:
     line = (
         "NodeName=n1 Gres=gpu:8 State=DOWN Version=24.05.1 "
         "Reason=Xid=79 State=IDLE Gres=gpu:0, see [ticket 7] [root@2026-01-01T00:00:00] Comment=x"
@@ -192,7 +199,7 @@ def test_a_reason_says_what_it_likes() -> None:
     assert node.reason == "Xid=79 State=IDLE Gres=gpu:0, see [ticket 7]"
 
 
-def test_what_is_no_node_is_passed_over() -> None:
+def test_other_records_than_nodes_are_ignored() -> None:
     assert parse_nodes("No nodes in the system\n") == ()
 
 
@@ -244,7 +251,7 @@ def test_gpus_among_tres() -> None:
         ("UNKNOWN", "UNKNOWN", False, False),
     ],
 )
-def test_a_host_of_a_job_is_wanted_back_or_dead(
+def test_a_host_of_a_running_job_may_be_taken_back_or_dead(
     state: str, words: str, dead: bool, wanted_back: bool
 ) -> None:
     (node,) = parse_nodes(f"NodeName=n1 State={state} Reason=bad fan [root@2026-11-22T02:23:08]")

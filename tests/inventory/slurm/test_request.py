@@ -51,7 +51,7 @@ def plan(*hosts: str, profile: str | None = PROFILE.name) -> Plan:
         (tuple(f"n{i}" for i in range(13)), 0, None),
     ],
 )
-def test_as_many_leaves_as_the_plan_and_its_spares_hang_on(
+def test_the_request_has_as_many_leaves_as_plan_and_spares_need(
     hosts: tuple[str, ...], spares: int, switches: int | None
 ) -> None:
     found = request_of(plan(*hosts), inventory(), TREE, spares)
@@ -64,7 +64,7 @@ def test_leaves_whose_hosts_are_busy_hold_no_spares() -> None:
     assert request_of(plan("n0", "n1", "n2", "n3"), busy, TREE, 5).switches == 3
 
 
-def test_hosts_without_a_known_switch_ask_for_none() -> None:
+def test_hosts_without_a_known_switch_request_no_topology() -> None:
     partly = Topology(kind="tree", switches={"n0": ("leaf0",), "n1": ("leaf0",)})
     assert request_of(plan("n0", "n1"), inventory(), partly, 0).switches is None
     assert request_of(plan("n0", "n1"), inventory(), Topology(), 0) == TopologyRequest()
@@ -99,7 +99,7 @@ def test_hosts_of_another_kind_are_excluded() -> None:
     assert request_of(plan("n0", profile=None), mixed, Topology(), 0).exclude == ()
 
 
-def test_what_the_user_says_stands() -> None:
+def test_options_in_the_spec_win() -> None:
     asks = TopologyRequest(switches=2, segment=None, exclude=("n5", "n6"))
     assert requested(SlurmSpec(), asks) == SlurmSpec(switches="2", exclude="n[5-6]")
     assert requested(SlurmSpec(exclude="n[1-2],n6"), asks).exclude == "n[1-2,5-6]"

@@ -46,10 +46,12 @@ def test_reservations_are_read_with_their_nodes_and_times() -> None:
         (at(10), {}),
     ],
 )
-def test_a_node_is_wanted_from_shortly_before_to_the_end(now: float, hosts: dict[str, str]) -> None:
+def test_a_node_is_taken_back_from_shortly_before_maintenance_to_its_end(
+    now: float, hosts: dict[str, str]
+) -> None:
     """A reservation that only keeps nodes for others takes none from a job that runs."""
     assert soon(now) == hosts
 
 
-def test_a_job_in_the_reservation_itself_may_stay() -> None:
+def test_a_job_inside_the_reservation_may_stay() -> None:
     assert soon(at(9), own="maint_1") == {}

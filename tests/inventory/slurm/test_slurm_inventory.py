@@ -39,7 +39,7 @@ def test_a_job_gets_hosts_of_one_kind() -> None:
     assert len({host.profile.name for host in found if host.profile}) == 1
 
 
-def test_what_the_spec_says_keeps_hosts_out_with_the_reason() -> None:
+def test_the_spec_excludes_hosts_with_a_reason() -> None:
     slurm = SlurmSpec(exclude="n[01-02]", nodelist="n[01-04]", constraint="ib")
     found = typed(use_of(ClusterSpec(backend="slurm", hosts=2, gpus_per_host=8, slurm=slurm)))
     reasons = {host.name: host.reason for host in found.hosts}
@@ -69,11 +69,11 @@ def test_hosts_with_other_devices_than_the_spec_names_are_not_selected() -> None
         "a100-sxm-80gb"
     }
     assert found.left_out(8)["n01"] == (
-        "is not selected (is h100-sxm-80gb, and cluster.gpu is a100-sxm-80gb)"
+        "is not selected (is h100-sxm-80gb, but cluster.gpu is a100-sxm-80gb)"
     )
 
 
-def test_of_gpus_that_slurm_does_not_tell_the_spec_is_taken_at_its_word() -> None:
+def test_if_slurm_does_not_name_the_gpus_the_spec_decides() -> None:
     untyped = [node for node in parse_nodes(captured("22.05/nodes.txt")) if node.gpus]
     assert untyped
 
@@ -85,7 +85,7 @@ def test_of_gpus_that_slurm_does_not_tell_the_spec_is_taken_at_its_word() -> Non
     assert kinds(Use(profile="l40s-48gb")) == {"l40s-48gb"}
 
 
-def test_what_ndctl_excludes_is_excluded_also_where_it_is_drained() -> None:
+def test_an_excluded_host_is_excluded_even_if_drained() -> None:
     use = Use(excluded={"n02": "until tomorrow: 2 strikes"})
     assert typed(use).left_out(8)["n02"] == "is excluded (until tomorrow: 2 strikes)"
 
@@ -142,7 +142,7 @@ def test_profiles_by_type_and_feature(
     assert (found.name if found else None) == profile
 
 
-def test_a_site_has_its_own_table_first(tmp_path: Path) -> None:
+def test_a_sites_own_table_is_tried_first(tmp_path: Path) -> None:
     table = tmp_path / "gpus.yaml"
     table.write_text("gpus: [{type: h100, profile: h200-sxm-141gb}]")
     found = gpu_table({"NDCTL_SLURM_GPUS": str(table)})

@@ -38,9 +38,7 @@ def test_trees_and_lone_switches_of_another_site() -> None:
         ("unstated/topology-block.txt", "g3-130-003", "block_DH1-067-US-EAST-04B", 10),
     ],
 )
-def test_blocks_without_those_put_together_from_others(
-    file: str, host: str, block: str, hosts: int
-) -> None:
+def test_aggregated_blocks_are_ignored(file: str, host: str, block: str, hosts: int) -> None:
     found = parse_topology(captured(file))
     assert found.kind == "block"
     assert found.blocks[host] == block
@@ -89,12 +87,12 @@ def test_without_a_topology_nothing_is_known() -> None:
     assert parse_topology("No topology information available\n").kind == "flat"
 
 
-def test_switches_that_hang_on_each_other_end() -> None:
+def test_a_cycle_of_switches_does_not_loop() -> None:
     text = "SwitchName=a Level=0 Nodes=n1 \nSwitchName=b Switches=a,c\nSwitchName=c Switches=b\n"
     assert parse_topology(text).switches == {"n1": ("c", "b", "a")}
 
 
-def test_what_a_leader_learns_of_its_hosts() -> None:
+def test_switches_of_a_leaders_hosts() -> None:
     topology = captured("22.05/topology.txt")
     assert allocated_switches("node[2,5]", topology) == {
         "node2": ("spine", "leaf1"),

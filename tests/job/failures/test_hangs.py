@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.contract.messages.rank_phase import Phase
-from orchestrator.detect.heartbeat_monitor import Limits, Watch
+from orchestrator.detect.heartbeat_monitor import HeartbeatMonitor, Limits
 from tests.job.digests import Line
 
 LIMITS = Limits(hang=None, init=600.0)
@@ -17,7 +17,7 @@ PAUSE_S = 20 * STEP_S
 
 
 def line(seed: int, *, hosts: int = 2, latency_s: float = 0.0, look_s: float | None = None) -> Line:
-    watch = Watch(1, range(hosts), LIMITS, 0.0)
+    watch = HeartbeatMonitor(1, range(hosts), LIMITS, 0.0)
     job = Line(watch, hosts, Random(seed), latency_s=latency_s, look_s=look_s)
     job.all_beat(0)
     return job

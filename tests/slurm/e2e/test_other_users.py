@@ -134,5 +134,5 @@ def test_a_run_root_that_a_user_may_not_enter_is_said(shared: SlurmTestbed, run_
     assert "Traceback" not in doctor.err, doctor.err
     assert f"{closed}/runs is in a folder that you cannot access" in doctor.out
     for words in (("status", NAME), ("cancel", NAME)):
-        assert_refused(user(*words), f"{closed} is closed to you, and belongs to user root")
+        assert_refused(user(*words), f"you have no access to {closed}, which belongs to user root")
     assert_refused(user.submit(), str(closed))

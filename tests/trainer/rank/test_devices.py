@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestrator.contract.files.env import RankEnv
-from orchestrator.diagnosis.classes import Signs, classify
+from orchestrator.diagnosis.classes import FailureSigns, classify
 from trainer.rank import devices
 from trainer.rank.devices import device_of
 
@@ -25,7 +25,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_gpu_that_broke_is_not_taken_for_a_machine_without_any() -> None:
     with pytest.raises(RuntimeError, match="NVIDIA's driver is loaded") as raised:
         device_of(1)
-    found = classify(Signs(lines=(f"RuntimeError: {raised.value}",)))
+    found = classify(FailureSigns(lines=(f"RuntimeError: {raised.value}",)))
     assert found is not None
     assert (found.rule.name, found.rule.scope) == ("gpu-lost", "host")
 

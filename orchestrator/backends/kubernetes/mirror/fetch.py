@@ -19,7 +19,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import JobSubmitted
 from orchestrator.contract.read_json import read_json
 from orchestrator.journal import snapshot
-from orchestrator.journal.journal import has_writer, mark, whole_lines
+from orchestrator.journal.journal import complete_length, has_writer, mark
 
 MOST_JOURNAL = 16 << 20
 """Of one answer: a journal of weeks has hundreds of megabytes."""
@@ -50,7 +50,7 @@ def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[New
     led = has_writer(run_dir.journal)  # before the journal is read, which a leader ends
     journal, first = _since(run_dir.journal, journal_offset, MOST_JOURNAL)
     last = first + len(journal)
-    head = snapshot.glance(run_dir)
+    head = snapshot.read_head(run_dir)
     is_new = head is not None and first < head.place.offset <= last
     state = run_dir.state.read_bytes() if is_new else b""
     metrics, begun = _since(run_dir.metrics, metrics_offset)
@@ -90,7 +90,7 @@ def _since(path: Path, offset: int, most: int = -1) -> tuple[bytes, int]:
             data = file.read(most)
     except FileNotFoundError:
         return b"", 0
-    return data[: whole_lines(data)], begun
+    return data[: complete_length(data)], begun
 
 
 def main(argv: Sequence[str], out: BinaryIO) -> None:

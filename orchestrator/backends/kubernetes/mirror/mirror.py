@@ -51,8 +51,8 @@ from orchestrator.contract.submission_payload import Handover, handover_from
 from orchestrator.errors import BackendError, Unanswered, Unreachable
 from orchestrator.job.reports.job_report import JobReport, is_newer, read_report, report_of
 from orchestrator.job.stage import ENDED
-from orchestrator.journal.journal import Entry, Place, mark, newest, read, to_line
-from orchestrator.journal.snapshot import known
+from orchestrator.journal.journal import Entry, Place, mark, position_after, read, to_line
+from orchestrator.journal.snapshot import replay
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Completed
 
@@ -378,7 +378,7 @@ class Mirror:
         now = self.api.clock.monotonic()
         if self.learned_at is not None and now - self.learned_at < LEARN_S:
             return
-        self.learned_at, run = now, known(self.run_dir)
+        self.learned_at, run = now, replay(self.run_dir)
         if run.ending is not None:
             return
         begun = [pod for pod in sorted(pods, key=_usefulness) if object_fields.has_begun(pod)]
@@ -389,7 +389,7 @@ class Mirror:
 
     def remember(self, ending: Ending, why: str) -> None:
         """Its scheduler says that it is over: so it is also while the cluster cannot be asked."""
-        run = known(self.run_dir)
+        run = replay(self.run_dir)
         if run.job is None or run.ending is not None:
             return
         before, now = read_report(self.run_dir), self.api.clock.now()
@@ -489,7 +489,7 @@ def is_stopping(journal: bytes, *, before: bool) -> bool:
 def has_trained(run_dir: RunDir) -> bool:
     """Whether a step of the newest launch is in the journal."""
     path = run_dir.journal
-    begun = newest(path, JobSubmitted, Place(offset=path.stat().st_size))
+    begun = position_after(path, JobSubmitted, Place(offset=path.stat().st_size))
     with path.open("rb") as file:
         file.seek(begun.offset)
         return mark(StepReached) in file.read()

@@ -80,11 +80,11 @@ def test_the_newest_launch_is_that_of_the_last_submission(run_dir: RunDir) -> No
         file.write(b'{"v":1,"seq":3,"event":{"kind":"Tick","at":1.0},"actions":[]}\n')
     assert newest_launch(run_dir, None) == 4
     remembered(run_dir, 1)
-    assert newest_launch(run_dir, snapshot.glance(run_dir)) == 4
+    assert newest_launch(run_dir, snapshot.read_head(run_dir)) == 4
     remembered(run_dir, 2)
     with run_dir.journal.open("r+b") as file:  # it is not looked at again
         file.write(b"?" * 100)
-    assert newest_launch(run_dir, snapshot.glance(run_dir)) == 4
+    assert newest_launch(run_dir, snapshot.read_head(run_dir)) == 4
 
 
 def remembered(run_dir: RunDir, lines: int) -> None:

@@ -28,7 +28,7 @@ from orchestrator.job.transitions import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, Place, has_writer, read, to_line
 from orchestrator.journal.supervisor import Folded, Supervisor
-from orchestrator.seams import Sighting
+from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
 from tests.backends.handed import handed
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
@@ -413,10 +413,10 @@ def test_files_of_a_config_map_may_be_packed() -> None:
 # What is known where no pod can be asked
 
 
-def shown(copy: Mirror, cluster: Cluster, sighting: Sighting | None = None) -> Snapshot:
+def shown(copy: Mirror, cluster: Cluster, status: LaunchStatus | None = None) -> Snapshot:
     found = read_snapshot(copy.run_dir, cluster.clock.now())
     assert found is not None
-    return replace(found, sighting=sighting)
+    return replace(found, launch_status=status)
 
 
 def told(cluster: Cluster, **more: Any) -> dict[str, str]:
@@ -463,7 +463,7 @@ def test_without_the_right_to_exec_the_job_tells_how_it_stands_in_its_config_map
     cluster.clock.sleep(30.0)
     with pytest.raises(Forbidden):
         copy.refresh()
-    runs = Sighting("2 of 2 pods run", held=True, unknown="dev may not create pods/exec")
+    runs = LaunchStatus("2 of 2 pods run", held=True, unknown="dev may not create pods/exec")
     seen = shown(copy, cluster, runs)
     standing = seen.standing
     assert (standing.state, standing.as_of) == ("RUNNING", cluster.clock.now() - 30.0)
@@ -498,7 +498,7 @@ def test_what_ranks_printed_brings_step_and_checkpoint(copy: Mirror, cluster: Cl
     ]
     with pytest.raises(Unanswered):
         copy.refresh()
-    gone = Sighting("it was deleted", held=False, over="CANCELLED")
+    gone = LaunchStatus("it was deleted", held=False, over="CANCELLED")
     seen = shown(copy, cluster, gone)
     assert seen.standing.state == "CANCELLED"
     assert (seen.view.step, seen.view.loss) == (529, 1.7865)
@@ -542,7 +542,7 @@ def test_an_end_that_the_cluster_told_is_known_while_it_is_away(
     copy.refresh()
     cluster.clock.sleep(10.0)
     copy.remember("CANCELLED", "it was deleted")
-    away = Sighting("PyTorchJob job", held=True, unknown="the API server cannot be reached")
+    away = LaunchStatus("PyTorchJob job", held=True, unknown="the API server cannot be reached")
     standing = shown(copy, cluster, away).standing
     assert (standing.state, standing.reason) == ("CANCELLED", "it was deleted")
     happen(there, END[1])

@@ -64,7 +64,7 @@ def test_folders_are_datasets_or_nothing(tmp_path: Path) -> None:
 
 def test_a_broken_link_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(TrainingError, match=r"a\.txt, which cannot be looked at: No such file"):
+    with pytest.raises(TrainingError, match=r"a\.txt, which cannot be read: No such file"):
         find(str(tmp_path / "*.txt"), "auto", "data.files")
 
 

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.app.remote import Found
-from orchestrator.app.schedulers import name_of, sightings
+from orchestrator.app.schedulers import name_of, statuses_at_schedulers
 from orchestrator.errors import BackendError, Unreachable
 from orchestrator.job.state import Run
-from orchestrator.seams import Clock, Sighting
+from orchestrator.seams import Clock, LaunchStatus
 
 
-def sight(
+def launch_statuses(
     jobs: Sequence[tuple[Found, Run, bool, bool]], environ: Mapping[str, str], clock: Clock
-) -> list[Sighting]:
+) -> list[LaunchStatus]:
     """The state of each job at its scheduler.
 
     A cluster that was unreachable a moment ago is not asked again, because that would only wait for
@@ -26,13 +26,13 @@ def sight(
     seen = dict(
         zip(
             asked,
-            sightings([(runs[at], *jobs[at][2:]) for at in asked], environ, clock),
+            statuses_at_schedulers([(runs[at], *jobs[at][2:]) for at in asked], environ, clock),
             strict=True,
         )
     )
     return [
         combined(
-            found, seen[at] if at in seen else Sighting(name_of(runs[at], environ, clock), True)
+            found, seen[at] if at in seen else LaunchStatus(name_of(runs[at], environ, clock), True)
         )
         for at, (found, *_) in enumerate(jobs)
     ]
@@ -42,7 +42,7 @@ def _is_unreachable(found: Found) -> bool:
     return isinstance(found.stale, Unreachable)
 
 
-def combined(found: Found, seen: Sighting) -> Sighting:
+def combined(found: Found, seen: LaunchStatus) -> LaunchStatus:
     """Marks the state as unknown if the copy is stale and the scheduler only knows that the hosts
     run."""
     if found.copy is None:
