@@ -25,7 +25,7 @@ TAIL = 300
 def render(order: CheckFabric, place: HostPlace, until: float) -> list[str]:
     """The child's command line; it gives up at `until` of the monotonic clock. Pure."""
     return [
-        *command(place.python, "trainer.rank.fabric"),
+        *command(place.python, "trainer.rank.allreduce_check"),
         f"--check={order.check}",
         f"--rank={order.rank}",
         f"--address={order.master_address}",
