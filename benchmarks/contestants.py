@@ -20,8 +20,8 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from trainer.config import complete
 from trainer.main import assemble
-from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange, process_group
+from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest
 

@@ -106,8 +106,8 @@ def stopwatch_us() -> float:
     begun = time.perf_counter()
     for _ in range(HOOK_TURNS):
         for _ in range(3):
-            watch.leaves()
-            watch.enters()
+            watch.after_collective()
+            watch.before_collective()
         watch.take()
     return 1e6 * (time.perf_counter() - begun) / HOOK_TURNS
 
@@ -117,7 +117,7 @@ def heartbeat_us() -> float:
     import socket
 
     from orchestrator.contract.files.env import RankEnv
-    from trainer.rank.emit import Reporter
+    from trainer.rank.reporter import Reporter
 
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/ranks.sock"

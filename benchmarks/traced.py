@@ -33,10 +33,15 @@ from trainer.gradients import local_gradients, scale, squared_norm
 from trainer.main import loss_of, named_to_update, optimizer_of
 from trainer.measure.timing import Stopwatch
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.regions import local_part
 from trainer.parallel import zero1
-from trainer.parallel.building import adapt, choose_passes, outline, parallelise
+from trainer.parallel.building import (
+    change_linears,
+    choose_passes,
+    parallelise,
+    stages_without_storage,
+)
 from trainer.parallel.context import local_positions
 from trainer.parallel.passes import Passes
 from trainer.parallel.tied import TiedWeight, find_tied
@@ -136,9 +141,9 @@ class _Work:
 
 def laid_out(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     """The rank's part of the model, still without storage."""
-    stages = outline(config, ranks)
+    stages = stages_without_storage(config, ranks)
     for stage in stages:
-        adapt(stage, config, ranks)
+        change_linears(stage, config, ranks)
         parallelise(stage, config, ranks)
     return stages
 
@@ -161,7 +166,7 @@ def ready(config: TrainingConfig, ranks: Ranks, stages: list[Decoder]) -> Ready:
     positions_T = local_positions(length, config.parallel.context, cp, coords["cp"])
     for stage in stages:
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
-        stage.place(positions_T.unsqueeze(0))
+        stage.set_positions(positions_T.unsqueeze(0))
     named = named_to_update(stages)
     watch = Stopwatch()
     optimizer = optimizer_of(config, stages, [parameter for _, parameter in named], watch)

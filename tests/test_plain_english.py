@@ -47,8 +47,9 @@ ROOMS = (
     "*.py",
 )
 CODE: tuple[str, ...] = (
-    *(f"orchestrator/{room}" for room in ROOMS),
+    *(f"orchestrator/{room}" for room in (*ROOMS, "plan")),
     *(f"tests/{room}" for room in ROOMS),
+    "trainer",
 )
 """Folders, or patterns of files, whose Python files are checked too. The aim is `("orchestrator",
 "trainer", "benchmarks", "tests")`; until then list the folders that are done."""

@@ -15,6 +15,6 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     if code:
-        # A rank that failed must be gone at once: the interpreter's own way out would wait for
-        # threads that wait for other ranks.
+        # A normal exit joins all threads, and those may wait for other ranks. A failed rank must
+        # end at once, so that its agent can report it.
         os._exit(code)

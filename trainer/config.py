@@ -1,4 +1,4 @@
-"""Reads the trainer's configuration, and refuses early what this trainer cannot do."""
+"""Reads the trainer's configuration and refuses early what this trainer cannot do."""
 
 import re
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ def load_config(path: Path) -> TrainingConfig:
     """The configuration in a `.json` file, or in a YAML file of any other name.
 
     Raises:
-        TrainingError: with everything that is wrong with it.
+        TrainingError: with all its mistakes.
     """
     try:
         text = path.read_text()
         data = read_json(text) if path.suffix == ".json" else parse_yaml(text)
     except (OSError, ValueError) as exc:
         raise TrainingError(
-            f"cannot read the configuration {path}: {exc}", fix="give a JSON or YAML file"
+            f"failed to read the configuration {path}: {exc}", fix="give a JSON or YAML file"
         ) from exc
     try:
         config: TrainingConfig = decode(TrainingConfig, data)
@@ -35,7 +35,7 @@ def load_config(path: Path) -> TrainingConfig:
 
 
 def parse_yaml(text: str) -> Any:
-    """YAML in which `3e-4` is a number, as in JSON; YAML 1.1 takes it for a string."""
+    """YAML in which `3e-4` is a number, as in JSON. In YAML 1.1 it is a string."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -50,10 +50,10 @@ def parse_yaml(text: str) -> Any:
 
 
 def complete(config: TrainingConfig, world_size: int) -> TrainingConfig:
-    """`config` with every `auto` decided that `world_size` ranks decide.
+    """`config` with each `auto` replaced by the value that follows from `world_size`.
 
     Raises:
-        TrainingError: when this trainer cannot do what a well-formed configuration asks.
+        TrainingError: the configuration is well-formed, but this trainer cannot do what it asks.
     """
     try:
         kind = config.train.activation_checkpointing
@@ -78,40 +78,41 @@ def _check(config: TrainingConfig, world_size: int) -> None:
     if mesh.pp > 1:
         _check_pipeline(config)
     if config.train.compile and mesh.tp > 1:
-        # torch 2.13 compiles a layer of DTensors without complaint, and its gradients are wrong by
-        # several per cent, or its backward raises, depending on the mesh.
+        # torch 2.13 compiles a layer of DTensors without an error. Then, depending on the mesh, the
+        # gradients are wrong by several percent or the backward pass raises.
         raise TrainingError(
-            f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients there",
+            f"train.compile with parallel.tp={mesh.tp}: torch computes wrong gradients",
             fix="set train.compile to false, or parallel.tp to 1",
         )
     if problems := [*_adapter_problems(config)]:
-        raise TrainingError("; ".join(problems), fix="change one of the two, of each pair")
+        raise TrainingError("; ".join(problems), fix="change one setting of each pair")
 
 
 def _check_pipeline(config: TrainingConfig) -> None:
-    """That the schedule can run with the micro batches of a step."""
+    """Check that the schedule can run with the micro batches of a step."""
     pp, micro_batches = config.mesh.pp, config.gradient_accumulation
     schedule = config.parallel.pipeline.schedule
     asked = f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}"
     if wanted := demand(config.parallel.pipeline, pp, micro_batches):
         raise TrainingError(
-            f"{asked} needs micro batches a step to be {wanted}, and there are {micro_batches}",
-            fix="change micro_batch_size, train.global_batch_size or the degrees, or take schedule"
+            f"{asked} needs the number of micro batches per step to be {wanted}; it is"
+            f" {micro_batches}",
+            fix="change micro_batch_size, train.global_batch_size or the degrees, or use schedule"
             " gpipe",
         )
     if schedule == SPLITS_BACKWARD and config.train.activation_checkpointing == "selective":
-        # zbv goes backward through a layer twice, for what came in and for the weights; torch 2.13
-        # raises "Trying to backward an extra time" there. Whole layers it recomputes twice.
+        # zbv runs backward through a layer twice: once for the inputs, once for the weights. torch
+        # 2.13 then raises "Trying to backward an extra time". Full layers are recomputed twice.
         raise TrainingError(
-            f"{asked}: torch recomputes layers selectively for one backward pass, and zbv has two",
-            fix="set train.activation_checkpointing to full, every_k or none, or take another"
+            f"{asked}: selective recomputation supports one backward pass per layer; zbv runs two",
+            fix="set train.activation_checkpointing to full, every_k or none, or use another"
             " schedule",
         )
     if schedule == SPLITS_BACKWARD and config.train.compile:
-        # A compiled layer gives its buffers away in its one backward pass, and raises at two.
+        # A compiled layer frees its buffers in the first backward pass, and the second one raises.
         raise TrainingError(
-            f"{asked}: torch cannot split the backward pass of a compiled layer in two",
-            fix="set train.compile to false, or take another schedule",
+            f"{asked}: torch cannot split the backward pass of a compiled layer",
+            fix="set train.compile to false, or use another schedule",
         )
 
 
@@ -120,58 +121,58 @@ def _check_data_parallel(config: TrainingConfig) -> None:
     ranks = config.parallel.fsdp.reshard
     if not isinstance(ranks, bool) and shards % ranks:
         raise TrainingError(
-            f"parallel.fsdp.reshard_after_forward is {ranks}, which does not divide the {shards}"
-            " ranks that weights are sharded over (dp_shard x cp)",
-            fix="set it to a divisor of them, to true or to false",
+            f"parallel.fsdp.reshard_after_forward={ranks} does not divide the {shards} ranks that"
+            " the weights are sharded over (dp_shard x cp)",
+            fix=f"set it to a divisor of {shards}, to true or to false",
         )
 
 
 def _adapter_problems(config: TrainingConfig) -> Iterator[str]:
-    """What cannot be had together with adapters, each with what torch 2.13 and torchao 0.18 do."""
+    """Settings that adapters exclude; comments quote the errors of torch 2.13 and torchao 0.18."""
     lora, parallel = config.model.lora, config.parallel
     if lora is None:
         return
     if config.train.float8:
-        # PEFT's A and B are as narrow as the rank, and float8 products need multiples of 16.
+        # One side of PEFT's A and B is the LoRA rank, and float8 products need multiples of 16.
         yield "model.lora with train.float8: adapters are too narrow for float8"
     if lora.quantize == "none":
         return
     if config.mesh.tp > 1:
-        # torchao: NotImplementedError: aten.split(NF4Tensor, dim=1), which a rowwise layer needs.
+        # torchao: NotImplementedError: aten.split(NF4Tensor, dim=1). A rowwise layer needs it.
         yield (
             f"model.lora.quantize: nf4 with parallel.tp={config.mesh.tp}: 4-bit weights cannot be"
-            " cut by columns"
+            " split by columns"
         )
     if parallel.fsdp.cpu_offload and config.mesh.dp_shard * config.mesh.cp == 1:
-        # FSDP gathers nothing there, so it would not bring them to the device either.
+        # With one shard FSDP gathers nothing, so nothing would copy the weights to the device.
         yield (
-            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: on one shard 4-bit weights"
-            " stay where they are used"
+            "model.lora.quantize: nf4 with parallel.fsdp.cpu_offload: with one shard, FSDP does not"
+            " copy 4-bit weights to the device"
         )
     if not isinstance(parallel.fsdp.reshard_after_forward, bool):
         # FSDP: AssertionError: Expected 1 all_gather_output, got 3.
         yield (
             "model.lora.quantize: nf4 with parallel.fsdp.reshard_after_forward="
-            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be sharded anew after the"
+            f"{parallel.fsdp.reshard_after_forward}: 4-bit weights cannot be resharded after the"
             " forward pass"
         )
 
 
 def _check_training(config: TrainingConfig) -> None:
     train, ranks = config.train, config.mesh.world_size
-    alone = ranks == 1 and train.dtype == "float32"
-    whole = config.parallel.data == "ddp" and config.mesh.tp == 1
-    if train.optimizer.name == "adafactor" and not alone and not whole:
-        # Measured on torch 2.13: its factors are norms along rows and columns, which DTensor makes
-        # `_NormPartial`, and squaring those in place raises ("in-place operations that require
-        # placement changes are not supported"), with foreach and without.
+    single_rank = ranks == 1 and train.dtype == "float32"
+    unsharded = config.parallel.data == "ddp" and config.mesh.tp == 1
+    if train.optimizer.name == "adafactor" and not single_rank and not unsharded:
+        # Measured on torch 2.13: Adafactor's factors are norms along rows and columns. As DTensors
+        # they are `_NormPartial`, and squaring those in place raises ("in-place operations that
+        # require placement changes are not supported"), with foreach and without.
         raise TrainingError(
-            "train.optimizer.name=adafactor: torch's Adafactor fails on parameters cut over ranks",
-            fix="use adamw, or keep whole matrices: parallel.data: ddp and tp: 1",
+            "train.optimizer.name=adafactor: torch's Adafactor fails on sharded parameters",
+            fix="use adamw, or keep the weights unsharded: parallel.data: ddp and tp: 1",
         )
     profile = train.profile
     if profile is not None and max(profile.ranks, default=0) >= ranks:
         raise TrainingError(
-            f"train.profile.ranks={list(profile.ranks)}: the ranks are 0 to {ranks - 1}",
-            fix="name ranks that there are",
+            f"train.profile.ranks={list(profile.ranks)}: the job has ranks 0 to {ranks - 1}",
+            fix=f"name ranks from 0 to {ranks - 1}",
         )

@@ -1,4 +1,4 @@
-"""The loss on held-out data, between two steps, leaving training as it was."""
+"""Computes the loss on held-out data between two steps. It does not change the training state."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ from torch import nn
 
 from trainer.data.batches import Batches
 from trainer.parallel.passes import Passes
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 
 LOG = logging.getLogger("trainer")
 
@@ -20,7 +20,7 @@ LOG = logging.getLogger("trainer")
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     loss: float | None
-    """Mean over the tokens; None when there was none."""
+    """Mean over the learned tokens; None if there were none."""
     seconds: float
 
 
@@ -39,7 +39,7 @@ class Evaluator:
         return step % self.every == 0 or step == last
 
     def run(self) -> Evaluation:
-        """Evaluate; every rank must call it, and all get the same loss."""
+        """Evaluate. All ranks must call it, and all get the same loss."""
         begun = time.perf_counter()
         totals = torch.zeros(2, dtype=torch.float64, device=self.device)
         with _evaluating(self.stages):
@@ -48,16 +48,16 @@ class Evaluator:
                 sums = self.passes.evaluate(batches)
                 totals += torch.stack([sums.loss, sums.tokens])
         dist.all_reduce(totals)
-        # Ranks that differ in tp alone have counted the same tokens: the ratio does not feel it.
+        # The tp ranks of a group counted the same tokens, so both sums are tp times too large.
         loss, tokens = totals.tolist()
         if not tokens and self.reporter.env.rank == 0:
-            LOG.warning("the evaluation after step %d had no token to predict", self.reporter.step)
+            LOG.warning("evaluation after step %d had no token to learn", self.reporter.step)
         return Evaluation(loss / tokens if tokens else None, time.perf_counter() - begun)
 
 
 @contextmanager
 def _evaluating(stages: Sequence[nn.Module]) -> Iterator[None]:
-    """No dropout meanwhile."""
+    """Switches dropout off inside."""
     for stage in stages:
         stage.eval()
     yield

@@ -1,8 +1,8 @@
-"""`python -m trainer.export RUN --out DIR`: a checkpoint as a folder that transformers loads, or,
-where only adapters were trained, PEFT.
+"""`python -m trainer.export RUN --out DIR` exports a checkpoint to a folder that transformers
+loads, or PEFT if only adapters were trained.
 
-Tensors are read and written one after the other: only the parts of one output file are in memory at
-a time, and the optimizer's are never read. The folder appears whole or not at all.
+Tensors are read and written one by one. Memory holds the tensors of one output file at a time, and
+optimizer state is never read. The folder gets its name only when it is complete.
 """
 
 import argparse
@@ -64,17 +64,17 @@ class Export:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code of the process."""
+    """Export; returns the exit code of the process."""
     asked = _parser().parse_args(arguments)
     try:
-        order = Export(
+        request = Export(
             checkpoint=find_checkpoint(Path(asked.run), asked.step),
             out=Path(asked.out),
             dtype=asked.dtype,
             max_shard_bytes=asked.max_shard_size,
             verify=not asked.no_verify,
         )
-        for line in export(order):
+        for line in export(request):
             print(line)  # noqa: T201 (this is a command)
     except TrainingError as exc:
         print(f"error: {exc}", file=sys.stderr)  # noqa: T201
@@ -96,10 +96,10 @@ def _parser() -> argparse.ArgumentParser:
         type=parse_size,
         default="5GB",
         metavar="SIZE",
-        help="of one file, for example 500MB; also what is held in memory [5GB]",
+        help="largest output file, for example 500MB; also the memory that the export uses [5GB]",
     )
     parser.add_argument(
-        "--no-verify", action="store_true", help="do not compare the files with their checksums"
+        "--no-verify", action="store_true", help="do not check the checksums of the files"
     )
     return parser
 
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 def parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]B)?", text, re.IGNORECASE)
     if not found or not float(found[1]):
-        raise argparse.ArgumentTypeError(f"{text} is no size such as 500MB or 5GB")
+        raise argparse.ArgumentTypeError(f"{text} is not a size such as 500MB or 5GB")
     return int(float(found[1]) * UNITS[(found[2] or "").upper()])
 
 
@@ -115,69 +115,74 @@ def find_checkpoint(run: Path, step: int | None) -> Path:
     """The checkpoint of `step`, or the newest complete one."""
     folder = RunDir(run).checkpoints
     if step is None:
-        newest, passed_over = newest_complete(folder)
+        newest, rejected = newest_complete(folder)
         if newest is None:
-            why = "".join(f"; {passed.name}: {passed.why}" for passed in passed_over)
+            why = "".join(f"; {one.name}: {one.why}" for one in rejected)
             raise TrainingError(
-                f"{folder} holds no complete checkpoint{why}", fix="give the directory of a run"
+                f"{folder} has no complete checkpoint{why}", fix="give the directory of a run"
             )
         return newest
     if defect := defect_of(folder / final_name(step)):
         known = sorted(path.name for path in folder.glob("step-*") if not defect_of(path))
         raise TrainingError(
-            f"{folder / final_name(step)} is no complete checkpoint: {defect}",
-            fix=f"give the --step of one of {', '.join(known) or 'none, there is no other'}",
+            f"{folder / final_name(step)} is not a complete checkpoint: {defect}",
+            fix=f"give the --step of one of {', '.join(known)}"
+            if known
+            else "give another run: this one has no complete checkpoint",
         )
     return folder / final_name(step)
 
 
-def export(order: Export) -> Iterator[str]:
-    """Do it; yields what a person wants to read.
+def export(request: Export) -> Iterator[str]:
+    """Export; yields lines for the user.
 
     Raises:
-        TrainingError: when the checkpoint cannot be read, or `out` not be written.
+        TrainingError: reading the checkpoint or writing `out` failed.
     """
-    if order.out.exists():
-        raise TrainingError(f"{order.out} exists already", fix="give a folder that does not exist")
-    if order.verify:
-        checksums = read_marker(order.checkpoint).get("sha256", {})
-        if defect := damage(order.checkpoint, checksums, checksums):
+    if request.out.exists():
+        raise TrainingError(
+            f"{request.out} already exists", fix="give a folder that does not exist"
+        )
+    if request.verify:
+        checksums = read_marker(request.checkpoint).get("sha256", {})
+        if defect := damage(request.checkpoint, checksums, checksums):
             raise TrainingError(
-                f"{order.checkpoint} is damaged: {defect}", fix="export another --step"
+                f"{request.checkpoint} is damaged: {defect}", fix="export another --step"
             )
-    partial = order.out.with_name(f"{order.out.name}.partial-{os.getpid()}")
+    partial = request.out.with_name(f"{request.out.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
-        yield from _fill(partial, order)
+        yield from _fill(partial, request)
         for path in (*partial.iterdir(), partial):
             sync(path)
-        partial.rename(order.out)
-        sync(order.out.parent)
+        partial.rename(request.out)
+        sync(request.out.parent)
     except OSError as exc:
         raise TrainingError(
-            f"{order.out} cannot be written: {exc}", fix="give a folder with enough room"
+            f"failed to write {request.out}: {exc}", fix="give a folder with enough free space"
         ) from exc
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    yield f"{order.checkpoint} is exported to {order.out}"
+    yield f"exported {request.checkpoint} to {request.out}"
 
 
-def _fill(folder: Path, order: Export) -> Iterator[str]:
-    reader = CheckpointReader(order.checkpoint)
+def _fill(folder: Path, request: Export) -> Iterator[str]:
+    reader = CheckpointReader(request.checkpoint)
     origin = reader.progress().origin
-    config = _config(origin, order.dtype)
+    config = _config(origin, request.dtype)
     if origin.lora is not None:
-        adapters = _weights(reader, DTYPES[order.dtype])
+        # The checkpoint of a LoRA run has no base weights, so PEFT's format is the only choice.
+        adapters = _weights(reader, DTYPES[request.dtype])
         export_adapters(adapters, origin.lora, config, origin.base, folder)
     else:
-        _check_whole(order.checkpoint, reader, config)
-        _write_weights(folder, reader, DTYPES[order.dtype], order.max_shard_bytes)
+        _check_whole(request.checkpoint, reader, config)
+        _write_weights(folder, reader, DTYPES[request.dtype], request.max_shard_bytes)
         config.save_pretrained(folder)
     yield from _copy_tokenizer(folder, origin.tokenizer)
 
 
 def _weights(reader: CheckpointReader, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All that are in the checkpoint: adapters are small."""
+    """All weights in the checkpoint at once, because adapters are small."""
     keys = [key for key in reader.shapes if key.startswith(MODEL)]
     tensors = reader.tensors(keys)
     return {key.removeprefix(MODEL): tensors[key].to(dtype) for key in keys}
@@ -201,7 +206,7 @@ def _write_weights(
 
 
 def files_of(sizes: Mapping[str, int], max_bytes: int) -> dict[str, list[str]]:
-    """Which tensors go into which file, in order; a tensor that is too large has one of its own."""
+    """File name to tensors, in order. A tensor larger than `max_bytes` gets a file of its own."""
     groups: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
@@ -232,7 +237,8 @@ def _check_whole(checkpoint: Path, reader: CheckpointReader, config: PretrainedC
     different = sorted(saved ^ shapes_of(copy.deepcopy(config)).keys())
     if different:
         raise TrainingError(
-            f"{checkpoint} does not hold the whole model; it differs in {listed(different)}",
+            f"the weights in {checkpoint} are not those of the whole model: they differ in"
+            f" {listed(different)}",
             fix="export a checkpoint of a run that trained all weights",
         )
 
@@ -245,7 +251,7 @@ def _copy_tokenizer(folder: Path, tokenizer: str) -> Iterator[str]:
         if not source.is_dir():
             source = Path(snapshot_download(tokenizer, local_files_only=True))
     except (OSError, ValueError):
-        yield f"warning: the tokenizer {tokenizer} is not there any more, and is left out"
+        yield f"warning: exported without a tokenizer: {tokenizer} no longer exists"
         return
     for name in _present(source, TOKENIZER_FILES):
         shutil.copyfile(source / name, folder / name)

@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, over every axis of the mesh, and its clipping."""
+"""The norm of the whole gradient over all axes of the mesh, and gradient clipping."""
 
 import math
 from collections import defaultdict
@@ -11,14 +11,14 @@ from torch.distributed.tensor import DTensor, Partial
 from trainer.model.regions import local_part
 
 Parts = list[tuple[torch.Tensor, int]]
-"""This rank's part of each gradient, and how many ranks hold that same part."""
+"""This rank's part of each gradient, and the number of ranks that hold the same part."""
 
 
 def local_gradients(
     parameters: Iterable[nn.Parameter], stage_ranks: int, tied: Iterable[nn.Parameter] = ()
 ) -> Parts:
-    """The parts of `parameters` that have a gradient; `stage_ranks` ranks work on this stage, and
-    another stage has a copy of those `tied`."""
+    """The gradient parts of `parameters`. `stage_ranks` ranks work on this pipeline stage, and
+    another stage holds a copy of the `tied` ones."""
     parts = []
     twice = {id(parameter) for parameter in tied}
     for parameter in parameters:
@@ -30,12 +30,12 @@ def local_gradients(
             parts.append((gradient, holders))
             continue
         if any(isinstance(place, Partial) for place in gradient.placements):
-            # Sequence parallel leaves each rank its own summand of a norm's gradient.
+            # Under sequence parallel each rank has its own summand of the gradient of a norm.
             assert isinstance(parameter, DTensor)
             gradient = parameter.grad = gradient.redistribute(placements=parameter.placements)
         sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
         copies = math.prod(size for place, size in sizes if place.is_replicate())
-        # Ranks that differ only in axes along which the parameter is not distributed at all.
+        # Ranks that differ only in axes outside the parameter's mesh hold the same part too.
         outside = holders // gradient.device_mesh.size()
         parts.append((gradient.to_local(), copies * outside))
     return parts
@@ -44,7 +44,7 @@ def local_gradients(
 def squared_norm(parts: Parts, device: torch.device) -> torch.Tensor:
     """This rank's summand of the squared norm of the whole gradient, float64.
 
-    Nothing is copied to or from the device, so the host need not wait for it.
+    It copies nothing to or from the device, so the host does not wait.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     held: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
@@ -62,12 +62,12 @@ def scale(parts: Parts, factor: float) -> None:
 
 
 def clip_factor(norm: float, limit: float | None) -> float:
-    """What torch's own `clip_grad_norm_` multiplies by."""
+    """The factor that torch's `clip_grad_norm_` multiplies by."""
     return limit / (norm + 1e-6) if limit is not None and norm > limit else 1.0
 
 
 def not_finite(named: Iterable[tuple[str, nn.Parameter]]) -> list[str]:
-    """Names of the parameters whose gradient, as far as this rank holds it, is not finite."""
+    """Names of the parameters whose gradient is not finite in this rank's part."""
     return [
         name
         for name, parameter in named

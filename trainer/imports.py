@@ -1,5 +1,5 @@
-"""Imports all that training needs, which takes seconds: in a rank itself, or once in a process that
-ranks are forked from."""
+"""Imports all modules that training needs. This takes seconds, so an agent can import this module
+once in a fork server instead of once per rank."""
 
 import gc
 import sys
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def hidden(package: str) -> Iterator[None]:
-    """Let nobody import `package` meanwhile, unless it has been already.
+    """Make imports of `package` fail inside, unless it is already imported.
 
-    transformers imports torchao wherever it is installed: a second and several warnings at the
-    start of every rank, for quantisers of its own that are not used here.
+    transformers imports torchao if it is installed, for quantisers that the trainer does not use.
+    That costs each rank a second and prints several warnings.
     """
     if package in sys.modules:
         yield
@@ -24,8 +24,8 @@ def hidden(package: str) -> Iterator[None]:
         del sys.modules[package]
 
 
-# Thousands of modules are about to be loaded, and none of them is garbage: looking for some would
-# take a sixth longer, and later write to memory that forked ranks share.
+# The imports load thousands of modules and leave no garbage. Garbage collection would make them one
+# sixth slower, and would later write to memory pages that forked ranks share.
 gc.disable()
 with hidden("torchao"):
     from trainer.main import main

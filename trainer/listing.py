@@ -1,4 +1,4 @@
-"""Long lists in errors, cut to what a person reads."""
+"""Shortens long lists in error messages."""
 
 from collections.abc import Sequence
 

@@ -19,7 +19,7 @@ from trainer.optimizer import lr_at
 from trainer.rank.drills import FaultTarget, drills_due, inject_fault
 from trainer.rank.ranks import (
     Ranks,
-    meet,
+    barrier,
     memory_bytes,
     peak_memory_bytes,
     shorten_timeouts,
@@ -63,8 +63,8 @@ def train(job: Training, done: int) -> int:
     """
     last = job.config.train.steps
     if done >= last:
-        # A rank that exits at once would break connections that its peers are still opening.
-        meet()
+        # An immediate exit would break connections that peers are still opening.
+        barrier()
         if job.ranks.env.rank == 0:
             LOG.info("nothing left to do: %d of %d steps are done", done, last)
     code = exit_codes.OK
@@ -78,6 +78,7 @@ def train(job: Training, done: int) -> int:
         totals, step_s = _timed_step(job, step)
         target.step_s = step_s
         if step == done + 1:
+            # The first step may compile for a long time; later ones get the shorter timeout.
             shorten_timeouts(train_timeout(job.config.pause_s))
         _count_skips(job, step, totals)
         seconds = job.stepper.watch.take()
@@ -120,9 +121,9 @@ def _count_skips(job: Training, step: int, totals: Totals) -> None:
         why = f"{_what(totals)} not finite"
     else:
         job.skips.empty()
-        why = "it has no token to learn"
+        why = "the batch has no token to learn"
     if job.ranks.env.rank == 0:
-        LOG.warning("the update of step %d is skipped: %s", step, why)
+        LOG.warning("skipped the update of step %d: %s", step, why)
 
 
 def _what(totals: Totals) -> str:
@@ -174,7 +175,7 @@ def _fail_if_hopeless(job: Training, metrics: StepMetrics, totals: Totals) -> No
     if job.spikes.high_in_a_row >= spec.steps:
         _write(job, metrics)
         highest = job.spikes.limit(spec)
-        assert highest is not None  # as something was found to be higher
+        assert highest is not None  # a loss was above it
         raise loss_spike_error(metrics.step, job.spikes.since, totals.loss, highest, spec)
 
 
@@ -189,12 +190,13 @@ def _beat(job: Training, metrics: StepMetrics, own_s: float | None) -> None:
     )
 
 
-def _evaluate_if_due(job: Training, metrics: StepMetrics, asked_to_leave: bool) -> StepMetrics:
-    """`metrics` with what the evaluation found; whoever must leave has no time for one."""
+def _evaluate_if_due(job: Training, metrics: StepMetrics, stop_requested: bool) -> StepMetrics:
+    """`metrics` with the result of an evaluation, if one is due."""
     evaluator, last = job.evaluator, job.config.train.steps
-    if evaluator is None or asked_to_leave or not evaluator.due(metrics.step, last):
+    # After a request to stop, the grace period is needed for the checkpoint.
+    if evaluator is None or stop_requested or not evaluator.due(metrics.step, last):
         return metrics
-    with job.stepper.watch.excused():
+    with job.stepper.watch.not_own_work():
         found = evaluator.run()
     job.runtime.reporter.beat("train" if job.report is None else "write")
     return replace(metrics, eval_loss=found.loss, eval_s=found.seconds)
@@ -203,7 +205,7 @@ def _evaluate_if_due(job: Training, metrics: StepMetrics, asked_to_leave: bool) 
 def _write(job: Training, metrics: StepMetrics) -> None:
     if job.report is None:
         return
-    with job.stepper.watch.excused():
+    with job.stepper.watch.not_own_work():
         job.report.write(metrics)
         _log(job, metrics)
     job.runtime.reporter.beat("train")
@@ -222,21 +224,23 @@ def _log(job: Training, metrics: StepMetrics) -> None:
     )
 
 
-def _save_if_due(job: Training, step: int, asked_to_leave: bool) -> None:
-    for_sure = asked_to_leave or step == job.config.train.steps
-    if not for_sure and not job.checkpoints.due(step):
+def _save_if_due(job: Training, step: int, stop_requested: bool) -> None:
+    # The last save of a run has no later one to make up for it, so it must succeed.
+    must_succeed = stop_requested or step == job.config.train.steps
+    if not must_succeed and not job.checkpoints.due(step):
         return
-    if not for_sure and job.is_unstable:
-        # Whoever goes back one checkpoint is to find one from before.
+    if not must_succeed and job.is_unstable:
+        # A rollback goes to the newest checkpoint, so it must be from before the bad steps.
         if job.ranks.env.rank == 0:
-            LOG.warning("no checkpoint of step %d: training may have gone is_unstable", step)
+            LOG.warning("skipping the checkpoint of step %d: training may be unstable", step)
         return
     job.runtime.reporter.beat("checkpoint")
     if job.stepper.ledger is not None:
+        # Steps before a complete checkpoint are never repeated, so their lines must not be lost.
         job.stepper.ledger.sync()
-    with job.stepper.watch.excused(), job.stepper.watch.host_part("checkpoint"):
-        if for_sure:
-            job.checkpoints.save_for_sure(step)
+    with job.stepper.watch.not_own_work(), job.stepper.watch.host_part("checkpoint"):
+        if must_succeed:
+            job.checkpoints.save_or_raise(step)
         else:
             job.checkpoints.save(step)
     job.runtime.reporter.beat("train")

@@ -1,4 +1,4 @@
-"""The loss of next-token prediction, and its sums over the tokens that a rank sees in a step."""
+"""The loss of next-token prediction, and its sums over one rank's tokens of a step."""
 
 from dataclasses import dataclass
 
@@ -8,29 +8,32 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn.functional import cross_entropy
 
 NOT_LEARNED = -100
-"""Label of a token that the loss leaves out."""
+"""Label of a token that the loss ignores."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Over this rank's learned tokens of a step."""
+    """Sums over this rank's learned tokens of a step, float64."""
 
     loss: torch.Tensor
-    """Sum of the cross-entropies, float64."""
+    """Cross-entropies, without z-loss."""
     tokens: torch.Tensor
-    """How many there are, float64."""
+    """Number of learned tokens."""
     z_loss: torch.Tensor
-    """Sum of what z-loss adds to the cross-entropies, float64; zero without z-loss."""
+    """What z-loss adds to the cross-entropies; zero without z-loss."""
 
 
 class TokenLoss:
-    """Called with logits [batch, tokens, vocabulary] and labels [batch, tokens]; adds up."""
+    """The loss of one micro batch: logits [batch, tokens, vocabulary] and labels [batch, tokens].
+
+    It also accumulates `LossSums` until `take` is called.
+    """
 
     def __init__(
         self, tokens_per_step: int, device: torch.device, z_weight: float | None = None
     ) -> None:
-        """`tokens_per_step` pass through this rank in a step, learned or not; `z_weight` is the
-        weight of z-loss, if there is one."""
+        """`tokens_per_step` counts this rank's tokens of a step, learned or not. `z_weight` is the
+        weight of z-loss; None turns it off."""
         self._tokens_per_step = tokens_per_step
         self._device = device
         self._z_weight = z_weight
@@ -42,10 +45,10 @@ class TokenLoss:
         )
 
     def __call__(self, logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
-        """What to go backward from: this micro batch's part of the mean over all tokens.
+        """This micro batch's part of the mean over all tokens, to call `backward` on.
 
-        The mean counts tokens that are not learned as well, so that a rank needs to know nothing of
-        the others'; the step corrects for that once all have been counted.
+        The mean also counts tokens that are not learned, so that a rank needs no counts of other
+        ranks. `Stepper` corrects for this when the counts of all ranks are known.
         """
         logits_NV, labels_N = logits_BTV.flatten(0, 1).float(), labels_BT.flatten()
         loss = cross_entropy(logits_NV, labels_N, ignore_index=NOT_LEARNED, reduction="sum")
@@ -71,16 +74,16 @@ class TokenLoss:
 def squared_normalizers(logits_NV: torch.Tensor, learned_N: torch.Tensor) -> torch.Tensor:
     """Sum over the learned tokens of z², where z is the log of the softmax's normaliser.
 
-    It keeps logits from drifting away together, which the cross-entropy does not feel (PaLM,
-    Chowdhery et al. 2022, section 5).
+    A common shift of all logits does not change the cross-entropy. This term keeps the logits from
+    drifting (PaLM, Chowdhery et al. 2022, section 5).
     """
     z_N = log_sum_exp(logits_NV)
     return torch.where(learned_N, z_N.square(), 0.0).sum()
 
 
 def log_sum_exp(logits_NV: torch.Tensor) -> torch.Tensor:
-    """Over the vocabulary, [N]; of logits that are cut over it no rank ever sees the others' part,
-    only one largest value and one sum for each token."""
+    """Log-sum-exp over the vocabulary, [N]. If the vocabulary is sharded, ranks exchange only one
+    maximum and one sum per token."""
     if not isinstance(logits_NV, DTensor):
         return logits_NV.logsumexp(-1)
     mesh, part_NV = logits_NV.device_mesh, logits_NV.to_local()
@@ -90,6 +93,6 @@ def log_sum_exp(logits_NV: torch.Tensor) -> torch.Tensor:
 
 
 def _over_ranks(part_N: torch.Tensor, mesh: DeviceMesh, how: str) -> torch.Tensor:
-    """The ranks' parts put together, on every rank; a gradient goes to each rank's own part as it
-    is, for each computes the same loss."""
+    """`part_N` of all ranks, reduced with `how` on every rank. In the backward pass each rank keeps
+    the gradient of its own part unchanged, because each rank computes the same loss."""
     return DTensor.from_local(part_N, mesh, [Partial(how)], run_check=False).full_tensor()

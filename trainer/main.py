@@ -31,7 +31,7 @@ from trainer.model.decoder import Decoder
 from trainer.model.float8 import scale_after_steps
 from trainer.optimizer import build_optimizer
 from trainer.parallel.building import build_model, choose_passes
-from trainer.parallel.compile import compiling_is_told
+from trainer.parallel.compile import report_compilation
 from trainer.parallel.context import local_positions
 from trainer.parallel.data import gather_after_step, parameters_to_update
 from trainer.parallel.passes import Passes
@@ -51,13 +51,13 @@ def main(config: TrainingConfig, runtime: Runtime) -> int:
 
 def train_on(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> int:
     job, done = assemble(ranks, config, runtime)
-    told = compiling_is_told(runtime.reporter) if config.train.compile else nullcontext()
-    with job.stepper.batches, told:
+    compiling = report_compilation(runtime.reporter) if config.train.compile else nullcontext()
+    with job.stepper.batches, compiling:
         return train(job, done)
 
 
 def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Training, int]:
-    """The training job, and the number of steps done before."""
+    """The training job, and the number of steps that earlier attempts have done."""
     torch.manual_seed(config.train.seed + ranks.env.rank)
     run = RunDir(Path(config.out))
     admit = admit_of(run, runtime.env)
@@ -79,7 +79,7 @@ def assemble(ranks: Ranks, config: TrainingConfig, runtime: Runtime) -> tuple[Tr
     done, skipped = resume(found, state, runtime.reporter)
     batches, state = replace(batches, skipped=skipped), replace(state, skipped=skipped)
     tied = find_tied(stages, ranks.mesh["pp"].get_group())
-    tied.follow(optimizer)
+    tied.sync_after_load(optimizer)
     passes = choose_passes(stages, config, ranks, loss_of(config, ranks), tied, watch)
     stepper = Stepper(
         parameters=parameters,
@@ -128,7 +128,8 @@ def open_data(config: TrainingConfig, ranks: Ranks, runtime: Runtime) -> Batches
         micro_batch_size=config.micro_batch_size,
         data_parallel=config.mesh.data_parallel,
         data_rank=ranks.data_rank,
-        accountable=not any(coords[axis] for axis in ("pp", "cp", "tp")),
+        # Ranks that differ in pp, cp or tp alone read the same samples; the ledger counts one.
+        counts_in_ledger=not any(coords[axis] for axis in ("pp", "cp", "tp")),
         positions_T=local_positions(
             config.data.sequence_length, config.parallel.context, config.mesh.cp, coords["cp"]
         ),
@@ -148,12 +149,12 @@ def optimizer_of(
     watch: Stopwatch,
 ) -> torch.optim.Optimizer:
     optimizer = build_optimizer(parameters, config.train.optimizer)
-    # Hooks after the optimizer step may be collective, so stop measuring own work before them.
-    optimizer.register_step_post_hook(lambda *_: watch.enters())
+    # The hooks below may be collective, so stop measuring this rank's own work before them.
+    optimizer.register_step_post_hook(lambda *_: watch.before_collective())
     gather_after_step(optimizer, stages)
     if config.train.float8:
         scale_after_steps(stages, optimizer)
-    optimizer.register_step_post_hook(lambda *_: watch.leaves())
+    optimizer.register_step_post_hook(lambda *_: watch.after_collective())
     return optimizer
 
 

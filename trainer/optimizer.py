@@ -11,10 +11,10 @@ from orchestrator.contract.spec.train_spec import OptimizerSpec, ScheduleSpec, T
 
 
 def lr_at(step: int, train: TrainSpec) -> float:
-    """Learning rate of `step`, counted from 1: warm-up, the peak, and the fall towards zero.
+    """Learning rate of `step`, counted from 1: warm-up, peak, decay towards zero.
 
-    The first step after the warm-up has the peak; zero would be reached at the step after the last,
-    so that no step is spent on learning nothing.
+    The first step after the warm-up has the peak rate. The rate would be zero at the step after the
+    last one, so that no step has a rate of zero.
     """
     peak, schedule = train.optimizer.lr, train.schedule
     if step <= schedule.warmup_steps:
@@ -33,8 +33,8 @@ def _decay(step: int, steps: int, schedule: ScheduleSpec) -> float:
 def build_optimizer(
     parameters: Sequence[nn.Parameter], spec: OptimizerSpec
 ) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names, with its state already there: a checkpoint is loaded into
-    it. Matrices decay; norms and biases keep their scale."""
+    """The optimizer that `spec` names. Its state already exists, so that a checkpoint can be loaded
+    into it. Weight decay applies to matrices only, not to norms and biases."""
     make, first_state = _OPTIMIZERS[spec.name]
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
@@ -60,17 +60,18 @@ def _adam(
 
 
 def _adafactor(groups: list[Group], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    # Its own decay is a power of the step, and its eps are two others: beta2 and eps say nothing.
+    # beta2 and eps are not used: Adafactor's decay is a power of the step, and its two eps have
+    # another meaning.
     return torch.optim.Adafactor(groups, lr=spec.lr, foreach=True)
 
 
 def _sgd(groups: list[Group], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    # The fused one has no sharding strategy in torch 2.13 (`aten._fused_sgd_`).
+    # Not fused: torch 2.13 has no sharding strategy for `aten._fused_sgd_`.
     return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, foreach=True)
 
 
 def _adam_state(parameter: torch.Tensor, group: Group) -> State:
-    # A fused kernel reads the count where the parameters are, the others read it on the host.
+    # A fused kernel reads the step count on the parameter's device, other kernels on the host.
     device = parameter.device if group.get("fused") else torch.device("cpu")
     return {
         "step": torch.zeros((), device=device),
@@ -108,7 +109,7 @@ _OPTIMIZERS: dict[
 ] = {
     "adamw": (_adam(torch.optim.AdamW, fused=True), _adam_state),
     "adam": (_adam(torch.optim.Adam, fused=True), _adam_state),
-    # These have no fused kernel. Their weights decay as AdamW's do, not through the moments.
+    # These have no fused kernel. Weight decay is decoupled, as in AdamW.
     "nadam": (
         _adam(torch.optim.NAdam, foreach=True, decoupled_weight_decay=True),
         _nadam_state,
@@ -117,8 +118,8 @@ _OPTIMIZERS: dict[
     "adafactor": (_adafactor, _adafactor_state),
     "sgd": (_sgd, _sgd_state),
 }
-"""Name -> the optimizer, and the state that it would make itself at its first step: a test compares
-the two."""
+"""Name -> the optimizer, and the state that it would create in its first step. A test compares the
+two."""
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

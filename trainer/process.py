@@ -1,6 +1,7 @@
-"""The frame around training: signals, the first heartbeat, and how an error becomes an exit code.
+"""Runs training in a process: signal handlers, the first heartbeat, exit codes for errors.
 
-Nothing here imports torch, so a rank answers signals and refuses a bad configuration before that.
+It does not import torch, which takes seconds: a rank handles signals and refuses a bad
+configuration before that.
 """
 
 import logging
@@ -16,8 +17,8 @@ from trainer.config import complete, load_config
 from trainer.data.skip import read_skip
 from trainer.guard import Unstable
 from trainer.rank.drills import read_drills
-from trainer.rank.emit import Reporter
 from trainer.rank.flight import dump_at_end, dump_on_signal
+from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 from trainer.rank.signals import StopRequest, show_stacks_on_signal
 
@@ -39,11 +40,11 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
         return _train(Path(arguments[0]), env, reporter, stop)
     except TrainingError as exc:
         reporter.raised(exc)
-        LOG.error("error: %s", exc)  # on each rank: its log is what a person is sent to
+        LOG.error("error: %s", exc)  # on each rank, because the user may read any rank's log
         return exc.exit_code
     except Unstable as exc:
         reporter.raised(exc)
-        LOG.error("error: %s", exc)  # where in the code it was noticed says nothing
+        LOG.error("error: %s", exc)  # without a traceback: the cause is not in the code
         return exit_codes.UNSTABLE
     except Exception as exc:
         reporter.raised(exc)
@@ -55,7 +56,7 @@ def start(arguments: Sequence[str], env: RankEnv) -> int:
 def _train(path: Path, env: RankEnv, reporter: Reporter, stop: StopRequest) -> int:
     config = complete(load_config(path), env.world_size)
     drills, skip = read_drills(env.drills), read_skip(env.skip)
-    clock = time.time  # noqa: TID251 (handed inwards from here)
+    clock = time.time  # noqa: TID251 (the entry point passes it on)
     runtime = Runtime(env=env, reporter=reporter, drills=drills, stop=stop, skip=skip, clock=clock)
     from trainer.imports import train
 

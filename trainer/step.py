@@ -50,7 +50,7 @@ class Totals:
 class Stepper:
     parameters: Sequence[tuple[str, nn.Parameter]]
     tied: Sequence[nn.Parameter]
-    """Parameters of which another pipeline stage has a copy (tied embeddings)."""
+    """Parameters that another pipeline stage also holds (tied embeddings)."""
     passes: Passes
     optimizer: torch.optim.Optimizer
     batches: Loader
@@ -78,7 +78,7 @@ class Stepper:
         parts = local_gradients((p for _, p in self.parameters), self.ranks.stage_ranks, self.tied)
         norm2 = squared_norm(parts, self.ranks.device)
         totals = self._total(sums, norm2, stop.asked, save_failed, every)
-        self.watch.leaves()
+        self.watch.after_collective()
         with self.watch.part("optimizer"):
             # All ranks take the same branch, because the totals are the same on every rank. The
             # optimizer step may be collective, so a rank on its own must not skip it.
@@ -99,16 +99,16 @@ class Stepper:
     ) -> Totals:
         """Sum all values that the ranks must agree on, in one all-reduce at the end of the step."""
         counts = torch.stack([sums.loss, sums.z_loss, sums.tokens, norm2])
-        # Fill in place: the host would wait for the copy of a tensor made from Python numbers.
-        told = torch.zeros(3 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
+        # Filled in place, because `torch.tensor` of Python numbers would wait for its copy.
+        flags = torch.zeros(3 + len(Sums._fields), dtype=torch.float64, device=norm2.device)
         for place, number in enumerate(
             (float(stop), float(save_failed), float(every), *self.batches.read)
         ):
-            told[place] = number
-        vector = torch.cat([counts, told])
+            flags[place] = number
+        vector = torch.cat([counts, flags])
         dist.all_reduce(vector)
         loss, z_loss, tokens, norm2_sum, stops, failures, wanted, *read = vector.tolist()
-        # The tp ranks of one group have all counted the same tokens.
+        # All tp ranks of a group have counted the same tokens.
         loss, z_loss, tokens = (value / self.ranks.tp for value in (loss, z_loss, tokens))
         return Totals(
             loss=loss / tokens if tokens else math.nan,

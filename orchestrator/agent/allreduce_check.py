@@ -30,7 +30,7 @@ def render(order: CheckFabric, place: HostPlace, until: float) -> list[str]:
         until: when the child gives up, on the monotonic clock.
     """
     return [
-        *command(place.python, "trainer.rank.fabric"),
+        *command(place.python, "trainer.rank.allreduce_check"),
         f"--check={order.check}",
         f"--rank={order.rank}",
         f"--address={order.master_address}",

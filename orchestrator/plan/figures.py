@@ -2,10 +2,10 @@
 
 
 def show_bytes(count: int) -> str:
-    """`count` bytes for a person: 3 digits and a binary unit."""
+    """`count` bytes with 3 digits and a binary unit."""
     size, units = float(count), iter(("B", "KiB", "MiB", "GiB"))
     for unit in units:
-        if size < 999.5:  # above, it would be rounded to 1e+03
+        if size < 999.5:  # larger values would be formatted as 1e+03
             return f"{size:.3g} {unit}"
         size /= 1024
     return f"{size:.3g} TiB" if size < 1000 else f"{size:.0f} TiB"
@@ -19,7 +19,7 @@ def show_seconds(seconds: float) -> str:
 
 
 def show_traffic(count: float) -> str:
-    """Bytes on a wire, which are counted in powers of ten as its rate is."""
+    """Bytes of traffic with a decimal unit, as in data rates."""
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= factor:
             return f"{three_digits(count / factor)} {unit}"

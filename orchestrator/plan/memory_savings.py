@@ -1,7 +1,7 @@
-"""Changes that let a job run after it was out of memory, the cheapest first.
+"""Changes of a spec with which a job runs after it was out of memory, the cheapest first.
 
-Changes that train the same come first: other splits, smaller micro batches and more recomputation,
-by step time. Then come those of `search/smallest_change.py`.
+Changes that do not change training come first (other splits, smaller micro batches, more
+recomputation), ordered by step time. Then come those of `search/smallest_change.py`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ from orchestrator.plan.search.edits import Edits, Value, apply, show_edits, valu
 
 SHOWN = 3
 ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
-"""Keys whose change trains something else, or on other hosts."""
+"""Keys whose change affects what is trained, or the hosts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class MemorySaving:
     """Changed keys of the spec."""
     price: str
     plan: Plan | None = None
-    """The plan, where it trains the same on the same hosts."""
+    """None if the change affects what is trained, or the hosts."""
 
     def __str__(self) -> str:
         return f"{show_edits(self.edits)}  ({self.price})"
@@ -50,18 +50,17 @@ def memory_savings(
         best = None
     found = [] if best is None else list(_chosen(spec, inventory, config, best, former))
     if len(found) < SHOWN:
-        known = [way.edits for way in found]
-        relieved = _relieved(spec, inventory, config, former)
-        found += _unlike(known, relieved)
+        known = [saving.edits for saving in found]
+        found += _without_known(known, _fixed_keys_changed(spec, inventory, config, former))
     return tuple(found[:SHOWN])
 
 
-def _unlike(known: list[Edits], ways: Iterable[MemorySaving]) -> Iterator[MemorySaving]:
-    """Two kinds of change may give the same edits."""
-    for way in ways:
-        if way.edits not in known:
-            known.append(way.edits)
-            yield way
+def _without_known(known: list[Edits], savings: Iterable[MemorySaving]) -> Iterator[MemorySaving]:
+    """Two kinds of change may give the same edits; each is shown once."""
+    for saving in savings:
+        if saving.edits not in known:
+            known.append(saving.edits)
+            yield saving
 
 
 def _chosen(
@@ -71,7 +70,7 @@ def _chosen(
     choices = [best.choice, *best.alternatives]
     for number, choice in enumerate(choice for choice in choices if choice is not None):
         found = best
-        # A choice does not say how many stages a rank has.
+        # An alternative does not record the stages per rank, so plan again to get them.
         if number and choice.schedule is not None:
             found = plan(apply(spec, _decided(spec, choice, "auto")), inventory, config)
         decided = _decided(spec, choice, found.pipeline.stages_per_rank)
@@ -80,7 +79,7 @@ def _chosen(
 
 
 def _decided(spec: JobSpec, choice: Choice, stages: Value) -> dict[str, Value]:
-    """Every key that the planner decides, fixed, so that it decides the same next time."""
+    """All keys that the planner decided, as fixed values, so that the next plan is the same."""
     degrees: dict[str, Value] = {f"parallel.{a}": getattr(choice.mesh, a) for a in AXES}
     more: dict[str, Value] = {
         "train.micro_batch_size": choice.micro_batch_size,
@@ -101,34 +100,34 @@ def _price(choice: Choice, former: Plan | None) -> str:
     return f"{words} instead of {show_seconds(former.time.step_s)}"
 
 
-def _relieved(
+def _fixed_keys_changed(
     spec: JobSpec, inventory: Inventory, config: Mapping[str, Any], former: Plan
 ) -> Iterator[MemorySaving]:
     """Other values for keys that the spec fixes.
 
-    Nothing is left to the planner: a resumed job plans with the full memory of a device, and the
-    planner would choose the plan that did not fit again.
+    All keys get fixed values. A resumed job plans with the full memory of a device, so with `auto`
+    the planner would again choose the plan that did not fit.
     """
-    for way in memory_changes(spec, inventory, config):
+    for change in memory_changes(spec, inventory, config):
         try:
-            changed = apply(spec, way.edits)
+            changed = apply(spec, change.edits)
             found = plan(changed, _with_hosts(inventory, changed.cluster.hosts), config)
         except (PlanError, Invalid):
             continue
         assert found.choice is not None
         decided = _decided(changed, found.choice, found.pipeline.stages_per_rank)
-        edits = {path: value for path, value in way.edits.items() if value != "auto"} | {
+        edits = {path: value for path, value in change.edits.items() if value != "auto"} | {
             path: value for path, value in decided.items() if value_at(spec, path) != value
         }
-        same = not ANOTHER_JOB & way.edits.keys()
+        same = not ANOTHER_JOB & change.edits.keys()
         price = _price(found.choice, former if same else None)
         if len(edits) > len(decided.keys() & edits.keys()):
-            price = f"{way.price}; {price}"  # More than the split is changed.
+            price = f"{change.price}; {price}"  # more than the split changes
         yield MemorySaving(edits=edits, price=price, plan=found if same else None)
 
 
 def _with_hosts(inventory: Inventory, count: int) -> Inventory:
-    """Adds hosts of the same kind up to `count`; the inventory does not have them yet."""
+    """Adds hosts of the same kind up to `count`, which the inventory does not have yet."""
     like = inventory.hosts[-1]
     more = range(len(inventory.hosts), count)
     added = [replace(like, name=f"another-{number}") for number in more]

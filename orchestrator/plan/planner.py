@@ -65,7 +65,7 @@ def _space(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Space:
     fabric = fabric_of(spec, inventory)
     if fabric is None:
         raise PlanError(
-            "the hardware of the hosts is unknown: the inventory names no profile",
+            "the hardware of the hosts is unknown: the inventory has no profile",
             fix="name one in the inventory, for example profile: h100-sxm-80gb",
         )
     return Space(spec, shape, fabric)
@@ -97,7 +97,7 @@ def _too_large(space: Space, inventory: Inventory, found: Found) -> PlanError:
     fixes = smallest_changes(space, inventory)
     fix = "the smallest changes that fit:\n    " + "\n    ".join(map(str, fixes))
     if not fixes:
-        fix = "take a smaller model, or devices with more memory"
+        fix = "use a smaller model, or devices with more memory"
     return PlanError("\n  ".join([_head(space.spec), reason, *families]), fix=fix)
 
 
@@ -151,7 +151,7 @@ def _decided(option: Option, ranks_per_host: int) -> Plan:
 def _placed(
     space: Space, mesh: Mesh, inventory: Inventory, traffic: tuple[Traffic, ...]
 ) -> tuple[tuple[str, ...], PlacementCost | None]:
-    """Which host takes which node: in name order where the switches are unknown."""
+    """The host of each node; in name order if the switches are unknown."""
     devices = space.fabric.devices_per_host
     hosts = inventory.with_devices(devices)
     switches = tree_of(hosts)

@@ -67,8 +67,7 @@ def setup_of(
     kind: Checkpointing,
     pipeline: PipelineSpec | None = None,
 ) -> Setup:
-    """`spec` with every open key decided. By default weights are resharded and the pipeline is
-    that of `spec`."""
+    """The setup for `spec` with all open keys decided. `pipeline` defaults to that of the spec."""
     train, parallel, fsdp = spec.train, spec.parallel, spec.parallel.fsdp
     return Setup(
         shape=shape,

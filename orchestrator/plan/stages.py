@@ -18,7 +18,8 @@ from orchestrator.contract.spec.pipeline_spec import (
 from orchestrator.plan.model.shape import ModelShape
 
 STAGES_AT_ONCE = 3
-"""Stages of a rank that torch's schedules keep gathered at once (`_add_unshard_reshard`)."""
+"""Stages of a rank that torch's schedules keep gathered at the same time
+(`_add_unshard_reshard`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +42,13 @@ class StageRank:
     is_first: bool
     is_last: bool
     kept: float
-    """Most micro batches whose activations the rank keeps at once, counted over all its layers."""
+    """Largest number of micro batches whose activations the rank stores at the same time."""
 
 
 def stage_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> tuple[StageRank, ...]:
-    """Every rank along pp, of a job whose sequences have `tokens`."""
+    """All ranks along pp; `tokens` is the sequence length."""
     return tuple(
         StageRank(
             layers=held.layers,
@@ -61,7 +62,7 @@ def stage_ranks(
 
 def _kept(held: StageLayers, pp: int, spec: PipelineSpec, rank: int, micro_batches: int) -> float:
     if pp == 1:
-        return 1  # one micro batch goes back before the next goes forward
+        return 1  # the backward pass of a micro batch comes before the next forward pass
     if spec.schedule == BACK_AND_FORTH:
         return _kept_layers(pp, rank, micro_batches, *held.stages) / held.layers
     return kept_passes(spec, pp, rank, micro_batches) / spec.stages
@@ -71,9 +72,9 @@ def _kept(held: StageLayers, pp: int, spec: PipelineSpec, rank: int, micro_batch
 def layers_along_pp(
     shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
 ) -> tuple[StageLayers, ...]:
-    """For every rank along pp.
+    """The layers of each rank along pp.
 
-    Rule `pp-layers` refuses fewer layers than stages; here each stage then counts as one layer.
+    Rule `pp-layers` refuses more stages than layers. Here each stage then counts as one layer.
     """
     if pp == 1:
         layers = shape.num_layers
@@ -90,16 +91,18 @@ def layers_along_pp(
 
 
 def _kept_layers(pp: int, rank: int, micro_batches: int, down: int, up: int) -> int:
-    """Layers of `rank` that have gone forward and not yet back, in ZBV: at the end of its warm-up,
-    as torch's `ScheduleZBVZeroBubble` has it, when the arm up of the V has done one for each rank
-    above and one more."""
+    """Layers of `rank` with stored activations in ZBV, at the end of the warm-up.
+
+    As in torch's `ScheduleZBVZeroBubble`: the second arm of the V has then run `rank` + 1 micro
+    batches.
+    """
     first_arm = min(micro_batches, 2 * pp - 1 - rank)
     return first_arm * down + min(micro_batches, rank + 1) * up
 
 
 @cache
 def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[int, int], ...]:
-    """First layer and stop of each stage, as the trainer cuts them."""
+    """First layer and stop layer of each stage, as in the trainer."""
     costs = layer_costs(
         num_layers=max(shape.num_layers, num_stages),
         layer_matrices=shape.layer_matrices,
@@ -112,13 +115,13 @@ def stage_cuts(shape: ModelShape, num_stages: int, tokens: int) -> tuple[tuple[i
 
 
 def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> int:
-    """Passes through single stages that `rank` has gone forward and not yet back, at most.
+    """Largest number of forward passes of `rank`, per stage, whose backward pass is still to come.
 
-    GPipe goes forward with all (Huang et al. 2019, section 2.3); 1F1B with as many as there are
-    stages behind (Narayanan et al. 2019, PipeDream-Flush); interleaved 1F1B warms up with every
-    stage but the last for a round, and two more for each rank behind (Narayanan et al. 2021,
-    section 2.2; torch's `_get_warmup_ops`); ZBV keeps what 1F1B's first rank keeps, on every rank
-    (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory", section 4).
+    GPipe: all (Huang et al. 2019, section 2.3). 1F1B: one for this and each following rank
+    (Narayanan et al. 2019, PipeDream-Flush). Interleaved 1F1B: the warm-up runs a round of all
+    stages but the last, and two more for each following rank (Narayanan et al. 2021, section 2.2;
+    torch's `_get_warmup_ops`). ZBV: each rank stores as much as the first rank of 1F1B (Qi et al.
+    2024, "Pipeline Parallelism with Controllable Memory", section 4).
     """
     most = micro_batches * spec.stages
     match spec.schedule:
@@ -138,30 +141,30 @@ def kept_passes(spec: PipelineSpec, pp: int, rank: int, micro_batches: int) -> i
 def stage_gathers(
     spec: PipelineSpec, pp: int, rank: int, micro_batches: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Each gathering of each stage of `rank`, where it has several: how many passes through other
-    stages are between the asking and the first use.
+    """For each stage of `rank` and each of its gathers: the number of passes through other stages
+    between the start of the gather and its first use.
 
-    torch's schedules gather a whole stage before its first pass and free it when it is not among
-    the next three that the rank needs (`_add_unshard_reshard`).
+    torch's schedules gather a whole stage before its first pass, and free it if it is not among the
+    next three stages that the rank needs (`_add_unshard_reshard`).
     """
     if spec.stages <= STAGES_AT_ONCE:
         return tuple((stage,) for stage in range(spec.stages))
     passes = list(_interleaved_passes(spec, pp, rank, micro_batches))
     gathered: list[list[int]] = [[] for _ in range(spec.stages)]
-    there: Collection[int] = ()
+    current: Collection[int] = ()
     for at in range(len(passes)):
         needed = _next_stages(passes, at)
         for stage, ahead in needed.items():
-            if stage not in there:
+            if stage not in current:
                 gathered[stage].append(ahead)
-        there = needed
+        current = needed
     return tuple(map(tuple, gathered))
 
 
 def _interleaved_passes(
     spec: PipelineSpec, pp: int, rank: int, micro_batches: int
 ) -> Iterator[int]:
-    """Which of its stages `rank` passes a micro batch through, or back, one after the other."""
+    """The stages of the forward and backward passes of `rank`, in the order of the schedule."""
     stages, total = spec.stages, micro_batches * spec.stages
     a_round = _round(pp, micro_batches)
     warmup = min(total, (stages - 1) * a_round + 2 * (pp - 1 - rank))
@@ -183,7 +186,7 @@ def _next_stages(passes: Sequence[int], at: int) -> dict[int, int]:
 
 
 def _round(pp: int, micro_batches: int) -> int:
-    """Micro batches that interleaved 1F1B passes through one stage before it turns to the next."""
+    """Micro batches that interleaved 1F1B runs through one stage before it switches to the next."""
     return micro_batches // max(1, micro_batches // pp)
 
 
@@ -191,7 +194,7 @@ def _round(pp: int, micro_batches: int) -> int:
 def most_sends(spec: PipelineSpec, pp: int) -> int:
     """Hidden states and gradients that the busiest rank sends to other ranks per micro batch.
 
-    The ends of a pipeline have one neighbour, and two neighbours in a V are on one rank.
+    The ends of a pipeline have only one neighbour. In a V, one rank has two neighbouring stages.
     """
     sends: Counter[int] = Counter()
     for stage in range(pp * spec.stages - 1):
@@ -207,9 +210,9 @@ def can_run(spec: PipelineSpec, pp: int, micro_batches: int) -> bool:
 
 
 def bubble(spec: PipelineSpec, pp: int, micro_batches: int) -> float | None:
-    """Share of a step that a rank waits, if all stages are equally fast.
+    """Share of a step that a rank is idle, if all stages are equally fast.
 
-    (pp - 1) / (v m + pp - 1) with v stages a rank (Narayanan et al. 2021, section 2.2). None for
+    (pp - 1) / (v m + pp - 1) with v stages per rank (Narayanan et al. 2021, section 2.2). None for
     ZBV, which fills most of the bubble with weight gradients.
     """
     if spec.schedule == "zbv":

@@ -1,4 +1,4 @@
-"""The trainer's configuration for a plan."""
+"""Creates the trainer's configuration for a plan."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,9 +12,10 @@ from orchestrator.contract.spec.job_spec import JobSpec
 def trainer_config(
     spec: JobSpec, plan: Plan, config: Mapping[str, Any], out: str
 ) -> TrainingConfig:
-    """Every `auto` of the split is decided and the model's config is inline.
+    """The trainer's configuration, with the plan's value for each `auto` and the model's config
+    inline.
 
-    The trainer itself decides `auto` for data formats and module classes.
+    The trainer decides `auto` for data formats and module classes itself.
     """
     fsdp, limits = spec.parallel.fsdp, spec.resilience
     given = (limits.init_timeout, limits.checkpoint_timeout, limits.hang_timeout)

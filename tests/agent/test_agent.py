@@ -851,7 +851,9 @@ def test_an_agent_takes_part_in_a_check_of_the_fabric_once(tmp_path: Path) -> No
         said = json.dumps({key: getattr(verdict, key) for key in ("check", "host", "state")})
         child = Path(here.agent.config.place.python)
         line = said[:-1] + ', "seconds": 0.25}'
-        child.write_text(f'#!/bin/sh\n[ $3 = trainer.rank.fabric ] || exec {sys.executable} "$@"\n')
+        child.write_text(
+            f'#!/bin/sh\n[ $3 = trainer.rank.allreduce_check ] || exec {sys.executable} "$@"\n'
+        )
         with child.open("a") as program:
             program.write(f"echo run >> {tmp_path}/runs\necho '{line}'\n")
         await here.leader.hear(Register)

@@ -23,7 +23,7 @@ from orchestrator.detect.fabric import judge
 from orchestrator.posix.locks import is_free
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S, LoopClock, run_with_clock, until, wait_for
-from trainer.rank.fabric import link_order
+from trainer.rank.allreduce_check import link_order
 
 HOSTS = ("node1", "node2", "node3")
 
@@ -64,7 +64,7 @@ def child_of(rank: int, port: int) -> int | None:
         with contextlib.suppress(OSError):
             title = (folder / "cmdline").read_text()
             if (
-                f" trainer.rank.fabric --check=7 --rank={rank} " in title
+                f" trainer.rank.allreduce_check --check=7 --rank={rank} " in title
                 and f"--port={port} " in title
             ):
                 return int(folder.name)
@@ -148,7 +148,7 @@ def playing(folder: Path, program: str) -> str:
     """A python that runs `program`, of a shell, where the check is asked for."""
     python = folder / "python"
     python.write_text(
-        f'#!/bin/sh\ncase "$3" in\ntrainer.rank.fabric) {program} ;;\n'
+        f'#!/bin/sh\ncase "$3" in\ntrainer.rank.allreduce_check) {program} ;;\n'
         f'*) exec {sys.executable} "$@" ;;\nesac\n'
     )
     python.chmod(0o755)
@@ -205,8 +205,8 @@ def test_a_python_that_is_not_there_is_an_answer_too(tmp_path: Path) -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     words = render(an_order(2, 23_456, 30.0), a_place(tmp_path, "node3"), until=1234.5)
-    assert words[words.index("trainer.rank.fabric") :] == [
-        "trainer.rank.fabric",
+    assert words[words.index("trainer.rank.allreduce_check") :] == [
+        "trainer.rank.allreduce_check",
         "--check=7",
         "--rank=2",
         "--address=127.0.0.1",

@@ -337,7 +337,7 @@ def test_problems_of_the_spec_are_in_the_same_list() -> None:
 @pytest.mark.parametrize(
     ("queue", "paths", "queues", "verdict", "words"),
     [
-        (None, KUEUE, [], "note", "Kueue v1beta1 is there; no cluster.kubernetes.queue is set"),
+        (None, KUEUE, [], "note", "Kueue v1beta1 is installed; no cluster.kubernetes.queue is set"),
         ("train", {}, [], "stops", "cluster.kubernetes.queue=train, but Kueue is not installed"),
         ("train", KUEUE, [], "stops", "there is no train in team-a"),
         ("train", KUEUE, [{"metadata": {"name": "train"}}], "ok", "train"),

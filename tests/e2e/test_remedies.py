@@ -3,7 +3,7 @@
 import pytest
 
 from tests.e2e.job import Ndctl, assert_nothing_left
-from trainer.data.ledger_check import first_mistake, fold
+from trainer.data.ledger_check import first_mistake, replay
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(600)]
 
@@ -18,7 +18,7 @@ def test_a_spoiled_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) 
     (incident,) = ndctl.status()["incidents"]
     assert (incident["failure"], incident["remedy"]) == ("nan-loss", "rollback")
     assert "rollback to checkpoint step-8 as attempt 2, skipping batches 9 to 14" in done.out
-    standing = fold((ndctl.run_dir / "samples.jsonl").read_text().splitlines())
+    standing = replay((ndctl.run_dir / "samples.jsonl").read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=standing.steps) is None
     assert [str(window) for window in standing.skipped] == ["9 to 14"]

@@ -47,7 +47,7 @@ class Host:
 
 @dataclass
 class Line:
-    """One rank a host; whoever drives it says what the ranks do, and lets time pass."""
+    """One rank per host. The caller says what the ranks do, and lets time pass."""
 
     watch: HeartbeatMonitor
     hosts: int

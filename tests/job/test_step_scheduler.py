@@ -421,7 +421,7 @@ def limit_near(job: Job) -> Requeue:
 
 
 def test_a_host_that_was_drained_may_be_used_after_a_run_without_it() -> None:
-    """A chain of runs over weeks would be left without hosts, though all were mended long ago."""
+    """Otherwise a job of weeks would run out of hosts, although all were fixed long ago."""
     job = scheduled().running()
     flag(job, "host-1")
     first = one(job.stops(), Requeue)
@@ -574,7 +574,7 @@ def test_an_agent_that_dies_while_ranks_leave_for_a_drained_host_is_asked_for_ag
     )
 
 
-# Hosts that are no good
+# Hosts that cannot be used
 
 
 def test_a_host_that_was_culprit_twice_is_not_used_any_more() -> None:

@@ -1,4 +1,4 @@
-"""Where a scheduler replaces hosts itself: the others wait in place for whoever comes instead."""
+"""A scheduler that replaces hosts itself: the others wait in place for the successor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -254,7 +254,7 @@ def test_a_host_that_is_no_good_is_sent_away_once() -> None:
 
 
 def comes_back(job: Job, host: str, pid: int) -> float:
-    """Until it is sent away again: for how many seconds it stays."""
+    """How many seconds the host stays until it is replaced again."""
     assert job.loses(host) == ()
     assert job.registers(host, pid=pid, findings=(BROKEN,)) == ()
     came_at = job.at

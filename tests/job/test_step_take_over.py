@@ -164,7 +164,7 @@ def test_who_is_expected_back_and_where() -> None:
     next_run = Job(hosts=3).granted(restarts=1).allocation
     assert not takes_over(job.run, next_run), "another run of the job has other agents"
     moving = Job().granted(successor_s=300.0).running()
-    assert not takes_over(moving.run, moving.allocation), "its pods come anew"
+    assert not takes_over(moving.run, moving.allocation), "its pods are created again"
     assert not takes_over(Job().running().run, None)
 
 

@@ -198,17 +198,17 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "parallel__pipeline": {"schedule": "zbv"},
             "train__activation_checkpointing": "selective",
         },
-        "train.activation_checkpointing=selective: zbv goes backward twice",
+        "train.activation_checkpointing=selective: zbv runs two backward passes",
         "--set parallel.pipeline.schedule=1f1b",
     ),
     (
         {"parallel__cp": 2, "data__sequence_length": 254},
-        "parallel.cp=2: ring cuts the 254 tokens of a sequence into 2 x cp equal parts (here 4)",
+        "parallel.cp=2: ring splits the 254 tokens of a sequence into 2 x cp equal parts (here 4)",
         "--set parallel.context=ulysses",
     ),
     (
         {"parallel__cp": 2, "data__sequence_length": 255, "parallel__context": "ulysses"},
-        "ulysses cuts the 255 tokens of a sequence into cp equal parts (here 2)",
+        "ulysses splits the 255 tokens of a sequence into cp equal parts (here 2)",
         "--set data.sequence_length=254",
     ),
     (
@@ -218,7 +218,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"parallel__cp": 2, "parallel__tp": 2, "data__sequence_length": 258},
-        "parallel.cp=2: ring cuts the 258 tokens",
+        "parallel.cp=2: ring splits the 258 tokens",
         "--set data.sequence_length=256",
     ),
     (
@@ -349,7 +349,7 @@ def test_a_misspelt_key_of_the_config_is_noted() -> None:
     del config["hidden_size"]
     notes = planned(job(), config).notes
     assert [note for note in notes if "hiden_size" in note] == [
-        "the model's config has hiden_size, which means nothing; did you mean hidden_size?"
+        "the model's config has the unknown key hiden_size; did you mean hidden_size?"
     ]
     assert not any("torch_dtype" in note for note in notes)
 
@@ -630,13 +630,13 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 64, "n_layer": 4, "n_
 def test_a_model_with_fused_projections_is_never_cut_by_tensors() -> None:
     assert planned(job(), GPT2).mesh == Mesh(dp_shard=4)
     error = refused(job(parallel__tp=2), GPT2)
-    assert "the projections of gpt2 are fused and cannot be cut" in error.message
+    assert "the fused projections of gpt2 cannot be sharded" in error.message
     assert "--set parallel.tp=1" in error.fix
 
 
 def test_dropout_inside_attention_stands_against_context_parallel() -> None:
     assert (
-        "no dropout, and the model's config asks for 0.1 [cp-dropout]"
+        "no dropout, but the model's config sets 0.1 [cp-dropout]"
         in refused(job(parallel__cp=2), GPT2).message
     )
     assert planned(job(parallel__cp=2), {**GPT2, "attn_pdrop": 0.0}).mesh == Mesh(dp_shard=2, cp=2)

@@ -23,7 +23,7 @@ from trainer.checkpoint.state import MODEL
 from trainer.export import files_of, main, parse_size
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.rank.ranks import process_group
 
 TOKENS_BT = torch.randint(0, 256, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def trainer_logits(run: Path) -> torch.Tensor:
     layers = config.num_hidden_layers
     (decoder,) = build_stages(config, [StageSlice(0, layers, layers)])
     allocate(decoder, torch.device("cpu"))
-    decoder.place(torch.arange(TOKENS_BT.shape[1]).unsqueeze(0))
+    decoder.set_positions(torch.arange(TOKENS_BT.shape[1]).unsqueeze(0))
     weights = weights_of(run)
     for name, parameter in decoder.plain_parameters():
         parameter.copy_(weights.pop(name))
@@ -123,7 +123,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
         assert main([str(run), "--out", str(tmp_path / "out"), *options]) == exit_codes.REFUSED
         return capsys.readouterr().err
 
-    assert "holds no complete checkpoint" in refused(tmp_path)
+    assert "has no complete checkpoint" in refused(tmp_path)
     told = refused(run, "--step", "3")
     assert "COMPLETE is missing" in told
     assert "step-2, step-4" in told
@@ -135,10 +135,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     shard.write_bytes(content)
     assert "is damaged: __0_0.distcp has another checksum" in refused(damaged)
     shard.write_bytes(bytes(len(content)))
-    assert "cannot be loaded" in refused(damaged, "--no-verify")
+    assert "failed to load" in refused(damaged, "--no-verify")
     assert {path.name for path in tmp_path.iterdir()} == {"damaged"}
     (tmp_path / "out").mkdir()
-    assert "exists already" in refused(run)
+    assert "already exists" in refused(run)
 
 
 def test_the_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_what_a_full_disk_cut_off_is_finished_when_there_is_room(
         return write(fd, data[:fits])
 
     file = MetricsFile(tmp_path / "metrics.jsonl")
-    monkeypatch.setattr("trainer.measure.lines.os.write", on_a_small_disk)
+    monkeypatch.setattr("trainer.measure.line_file.os.write", on_a_small_disk)
     for step in (1, 2):
         file.append(replace(METRICS, step=step))
     assert len((tmp_path / "metrics.jsonl").read_bytes()) == 10
@@ -74,11 +74,11 @@ def test_of_a_disk_that_stays_full_not_more_is_kept_than_fits(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
-    monkeypatch.setattr("trainer.measure.lines.MOST_WAITING", 10)
+    monkeypatch.setattr("trainer.measure.line_file.MAX_WAITING_BYTES", 10)
     file = MetricsFile(Path("/dev/full"))
     for _ in range(3):
         file.append(METRICS)
-    assert caplog.text.count("is left out: too many wait") == 2
+    assert caplog.text.count("dropped a line of") == 2
 
 
 def test_a_full_disk_costs_metrics_and_not_the_training(

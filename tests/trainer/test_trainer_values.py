@@ -19,7 +19,7 @@ from tests.trainer.trainer_launch import tiny
 from trainer.config import complete, load_config, parse_yaml
 from trainer.optimizer import lr_at
 from trainer.rank.drills import drills_due, read_drills
-from trainer.rank.emit import Reporter, raised_of
+from trainer.rank.reporter import Reporter, raised_of
 from trainer.rank.signals import StopRequest
 
 
@@ -61,7 +61,7 @@ def test_json_and_yaml_configurations_are_read_alike(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     (tmp_path / "a.json").write_text(yaml.safe_dump(config, default_flow_style=True, width=10**6))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(TrainingError, match="cannot read the configuration"):
+    with pytest.raises(TrainingError, match="failed to read the configuration"):
         load_config(tmp_path / "a.json")
     assert load_config(tmp_path / "a.yaml") == decode(TrainingConfig, config)
 
@@ -86,19 +86,19 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "world_size", "message"),
     [
-        (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage, and there are 1"),
+        (pipeline("1f1b", micro=8), 2, "be at least 2, one for each stage; it is 1"),
         (
             pipeline("interleaved_1f1b", global_batch_size=10),
             2,
             "equal parts in its 2 rounds",
         ),
-        (pipeline("zbv", activation_checkpointing="selective"), 2, "and zbv has two"),
+        (pipeline("zbv", activation_checkpointing="selective"), 2, "zbv runs two"),
         (pipeline("zbv", compile=True), 2, "cannot split the backward pass of a compiled layer"),
         ({"parallel": {"tp": 2, "dp_shard": 1}}, 4, "for 2 ranks, but torchrun started 4"),
-        ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients there"),
-        ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the ranks are 0 to 1"),
-        ({"optimizer": {"name": "adafactor"}}, 2, "fails on parameters cut over ranks"),
-        ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "cut over ranks"),
+        ({"parallel": {"tp": 2}, "compile": True}, 2, "torch computes wrong gradients"),
+        ({"profile": {"at_step": 1, "ranks": [0, 2]}}, 2, "the job has ranks 0 to 1"),
+        ({"optimizer": {"name": "adafactor"}}, 2, "fails on sharded parameters"),
+        ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "sharded parameters"),
     ],
 )
 def test_what_the_trainer_cannot_do_is_refused(

@@ -45,8 +45,8 @@ from trainer.optimizer import build_optimizer
 from trainer.parallel import building, ddp, fsdp
 from trainer.parallel.building import build_model
 from trainer.parallel.tied import TiedWeight
-from trainer.rank.emit import Reporter
 from trainer.rank.ranks import Ranks, arrange, process_group
+from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 
 
@@ -185,7 +185,7 @@ def run_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         optimizers_built() as optimizers,
         counted if case.get("count") else nullcontext(),
         frozen.watch() if case.get("frozen") else nullcontext(),
-        mock.patch.object(Checkpoints, "save_for_sure") if case.get("unsaved") else nullcontext(),
+        mock.patch.object(Checkpoints, "save_or_raise") if case.get("unsaved") else nullcontext(),
     ):
         try:
             code, refused = train_on(ranks, config, runtime), ""

@@ -1,1 +1,1 @@
-"""Checkpoints: what they hold, how they are written and completed, and how a job goes on."""
+"""Checkpoints: their content, when and how they are saved, and how a job resumes from one."""

@@ -1,4 +1,4 @@
-"""One checkpoint, written by all ranks together: shards, manifest, marker, and one outcome."""
+"""Writes one checkpoint on all ranks together: shards, manifest and marker."""
 
 import shutil
 from collections.abc import Mapping
@@ -21,40 +21,41 @@ from trainer.rank.fence import admit_of
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a save, the same on every rank."""
+    """Outcome of a save, the same on every rank."""
 
     why: str = ""
-    """Why it failed; empty for one that is complete."""
+    """Why it failed; empty if the checkpoint is complete."""
     num_bytes: int = 0
 
 
-def write_together(
+def write_on_all_ranks(
     snapshot: dict[str, Any],
     folder: Path,
     step: int,
     env: RankEnv,
     group: dist.ProcessGroup,
 ) -> Outcome:
-    """Write `snapshot` as the complete checkpoint of `step`; never raises for what a disk does."""
+    """Write `snapshot` as the complete checkpoint of `step`. I/O errors are in the outcome."""
     partial = folder / partial_name(step, env.attempt)
     if env.rank == 0:
-        # The others write only after rank 0 has joined the save, so after this.
+        # Other ranks write only after rank 0 has joined `save`, so none of their files
+        # exists yet.
         shutil.rmtree(partial, ignore_errors=True)
     writer = Writer(partial)
     try:
         save(snapshot, storage_writer=writer, process_group=group)
         outcome = _complete(partial, writer.files.written, _trained(snapshot), step, env, group)
-    # torch's CheckpointException, which all ranks get when one has failed, is not an Exception.
-    except (Exception, CheckpointException) as exc:  # noqa: BLE001 (told by the caller)
+    # If one rank fails, all get torch's CheckpointException, which is not an Exception.
+    except (Exception, CheckpointException) as exc:  # noqa: BLE001 (the caller reports it)
         outcome = Outcome(why_of(exc, partial))
     if outcome.why and env.rank == 0:
-        # What was written of it may be what fills the disk.
+        # Free the space, because the partial files may be what filled the disk.
         shutil.rmtree(partial, ignore_errors=True)
     return outcome
 
 
 def _trained(snapshot: Mapping[str, Any]) -> Trained | None:
-    """What the marker tells of `Progress`, which is in the shards, to those without torch."""
+    """The part of `Progress` that the marker repeats, for readers without torch."""
     if PROGRESS not in snapshot:
         return None
     progress = Progress.from_json(snapshot[PROGRESS])
@@ -75,14 +76,15 @@ def _complete(
     env: RankEnv,
     group: dist.ProcessGroup,
 ) -> Outcome:
-    """Gather what each rank wrote, let rank 0 complete it, and tell all how that went."""
-    first = env.rank == 0
-    everyones: list[Any] | None = [None] * env.world_size if first else None
-    dist.gather_object(written, everyones, dst=0, group=group)
+    """Gather the file lists on rank 0, which completes the checkpoint and broadcasts the
+    outcome."""
+    written_by_rank: list[Any] | None = [None] * env.world_size if env.rank == 0 else None
+    dist.gather_object(written, written_by_rank, dst=0, group=group)
     answer: list[Any] = [None]
-    if everyones is not None:
-        files = {name: file for each in everyones for name, file in each.items()}
+    if written_by_rank is not None:
+        files = {name: file for each in written_by_rank for name, file in each.items()}
         try:
+            # If a newer attempt has started, this one must not add a checkpoint.
             admit_of(RunDir(partial.parent.parent), env)()
             commit(
                 partial, files, trained, step=step, attempt=env.attempt, world_size=env.world_size

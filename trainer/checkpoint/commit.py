@@ -1,7 +1,6 @@
-"""Turns a folder of finished writes into a complete checkpoint, and removes those past their time.
+"""Turns a folder of written files into a complete checkpoint, and removes old checkpoints.
 
-Plain files and no torch: what makes a checkpoint complete is written in
-`contract/files/checkpoint_names.py`.
+`contract/files/checkpoint_names.py` defines when a checkpoint is complete.
 """
 
 import json
@@ -26,7 +25,7 @@ from trainer.rank.durable import sync
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file as the rank that wrote it knows it."""
+    """A file, as reported by the rank that wrote it."""
 
     size: int
     """Bytes."""
@@ -42,14 +41,14 @@ def commit(
     attempt: int,
     world_size: int,
 ) -> None:
-    """Complete `partial`, whose `files` are written and synced; a torn one of the step is replaced.
+    """Complete `partial`, whose `files` are written and synced. Replaces a checkpoint of `step`.
 
     Raises:
-        OSError: also when not every file is there as it was written.
+        OSError: writing failed, or a file is missing or has a different size than was written.
     """
     for name, file in files.items():
-        if (partial / name).stat().st_size != file.size:
-            raise OSError(f"{partial / name} is not the {file.size} bytes that were written")
+        if (size := (partial / name).stat().st_size) != file.size:
+            raise OSError(f"{partial / name} has {size} bytes, but {file.size} were written")
     marker: dict[str, Any] = {
         "step": step,
         "attempt": attempt,
@@ -63,24 +62,27 @@ def commit(
     sync(partial / MARKER)
     sync(partial)
     final = partial.with_name(final_name(step))
+    # The step was saved before: by an attempt that was rolled back, or incompletely.
     if final.exists():
         shutil.rmtree(final)
+    # The rename comes last: a checkpoint has its final name only if all its files are on the disk.
     partial.rename(final)
     sync(final.parent)
 
 
 def remove_old(checkpoints: Path, step: int, spec: CheckpointSpec) -> None:
-    """Remove what may go now that the checkpoint of `step` is complete, and what is half-written.
+    """Remove old and partial checkpoints, now that the checkpoint of `step` is complete.
 
-    To be called when no write is going on.
+    Call it while no save is in progress.
     """
     folders = {path: step_of(path.name) for path in checkpoints.iterdir()}
     complete = {s for path, s in folders.items() if s is not None and not defect_of(path)}
-    gone = superfluous(complete, step, spec.keep, spec.keep_every)
-    oldest_kept = min(complete - gone, default=0)
-    for path, of in folders.items():
-        if of is None:
-            continue
-        torn = of < oldest_kept and of not in complete
-        if of in gone or torn or ".partial-" in path.name:
+    removable = superfluous(complete, step, spec.keep, spec.keep_every)
+    oldest_kept = min(complete - removable, default=0)
+    for path, folder_step in folders.items():
+        if folder_step is None:
+            continue  # not a checkpoint: a file of the user's, for example
+        # Damaged ones are removed once they are older than all checkpoints that are kept.
+        damaged = folder_step < oldest_kept and folder_step not in complete
+        if folder_step in removable or damaged or ".partial-" in path.name:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Reads parts of a checkpoint in one process alone, with no other rank to talk to."""
+"""Reads parts of a checkpoint in one process, without collectives."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,29 +15,28 @@ from trainer.checkpoint.state import PROGRESS, Progress
 
 
 class CheckpointReader:
-    """What lies in the complete checkpoint `folder`.
+    """The content of the complete checkpoint `folder`.
 
     Raises:
-        TrainingError: here and in every method, when it cannot be read.
+        TrainingError: reading failed. All methods raise it too.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
-            self._reader = _KnowingReader(folder)
-        # What unpickling garbage raises is anything.
-        except Exception as exc:
+            self._reader = _CachedMetadataReader(folder)
+        except Exception as exc:  # unpickling a damaged file can raise anything
             raise self._unreadable(exc) from exc
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """Of the tensors."""
-        entries = self._reader.known.state_dict_metadata
+        """Shape of each tensor."""
+        entries = self._reader.metadata.state_dict_metadata
         return {n: e.size for n, e in entries.items() if isinstance(e, TensorStorageMetadata)}
 
     def tensors(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """The whole tensors, put together from what the ranks wrote."""
-        entries = self._reader.known.state_dict_metadata
+        """The whole tensors, assembled from the shards of all ranks."""
+        entries = self._reader.metadata.state_dict_metadata
         whole: dict[str, torch.Tensor] = {}
         for name in names:
             entry = entries[name]
@@ -65,17 +64,17 @@ class CheckpointReader:
 def unreadable(folder: Path, exc: BaseException) -> TrainingError:
     last = str(exc).strip().splitlines()[-1:]
     return TrainingError(
-        f"{folder} cannot be loaded: {type(exc).__name__}: {''.join(last)}",
-        fix="set checkpoint.verify to true, so that it is passed over, or move it away",
+        f"failed to load {folder}: {type(exc).__name__}: {''.join(last)}",
+        fix="set checkpoint.verify to true to skip damaged checkpoints, or move this one away",
     )
 
 
-class _KnowingReader(FileSystemReader):
-    """Reads what lies where only once, for as many loads as there are."""
+class _CachedMetadataReader(FileSystemReader):
+    """Reads the metadata once instead of at each load."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.known: Metadata = super().read_metadata()
+        self.metadata: Metadata = super().read_metadata()
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self.known
+        return self.metadata

@@ -1,8 +1,8 @@
-"""When checkpoints are written, and what becomes of a save that fails.
+"""Decides when checkpoints are saved, and what happens when a save fails.
 
-Each rank writes its shards, in the background where the spec says so, one save at a time. A
-periodic save that fails costs a warning and is tried again some steps later; the last one of a run
-is tried a few times on the spot.
+Each rank writes its shards, one save at a time, in the background if the spec says so. A periodic
+save that fails is logged and retried some steps later. The last save of a run is retried at once,
+a few times.
 """
 
 import logging
@@ -20,45 +20,45 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from orchestrator.contract.spec.job_spec import CheckpointSpec
-from trainer.checkpoint.collective import Outcome, write_together
+from trainer.checkpoint.auto_interval import AutoInterval, Proposal
+from trainer.checkpoint.collective import Outcome, write_on_all_ranks
 from trainer.checkpoint.commit import remove_old
-from trainer.checkpoint.pace import Pace, Proposal
 from trainer.checkpoint.schedule import Schedule
 from trainer.checkpoint.state import TrainingState
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 
 LOG = logging.getLogger("trainer")
 
 PAUSES_S = (0.5, 1.0, 2.0)
-"""Between the tries of a save that matters; well within the grace that a stopped job has."""
+"""Between the tries of the last save. Their sum is well below the grace period of a stopped job."""
 MOST_STEP_TIMES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveReport:
-    """What a complete checkpoint cost."""
+    """The cost of a complete checkpoint."""
 
     step: int
     num_bytes: int
-    """Of all ranks' files."""
+    """Sum over the files of all ranks."""
     block_s: float
-    """How long training stood still for it."""
+    """Time that training was paused."""
     write_s: float
-    """From its beginning until it was complete."""
+    """Time from the start of the save until it was complete."""
     slowdown: float | None
-    """Median length of the steps that were made meanwhile, over that of those before; None where
-    there were none."""
+    """Median duration of the steps during the save, divided by that of the steps before it; None
+    if no step ran during the save."""
 
     def __str__(self) -> str:
         size = f"{self.num_bytes / 2**20:,.1f} MiB in {self.write_s:.2f} s"
-        slower = "" if self.slowdown is None else f", steps took {self.slowdown:.2f} x meanwhile"
-        return f"{size}, training stood still for {self.block_s:.3f} s{slower}"
+        slower = "" if self.slowdown is None else f", steps took {self.slowdown:.2f} x as long"
+        return f"{size}, training paused for {self.block_s:.3f} s{slower}"
 
 
 class Checkpoints:
-    """The checkpoint folder of a job, as one rank writes to it.
+    """Saves the checkpoints of a job, as one rank.
 
-    Every method is called by all ranks at the same step.
+    All ranks call each method at the same step.
     """
 
     def __init__(
@@ -69,39 +69,41 @@ class Checkpoints:
         reporter: Reporter,
         done: int = 0,
     ) -> None:
-        """`done` steps were made before."""
+        """`done` is the number of steps that earlier attempts have done."""
         self.last: SaveReport | None = None
-        """The last one that was complete."""
+        """The last complete checkpoint."""
         self._folder = folder
         self._state = state
         self._spec = spec
         self._reporter = reporter
         self._env = state.ranks.env
-        self._pace: Pace | None = None
+        self._auto_interval: AutoInterval | None = None
         self._schedule = Schedule(spec.every_steps)
         if spec.every == "auto":
-            self._pace = Pace(self._env)
-            self._schedule = Schedule(self._pace.every or spec.every_steps, since=done)
+            self._auto_interval = AutoInterval(self._env)
+            self._schedule = Schedule(self._auto_interval.every or spec.every_steps, since=done)
         self._proposed: Proposal | None = None
-        self._weighed: SaveReport | None = None
-        # A save in the background talks while training does: it needs a group of its own.
+        self._proposed_from: SaveReport | None = None
+        # A background save runs collectives beside those of training, so it needs its own group.
         self._group = dist.new_group(backend="gloo", group_desc="checkpoint")
         self._stager = DefaultStager(_staging(state.ranks.device))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Outcome] | None = None
-        self._before: deque[float] = deque(maxlen=MOST_STEP_TIMES)
-        self._meanwhile: list[float] = []
+        self._steps_between: deque[float] = deque(maxlen=MOST_STEP_TIMES)
+        """Seconds of the last steps that ran while no save was being written."""
+        self._steps_during: list[float] = []
+        """Seconds of the steps that ran during the last background save."""
         self._writing = False
-        """A save was being written when the present step began."""
+        """A save was being written when the current step began."""
 
     def due(self, step: int) -> bool:
-        """Whether a periodic save is to be made after `step`."""
+        """Whether a periodic save is due after `step`."""
         return self._schedule.due(step)
 
     @property
     def failed(self) -> bool:
-        """This rank knows that the save in the background has failed; the others learn it in the
-        totals of the next step, so that all of them try again at the same one."""
+        """This rank knows that the background save failed. The totals of the next step tell all
+        other ranks, so that all retry at the same step."""
         pending = self._pending
         if pending is None or not pending.done():
             return False
@@ -109,34 +111,43 @@ class Checkpoints:
 
     @property
     def proposed_every(self) -> int:
-        """What this rank wants to be the interval from the next step on, in steps; 0 for as it is.
-        The first rank alone wants anything, and the totals of a step make it known to all."""
+        """New checkpoint interval in steps that rank 0 proposes; 0: unchanged, or another rank. The
+        totals of the next step tell all ranks."""
         return 0 if self._proposed is None else self._proposed.every
 
     def after_step(self, step: int, step_s: float, some_failed: bool, every: int = 0) -> None:
-        """`step` took `step_s` seconds, and in it some rank may have told of a failed save, and the
-        first one of another interval."""
-        (self._meanwhile if self._writing else self._before).append(step_s)
+        """Handle what the totals of `step` said about saves.
+
+        Args:
+            step_s: duration of the step.
+            some_failed: on at least one rank the background save failed.
+            every: new interval that rank 0 proposed; 0: unchanged.
+        """
+        (self._steps_during if self._writing else self._steps_between).append(step_s)
         self._writing = self._pending is not None and not self._pending.done()
         if every:
             self._change(step, every)
         if some_failed:
-            # Ranks whose own write is not over yet wait for it here, which is no hang.
+            # Some ranks may still be writing. The phase tells the agent that this wait is no hang.
             self._reporter.beat("checkpoint")
             self.wait()
             self._try_again(step)
             self._reporter.beat("train")
-        if self._pace is not None and self._env.rank == 0 and not self._writing:
-            self._weigh(self._pace)
+        if self._auto_interval is not None and self._env.rank == 0 and not self._writing:
+            self._propose_interval(self._auto_interval)
 
-    def _weigh(self, pace: Pace) -> None:
-        """What the last complete save cost, once nothing is being written."""
+    def _propose_interval(self, pace: AutoInterval) -> None:
+        """Propose an interval from the cost of the last complete save, once per save."""
         last = self.last
-        if last is None or last is self._weighed:
+        if last is None or last is self._proposed_from:
             return
-        self._weighed = last
+        self._proposed_from = last
         self._proposed = pace.propose(
-            self._schedule.every, last.block_s, last.write_s, self._meanwhile, self._before
+            self._schedule.every,
+            last.block_s,
+            last.write_s,
+            self._steps_during,
+            self._steps_between,
         )
 
     def _change(self, step: int, every: int) -> None:
@@ -144,31 +155,31 @@ class Checkpoints:
         if self._proposed is not None:
             why, self._proposed = self._proposed.why, None
             self._reporter.interval_changed(step, old, every, why)
-            LOG.info("a checkpoint every %d steps from now on, before %d: %s", every, old, why)
+            LOG.info("changed the checkpoint interval from %d to %d steps: %s", old, every, why)
 
     def save(self, step: int) -> None:
-        """A periodic save; a failure is a warning, for the ones before it are still there."""
+        """A periodic save. A failure is only logged, because older checkpoints still exist."""
         begun = time.perf_counter()
         self.wait()
         self._schedule = self._schedule.begun(step)
         if self._spec.async_:
-            # The copy is what training waits for. Its buffers are kept from one save to the next:
-            # the first touch of fresh memory, or pinning it, takes longer than the copy itself.
+            # Training waits for this copy only. The stager keeps its buffers between saves, because
+            # the first touch of new memory, or pinning it, takes longer than the copy itself.
             staged = self._stager.stage(self._state.snapshot(step))
-            assert isinstance(staged, dict)  # and no Future: it is not staged in the background
+            assert isinstance(staged, dict)  # not a Future: `_staging` disables async staging
             block_s = time.perf_counter() - begun
-            self._meanwhile, self._writing = [], True
+            self._steps_during, self._writing = [], True
             self._pending = self._thread.submit(self._write, staged, step, begun, block_s)
             return
         outcome = self._write(self._state.snapshot(step), step, begun)
         if outcome.why:
             self._try_again(step)
 
-    def save_for_sure(self, step: int) -> None:
-        """A save whose outcome matters: returns when it is complete.
+    def save_or_raise(self, step: int) -> None:
+        """The last save of a run; returns when it is complete.
 
         Raises:
-            RuntimeError: on every rank, when all tries failed.
+            RuntimeError: on every rank, if all tries failed.
         """
         self.wait()
         for pause_s in (*PAUSES_S, None):
@@ -182,7 +193,7 @@ class Checkpoints:
         )
 
     def wait(self) -> None:
-        """Return when no save is going on; its failure was told when it happened."""
+        """Return when no save is in progress. A failure was reported when it happened."""
         if self._pending is not None:
             self._pending.exception()
             self._pending = None
@@ -190,24 +201,26 @@ class Checkpoints:
     def _write(
         self, snapshot: dict[str, Any], step: int, begun: float, blocked_s: float | None = None
     ) -> Outcome:
-        """Write and tell what came of it; in the background, training stood still `blocked_s`."""
-        outcome = write_together(snapshot, self._folder, step, self._env, self._group)
+        """Write the checkpoint and report the outcome. `blocked_s` is set for a background save:
+        the time that training was paused."""
+        outcome = write_on_all_ranks(snapshot, self._folder, step, self._env, self._group)
         if outcome.why:
-            self._told_failure(step, outcome.why)
+            self._report_failure(step, outcome.why)
         else:
-            self._told_complete(step, outcome.num_bytes, time.perf_counter() - begun, blocked_s)
+            self._report_complete(step, outcome.num_bytes, time.perf_counter() - begun, blocked_s)
         return outcome
 
-    def _told_complete(
+    def _report_complete(
         self, step: int, num_bytes: int, write_s: float, blocked_s: float | None
     ) -> None:
-        beside = list(self._meanwhile) if blocked_s is not None else []
+        during = list(self._steps_during) if blocked_s is not None else []
+        before = self._steps_between
         self.last = SaveReport(
             step=step,
             num_bytes=num_bytes,
             block_s=write_s if blocked_s is None else blocked_s,
             write_s=write_s,
-            slowdown=median(beside) / median(self._before) if beside and self._before else None,
+            slowdown=median(during) / median(before) if during and before else None,
         )
         if self._env.rank == 0:
             self._reporter.saved(step)
@@ -215,17 +228,17 @@ class Checkpoints:
             try:
                 remove_old(self._folder, step, self._spec)
             except OSError as exc:
-                LOG.warning("old checkpoints could not be removed: %s", exc)
+                LOG.warning("failed to remove old checkpoints: %s", exc)
 
-    def _told_failure(self, step: int, why: str) -> None:
+    def _report_failure(self, step: int, why: str) -> None:
         if self._env.rank == 0:
             self._reporter.save_failed(step, why)
-            LOG.warning("the checkpoint of step %d failed: %s", step, why)
+            LOG.warning("failed to save the checkpoint of step %d: %s", step, why)
 
     def _try_again(self, step: int) -> None:
         self._schedule = self._schedule.failed(step)
         if self._env.rank == 0:
-            LOG.info("training goes on; the next save is tried after step %d", self.next_due(step))
+            LOG.info("training continues; next save after step %d", self.next_due(step))
 
     def next_due(self, step: int) -> int:
         """The first step after `step` at which a periodic save is due."""
@@ -237,7 +250,7 @@ def _staging(device: torch.device) -> StagingOptions:
     return StagingOptions(
         use_pinned_memory=cuda,
         use_shared_memory=False,
-        # The next optimizer step would have to wait for a copy that goes on beside training.
+        # With async staging, the next optimizer step would have to wait for the copy.
         use_async_staging=False,
         use_non_blocking_copy=cuda,
     )

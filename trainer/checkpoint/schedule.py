@@ -1,4 +1,4 @@
-"""At which steps a checkpoint is due: at regular ones, and again soon after a save that failed."""
+"""The steps at which a checkpoint is due: at a regular interval, and soon after a failed save."""
 
 from dataclasses import dataclass, replace
 
@@ -8,25 +8,25 @@ class Schedule:
     every: int
     """Steps between two regular saves."""
     retry_at: int | None = None
-    """The step after which a failed save is to be tried again."""
+    """The step after which a failed save is retried."""
     delay: int = 1
-    """Steps from the next failure to the retry after it."""
+    """Steps between the next failure and its retry."""
     since: int | None = None
-    """The step of the last regular save, where `every` may change; None: they are at multiples."""
+    """Step of the last regular save, if `every` can change. None: saves are at multiples of it."""
 
     def due(self, step: int) -> bool:
         return self._regular(step) or step == self.retry_at
 
     def begun(self, step: int) -> "Schedule":
-        """A save of `step` was begun; a regular one makes whatever was to be retried obsolete."""
+        """The schedule after the save of `step` started."""
         if not self._regular(step):
+            # This is a retry. Keep the delay, so that it still doubles if the retry fails too.
             return replace(self, retry_at=None)
         since = None if self.since is None else step
         return replace(self, retry_at=None, delay=1, since=since)
 
     def failed(self, step: int) -> "Schedule":
-        """After `step` it was known that the last save had failed; each retry waits twice as
-        long as the one before."""
+        """The schedule after a failure was noticed at `step`. The delay doubles at each retry."""
         return replace(self, retry_at=step + self.delay, delay=2 * self.delay)
 
     def next_due(self, step: int) -> int:

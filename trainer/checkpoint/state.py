@@ -1,8 +1,8 @@
-"""What a checkpoint holds, as one flat dictionary that any mesh can cut anew.
+"""The content of a checkpoint: one flat dictionary, which any mesh can reshard.
 
-model.<parameter>                the master weights, of adapters alone where only they are trained
-optimizer.<parameter>.<moment>   the optimizer's moments and step count
-rng.<rank>, rng.<rank>.cuda      random state of each rank; only a world as large reads it back
+model.<parameter>                master weights; of the adapters only, if only they are trained
+optimizer.<parameter>.<moment>   moments and step count of the optimizer
+rng.<rank>, rng.<rank>.cuda      random state of each rank; used only if the world size is the same
 progress                         JSON of `Progress`
 """
 
@@ -30,7 +30,7 @@ PROGRESS = "progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """What decides which tokens a step reads; a job that goes on must not change it."""
+    """Everything that decides which tokens a step reads. It must not change at a resume."""
 
     seed: int
     global_batch_size: int
@@ -38,33 +38,33 @@ class Stream:
     data: str
     """Fingerprint of the files."""
     base: str = ""
-    """The frozen model under adapters, which a checkpoint does not hold."""
+    """Fingerprint of the frozen model under adapters, which is not in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the weights mean, so that a checkpoint can be exported without its run."""
+    """What an export needs besides the weights, so that it does not need the run directory."""
 
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Of transformers."""
+    """Model config of transformers."""
     tokenizer: str = ""
-    """As `data.tokenizer` named it."""
+    """The value of `data.tokenizer`."""
     lora: LoraSpec | None = None
-    """Of the adapters, where only they are trained."""
+    """Set if only adapters are trained."""
     base: str | None = None
-    """Where the frozen model under them came from."""
+    """Source of the frozen model under the adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where the job stands: schedule and data position follow from the step."""
+    """Progress of the job. The learning rate and the data position follow from the step."""
 
     step: int
     stream: Stream
     skips: Skips = field(default_factory=Skips)
     origin: Origin = field(default_factory=Origin)
     skipped: tuple[Window, ...] = ()
-    """Data that was left out on purpose, or was to be."""
+    """Data that is skipped on purpose, in the past or in the future."""
     spikes: Spikes = field(default_factory=Spikes)
 
     def to_json(self) -> str:
@@ -80,9 +80,9 @@ Named = tuple[tuple[str, nn.Parameter], ...]
 
 
 def trained_parameters(stages: Iterable[Decoder]) -> Named:
-    """Which parameters are trained, and so saved, gone on with and exported; frozen ones are not.
+    """The trained parameters: these are saved, loaded and exported, and frozen ones are not.
 
-    To be asked while no layer is gathered: FSDP puts other parameters in the modules meanwhile.
+    Call it while no layer is gathered: FSDP replaces the parameters of a gathered module.
     """
     return tuple(
         (name, parameter)
@@ -95,7 +95,7 @@ def trained_parameters(stages: Iterable[Decoder]) -> Named:
 @dataclass(frozen=True, slots=True)
 class TrainingState:
     parameters: Sequence[tuple[str, nn.Parameter]]
-    """The trained ones of this rank's stages, by their names in the transformers model."""
+    """Trained parameters of this rank's stages, by their names in the transformers model."""
     optimizer: torch.optim.Optimizer
     stream: Stream
     origin: Origin
@@ -105,7 +105,7 @@ class TrainingState:
     skipped: tuple[Window, ...] = ()
 
     def snapshot(self, step: int) -> dict[str, Any]:
-        """Everything that `step` finished steps amount to."""
+        """The content of the checkpoint after `step`."""
         progress = Progress(
             step=step,
             stream=self.stream,
@@ -117,7 +117,7 @@ class TrainingState:
         return {**self.tensors(), **self.random(), PROGRESS: progress.to_json()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Weights and moments; loading into these tensors is loading the state."""
+        """Weights and moments. They share the state's memory, so a load into them restores it."""
         return dict(self._tensors())
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

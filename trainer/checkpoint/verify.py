@@ -1,4 +1,4 @@
-"""Compares the files of a checkpoint with their checksums, each rank a part of them."""
+"""Verifies the checksums of a checkpoint; each rank checks a part of the files."""
 
 import heapq
 from collections.abc import Mapping
@@ -8,25 +8,25 @@ import torch.distributed as dist
 
 from orchestrator.contract.files.checkpoint_names import damage, read_marker
 from orchestrator.contract.files.env import RankEnv
-from trainer.rank.ranks import shared_from_first
+from trainer.rank.ranks import broadcast_from_rank0
 
 
-def verify_together(folder: Path, env: RankEnv) -> str | None:
-    """What is wrong with a file of the complete checkpoint `folder`, the same on every rank.
+def verify_on_all_ranks(folder: Path, env: RankEnv) -> str | None:
+    """The first defect in a file of the complete checkpoint `folder`, the same on every rank.
 
-    One that was written before there were checksums has none to be compared with.
+    A checkpoint of an old version without checksums has no defects.
     """
-    marker = shared_from_first(lambda: read_marker(folder))
+    marker = broadcast_from_rank0(lambda: read_marker(folder))
     checksums: dict[str, str] = marker.get("sha256", {})
     sizes = {name: marker["files"][name] for name in checksums}
     found = damage(folder, checksums, shares(sizes, env.world_size)[env.rank])
-    told: list[str | None] = [None] * env.world_size
-    dist.all_gather_object(told, found)
-    return next((defect for defect in told if defect), None)
+    defects: list[str | None] = [None] * env.world_size
+    dist.all_gather_object(defects, found)
+    return next((defect for defect in defects if defect), None)
 
 
 def shares(sizes: Mapping[str, int], num_ranks: int) -> list[list[str]]:
-    """Which files each rank reads: the largest first, each by whoever has least to read."""
+    """The files that each rank reads. Largest first, a file goes to the rank with least bytes."""
     given: list[list[str]] = [[] for _ in range(num_ranks)]
     loads = [(0, rank) for rank in range(num_ranks)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):

@@ -1,7 +1,7 @@
-"""Writes the files of a checkpoint as torch lays them out, and learns what torch does not tell.
+"""Writes the files of a checkpoint in torch's layout, and records what torch does not report.
 
-That is each file's checksum, taken of the very bytes on their way to the disk; and why a write
-failed, for torch reports a full disk as a zip archive of unexpected length.
+It records the checksum of each file, computed from the bytes as they are written, and the cause of
+a failed write: torch reports a full disk as a zip archive of unexpected length.
 """
 
 import errno
@@ -20,14 +20,14 @@ from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
 from trainer.checkpoint.commit import Written
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-MOST_WORDS = 300
+MAX_CHARS = 300
 
 
 class Writer(FileSystemWriter):
     """Writes and syncs one rank's files of one checkpoint."""
 
     def __init__(self, folder: Path) -> None:
-        # Nothing is copied ahead: that would be on streams of whichever device the thread has.
+        # No copy-ahead: it would use a stream of this thread's current device, which may be GPU 0.
         super().__init__(folder, sync_files=True, per_thread_copy_ahead=0)
         self.files = WatchedFiles()
         self.fs = self.files
@@ -38,18 +38,19 @@ class Writer(FileSystemWriter):
         except RuntimeError as exc:
             if self.files.error is None:
                 raise
+            # torch hides the OSError of a write behind its own RuntimeError.
             raise self.files.error from exc
 
 
 class WatchedFiles(FileSystem):
-    """Remembers what was written, and the first error in writing it."""
+    """Records the written files and the first write error."""
 
     def __init__(self) -> None:
         self.written: dict[str, Written] = {}
         self.error: OSError | None = None
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """A run directory that was moved or removed is not made again."""
+        """Fails if the run directory is missing, so that a moved one is not created again."""
         run = Path(path).parent.parent
         with self.remembering(run):
             run.stat()
@@ -62,7 +63,7 @@ class WatchedFiles(FileSystem):
                 yield raw
                 return
             watched = _Watched(cast(io.BufferedWriter, raw), Path(path), self)
-            # All that torch asks of a stream that it writes to.
+            # It has only those methods of a stream that torch calls when it writes.
             yield cast(io.IOBase, watched)
         self.written[Path(path).name] = watched.so_far()
 
@@ -93,7 +94,7 @@ class _Watched:
     def write(self, data: Any) -> int:
         self._sha256.update(data)
         self._size += memoryview(data).nbytes
-        # Here, for torch does not let through what is raised.
+        # Recorded here, because torch does not pass the exception on.
         with self._files.remembering(self._path):
             return self._raw.write(data)
 
@@ -107,7 +108,7 @@ class _Watched:
         return self._size
 
     def fileno(self) -> int:
-        # Asked for in order to sync the file: all of it must be with the kernel by then.
+        # torch asks for the descriptor to sync the file, so all data must be in the kernel first.
         self.flush()
         return self._raw.fileno()
 
@@ -116,19 +117,19 @@ class _Watched:
 
 
 def why_of(error: BaseException, folder: Path) -> str:
-    """Why a save into `folder` failed, in one line: path, cause, and room where that ran out."""
-    who = ""
+    """Why a save into `folder` failed, in one line: cause, path, and free space if it ran out."""
+    rank_prefix = ""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (error, _) = min(error.failures.items(), key=lambda item: item[0])
-        who = f"rank {rank}: "
+        rank_prefix = f"rank {rank}: "
     if not isinstance(error, OSError) or error.strerror is None:
         text = " ".join(str(error).split())
-        return f"{who}{type(error).__name__}: {text[:MOST_WORDS]}"
-    room = f" ({_room(folder)})" if error.errno in NO_SPACE else ""
-    return f"{who}{error.strerror}: {error.filename or folder}{room}"
+        return f"{rank_prefix}{type(error).__name__}: {text[:MAX_CHARS]}"
+    space = f" ({_free_space(folder)})" if error.errno in NO_SPACE else ""
+    return f"{rank_prefix}{error.strerror}: {error.filename or folder}{space}"
 
 
-def _room(folder: Path) -> str:
-    here = next(path for path in (folder, *folder.parents) if path.exists())
-    usage = shutil.disk_usage(here)
+def _free_space(folder: Path) -> str:
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    usage = shutil.disk_usage(existing)
     return f"{usage.free / 2**20:,.1f} of {usage.total / 2**20:,.1f} MiB free"

@@ -1,1 +1,1 @@
-"""The data: sources, tokens, the order of samples, and what each rank reads of them."""
+"""Training data: sources, token files, the order of samples, and each rank's share of them."""

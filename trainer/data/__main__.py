@@ -1,4 +1,4 @@
-"""`python -m trainer.data pack …` makes a token file; `… ledger RUN_DIR` checks what was read."""
+"""`python -m trainer.data pack …` makes a token file; `… ledger RUN_DIR` checks a ledger."""
 
 import argparse
 import logging
@@ -14,19 +14,19 @@ from orchestrator.contract.files.checkpoint_names import newest_complete, step_o
 from orchestrator.contract.files.data_files import Format
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.errors import TrainingError
-from trainer.data.ledger_check import Standing, first_mistake, fold
+from trainer.data.ledger_check import LedgerState, first_mistake, replay
 from trainer.data.packing.documents import Columns
 from trainer.data.packing.files import find
-from trainer.data.packing.pack import Progress, Say, pack, packing_of
+from trainer.data.packing.pack import OnProgress, Progress, pack, packing_of
 from trainer.data.packing.tokenizer import open_tokenizer
 
 SHOW_LIVE_S, SHOW_S = 0.2, 10.0
 CLEAR = "\x1b[K"
-"""Tells a terminal to empty the rest of the line."""
+"""Terminal sequence that clears the rest of the line."""
 
 
 def main(arguments: Sequence[str], out: TextIO, err: TextIO) -> int:
-    """Do what the command line says; returns the exit code."""
+    """Run the command; returns the exit code."""
     asked = parser().parse_args(arguments)
     do: Callable[[argparse.Namespace, TextIO, TextIO], int] = asked.do
     try:
@@ -45,8 +45,8 @@ def parser() -> argparse.ArgumentParser:
     packing = commands.add_parser(
         "pack",
         help="turn text into a token file",
-        description="Turn text, JSONL, Parquet or a saved dataset into one token file, which"
-        " data.files of a job can name. The options mean what the keys under data mean in a job.",
+        description="Turn text, JSONL, Parquet or a saved dataset into one token file that"
+        " data.files of a job can name. The options mean the same as the keys under data in a job.",
     )
     packing.add_argument("--files", required=True, metavar="GLOB")
     packing.add_argument("--format", choices=formats, default="auto")
@@ -57,9 +57,9 @@ def parser() -> argparse.ArgumentParser:
     packing.set_defaults(do=run_pack)
     ledger = commands.add_parser(
         "ledger",
-        help="check that every step read its samples and no others",
-        description="Compute again which samples every step of a run must have read, and compare"
-        " with its sample ledger. Exit code 1, and the first wrong step, where they differ.",
+        help="check that each step read exactly its samples",
+        description="Recompute which samples each step of a run should have read, and compare them"
+        " with its sample ledger. If they differ: exit code 1, and the first wrong step.",
     )
     ledger.add_argument("run_dir", type=Path, metavar="RUN_DIR")
     ledger.set_defaults(do=run_ledger)
@@ -69,19 +69,19 @@ def parser() -> argparse.ArgumentParser:
 def run_pack(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     if asked.out.suffix != ".tokens":
         raise TrainingError(
-            f"--out {asked.out}: the name of a token file ends in .tokens",
+            f"--out {asked.out}: the name of a token file must end in .tokens",
             fix=f"--out {asked.out}.tokens",
         )
     found = find(asked.files, asked.format, "--files")
     if found.format == "tokens":
         raise TrainingError(
-            f"--files {asked.files!r} are token files already",
-            fix="name them in data.files of the job as they are",
+            f"--files {asked.files!r} matches token files, which need no packing",
+            fix="name them in data.files of the job",
         )
     columns = Columns(asked.column, asked.prompt_column)
     packing = packing_of(found, columns, open_tokenizer(asked.tokenizer))
     begun = time.perf_counter()
-    header = pack(packing, asked.out, showing(err))
+    header = pack(packing, asked.out, progress_printer(err))
     if err.isatty():
         err.write(f"\r{CLEAR}")
     out.write(
@@ -92,8 +92,8 @@ def run_pack(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     return exit_codes.OK
 
 
-def showing(err: TextIO, clock: Callable[[], float] = time.monotonic) -> Say:
-    """Shows how far packing is: on a terminal in one line that changes, else now and then."""
+def progress_printer(err: TextIO, clock: Callable[[], float] = time.monotonic) -> OnProgress:
+    """Prints the progress of packing: on a terminal in one line that changes, else every 10 s."""
     live = err.isatty()
     begun = shown = clock()
 
@@ -115,51 +115,51 @@ def run_ledger(asked: argparse.Namespace, out: TextIO, err: TextIO) -> int:
     run = RunDir(asked.run_dir)
     try:
         with run.samples.open(encoding="utf-8", errors="replace") as file:
-            standing = fold(file)
+            ledger = replay(file)
     except OSError as exc:
         raise TrainingError(
-            f"{run.samples} cannot be read: {exc.strerror}",
+            f"failed to read {run.samples}: {exc.strerror}",
             fix="name the run directory of a job, or the trainer's out",
         ) from exc
     newest, _ = newest_complete(run.checkpoints)
     saved = step_of(newest.name) if newest else None
-    if standing is None:
-        out.write(f"{run.samples}: there is no line of any start of the trainer\n")
+    if ledger is None:
+        out.write(f"{run.samples}: the ledger records no start of the trainer\n")
         return exit_codes.FAILED
-    if mistake := first_mistake(standing, saved or 0):
+    if mistake := first_mistake(ledger, saved or 0):
         out.write(f"{run.samples}: step {mistake.step}: {mistake.what}\n")
         return exit_codes.FAILED
-    out.write(f"{run.samples}: {describe(standing)}\n")
+    out.write(f"{run.samples}: {describe(ledger)}\n")
     return exit_codes.OK
 
 
-def describe(standing: Standing) -> str:
-    start = standing.start
-    samples = standing.steps * start.global_batch_size
+def describe(ledger: LedgerState) -> str:
+    start = ledger.start
+    samples = ledger.steps * start.global_batch_size
     return (
-        f"each of the {standing.steps} steps that stand (of {standing.starts} starts) read exactly"
-        f" its {start.global_batch_size} samples: {samples} in all,"
-        f" {samples / start.num_samples:.3g} epochs of {start.num_samples}; none lost, none twice"
-        f"{_skipped(standing)}"
+        f"each of the {ledger.steps} valid steps (from {ledger.starts} starts) read exactly its"
+        f" {start.global_batch_size} samples: {samples} in total,"
+        f" {samples / start.num_samples:.3g} epochs of {start.num_samples}; no sample was lost or"
+        f" read twice{_skipped(ledger)}"
     )
 
 
-def _skipped(standing: Standing) -> str:
-    """What no step has read, and why."""
-    if not standing.skipped:
+def _skipped(ledger: LedgerState) -> str:
+    """The batches that were skipped on purpose."""
+    if not ledger.skipped:
         return ""
-    size = standing.start.global_batch_size
-    told = [
+    size = ledger.start.global_batch_size
+    windows = [
         f"batches {window} of the stream (positions {(window.first - 1) * size} to"
         f" {window.last * size - 1})"
-        for window in standing.skipped
+        for window in ledger.skipped
     ]
-    samples = sum(window.size for window in standing.skipped) * size
-    return f"; skipped on purpose: {', '.join(told)}, {samples} samples"
+    samples = sum(window.size for window in ledger.skipped) * size
+    return f"; skipped on purpose: {', '.join(windows)}, {samples} samples"
 
 
 if __name__ == "__main__":
-    # A pack that is ended takes its unfinished file away with it.
+    # SIGTERM must raise SystemExit, so that an unfinished token file is removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     logging.basicConfig(level=logging.WARNING)
     sys.exit(main(sys.argv[1:], sys.stdout, sys.stderr))

@@ -1,4 +1,4 @@
-"""What one rank reads: the micro batches of a step, and those of an evaluation."""
+"""The micro batches that one rank reads for a step or for an evaluation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from trainer.loss import NOT_LEARNED
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Whole numbers on the rank's device, [batch, tokens] each; the tokens are this rank's part of
-    the sequences where context parallel cuts them."""
+    """Token ids, [batch, tokens] each. Under context parallel the tokens are this rank's part of
+    each sequence."""
 
     inputs_BT: torch.Tensor
     labels_BT: torch.Tensor
     """The token after each input, or `NOT_LEARNED`."""
 
     def pinned(self) -> "MicroBatch":
-        """In memory from which a GPU copies while the host goes on."""
+        """A copy in page-locked memory, so that copies to a GPU do not block the host."""
         return MicroBatch(self.inputs_BT.pin_memory(), self.labels_BT.pin_memory())
 
     def on(self, device: torch.device) -> "MicroBatch":
@@ -36,7 +36,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepBatches:
-    """A step's micro batches in the host's memory, and what was read for them."""
+    """A step's micro batches in host memory, and the checksums of their samples."""
 
     micro_batches: list[MicroBatch]
     read: Sums
@@ -47,18 +47,18 @@ class Batches:
     train: Sequences
     validation: Sequences | None
     fingerprint: str
-    """Of the training data."""
+    """Fingerprint of the training data."""
     seed: int
     global_batch_size: int
     micro_batch_size: int
     data_parallel: int
     data_rank: int
-    accountable: bool
-    """The ledger takes this rank's word for what its data rank reads."""
+    counts_in_ledger: bool
+    """This rank reports the samples of its data rank to the ledger."""
     skipped: tuple[Window, ...] = ()
-    """What is left out of the stream on purpose."""
+    """Batches of the stream that are skipped on purpose."""
     positions_T: torch.Tensor
-    """Which tokens of each sequence this rank reads."""
+    """Positions in each sequence of the tokens that this rank reads."""
     device: torch.device
 
     def of_step(self, step: int) -> list[MicroBatch]:
@@ -66,7 +66,7 @@ class Batches:
         return [micro.on(self.device) for micro in self.read_step(step).micro_batches]
 
     def read_step(self, step: int) -> StepBatches:
-        """The same in the host's memory; touches no device, so that any thread may call it."""
+        """The micro batches of `step` in host memory. Uses no device, so any thread may call it."""
         first = (batch_of(step, self.skipped) - 1) * self.global_batch_size
         positions = np.concatenate(
             [first + np.arange(at, at + self.micro_batch_size) for at in self._begins()]
@@ -76,15 +76,14 @@ class Batches:
         size = self.micro_batch_size
         micro_batches = [self._pack(rows[at : at + size]) for at in range(0, len(rows), size)]
         return StepBatches(
-            micro_batches, sums_of(positions, samples) if self.accountable else NOTHING
+            micro_batches, sums_of(positions, samples) if self.counts_in_ledger else NOTHING
         )
 
     def evaluation(self, sequences: int | None) -> Iterator[list[MicroBatch]]:
-        """The first `sequences` held-out sequences, or all: lists of as many micro batches as a
-        step has, as many lists on every rank.
+        """The first `sequences` held-out sequences (None: all), in groups as large as a step.
 
-        The places after the last sequence are filled up with tokens that are not learned, so that
-        a mean over the learned tokens of all ranks is the same on every mesh.
+        Every rank gets the same number of groups. The last group is padded with tokens that are not
+        learned, so the mean over the learned tokens of all ranks is the same on every mesh.
         """
         if self.validation is None:
             return
@@ -96,7 +95,7 @@ class Batches:
             ]
 
     def _begins(self) -> range:
-        """Where in a global batch this rank's micro batches begin."""
+        """Offsets in the global batch of this rank's micro batches."""
         size = self.micro_batch_size
         return range(self.data_rank * size, self.global_batch_size, self.data_parallel * size)
 

@@ -1,10 +1,9 @@
-"""The sample ledger: which samples every step truly read, and the check that they were the right
-ones.
+"""The sample ledger records which samples each step read, so that a check can prove it.
 
-Each data rank hashes (position in the stream, sample) of what it read. The sum over all ranks does
-not depend on the mesh; the first rank writes it down, a line per step, and before them a line for
-each start of the trainer. Whoever knows the seed and the number of samples can compute it again.
-This finds mistakes and lost steps; it is no protection from someone who forges the file.
+Each data rank hashes the pair (position in the stream, sample) of each sample that it read. The sum
+of the hashes over all ranks does not depend on the mesh. Rank 0 writes the sum, one line per step,
+and one line for each start of the trainer. The check computes the same sum from the seed and the
+number of samples. This finds mistakes and lost steps. It does not protect from a forged file.
 """
 
 import json
@@ -17,7 +16,7 @@ import numpy as np
 from orchestrator.contract.skipped_batches import Window, batch_of
 from orchestrator.contract.spec.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
-from trainer.measure.lines import LineFile
+from trainer.measure.line_file import LineFile
 from trainer.rank.fence import Admit, admit_all
 
 WORD = (1 << 32) - 1
@@ -26,8 +25,8 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class Sums(NamedTuple):
-    """What was read in a step, by a rank or by all: whole numbers, added up exactly in float64 for
-    up to two million ranks."""
+    """Checksums of the samples of a step, of one rank or of all. They are integers in float64,
+    which adds them exactly for up to two million ranks."""
 
     samples: float
     low: float
@@ -44,22 +43,22 @@ NOTHING = Sums(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The trainer began, or went on."""
+    """The trainer started at step 0 or resumed."""
 
     attempt: int
     done: Annotated[int, AtLeast(0)] = 0
-    """Steps that are done; lines of later ones, further up, no longer count."""
+    """Steps that were done before this start. Earlier lines of later steps no longer count."""
     seed: Annotated[int, AtLeast(0)]
     num_samples: Count
-    """Sequences that are trained on, of which samples are drawn."""
+    """Training sequences; each is one sample."""
     global_batch_size: Count
     data: str
     """Fingerprint of the data."""
     skipped: tuple[Window, ...] = ()
-    """Batches of the stream that were left out on purpose, or are yet to be."""
+    """Batches of the stream that are skipped on purpose, in the past or in the future."""
 
     def first_of(self, step: int) -> int:
-        """Where in the stream `step` begins."""
+        """Position in the stream of the first sample of `step`."""
         return (batch_of(step, self.skipped) - 1) * self.global_batch_size
 
 
@@ -74,7 +73,7 @@ class Line:
 
 
 class SampleLedger:
-    """Written by the first rank."""
+    """Written by rank 0 alone."""
 
     def __init__(self, path: Path, start: Start, admit: Admit = admit_all) -> None:
         self._file = LineFile(path, admit)
@@ -82,7 +81,8 @@ class SampleLedger:
         self._begun = False
 
     def append(self, step: int, sums: Sums) -> None:
-        """Write down what all ranks together read in `step`."""
+        """Write the line of `step`; `sums` is the sum over all ranks."""
+        # The number of done steps is known only at the first step, so the start line waits for it.
         if not self._begun:
             self._write(replace(self._start, done=step - 1))
             self._begun = True
@@ -96,7 +96,7 @@ class SampleLedger:
         self._write(line)
 
     def sync(self) -> None:
-        """To be called before a checkpoint counts: its steps are never done again."""
+        """Call it before a checkpoint becomes complete, because its steps are never repeated."""
         self._file.sync()
 
     def _write(self, entry: Start | Line) -> None:
@@ -104,13 +104,13 @@ class SampleLedger:
 
 
 def sums_of(positions_N: Words, samples_N: Words) -> Sums:
-    """Of the samples that one rank read, each at its position in the stream."""
+    """Checksums of the samples that one rank read at these positions of the stream."""
     hashes_N = mix(mix(positions_N) ^ samples_N)
     return Sums(len(positions_N), *(float(half) for half in _halves(hashes_N[np.newaxis])[0]))
 
 
 def expected_hashes(start: Start, first_step: int, num_steps: int) -> list[str]:
-    """What the lines of these steps must say, whatever the mesh."""
+    """The hashes that the lines of these steps must have, on any mesh."""
     size = start.global_batch_size
     firsts = [start.first_of(step) for step in range(first_step, first_step + num_steps)]
     firsts_S = np.array(firsts, dtype=np.uint64)
@@ -121,7 +121,7 @@ def expected_hashes(start: Start, first_step: int, num_steps: int) -> list[str]:
 
 
 def _halves(hashes_SB: Words) -> list[tuple[int, int]]:
-    """Lower and upper halves of the hashes of each row, added up modulo 2**32."""
+    """Sums, modulo 2**32, of the lower and the upper halves of the hashes in each row."""
     low_S, high_S = (
         (half.sum(axis=1) & WORD).tolist() for half in (hashes_SB & WORD, hashes_SB >> 32)
     )

@@ -1,6 +1,6 @@
-"""Prepares the next steps' micro batches in the background, so that a step need not wait for them.
+"""Prepares the micro batches of the next steps in a background thread.
 
-What a step reads does not depend on when it is read, so the loader changes nothing but the time.
+The samples of a step do not depend on when they are read, so this changes only the waiting time.
 """
 
 import threading
@@ -17,14 +17,14 @@ from trainer.data.batches import Batches, MicroBatch, StepBatches
 from trainer.data.ledger import NOTHING, Sums
 
 DEPTH = 2
-"""Steps that are prepared ahead of the present one."""
+"""Steps that are prepared ahead of the current one."""
 
 
 class Loader:
-    """The micro batches of one step after the other, from whichever is asked for first.
+    """The micro batches of consecutive steps, from any first step on.
 
-    To be left as a context manager: its thread ends with it. An error of reading is raised, as it
-    is, by the step that needs what could not be read.
+    Use it as a context manager, which ends its thread. If reading fails, `of_step` of the step that
+    needs the data raises the same error.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class Loader:
         self._ahead: deque[tuple[int, Future[StepBatches]]] = deque()
         self._reader = ThreadPoolExecutor(1, "loader", initializer=_use, initargs=(batches.device,))
         self.wait_s = 0.0
-        """Seconds that the last step had to wait here."""
+        """Seconds that the last step waited for its data."""
         self.read: Sums = NOTHING
-        """What the ledger is to know of the last step."""
+        """Checksums of the last step's samples, for the ledger."""
 
     def of_step(self, step: int) -> list[MicroBatch]:
         """The micro batches of `step`, counted from 1, on the device."""
+        # The trainer asks for consecutive steps; after any other request the queue is of no use.
         if self._ahead and self._ahead[0][0] != step:
             self._forget()
         self._fill(step)
@@ -56,7 +57,7 @@ class Loader:
         return [micro.on(self._batches.device) for micro in ready.micro_batches]
 
     def stall(self) -> None:
-        """From now on nothing is read, as from storage that does not answer: for drills."""
+        """Block all further reads, as hung storage would (for drills)."""
         self._forget()
         self._reader.submit(threading.Event().wait)
 
@@ -76,7 +77,7 @@ class Loader:
         self.close()
 
     def _fill(self, step: int) -> None:
-        """Have `step` and those after it under way."""
+        """Start to read `step` and the steps after it."""
         for number in range(step + len(self._ahead), step + self._depth):
             self._ahead.append((number, self._reader.submit(self._read, number)))
 
@@ -93,6 +94,6 @@ class Loader:
 
 
 def _use(device: torch.device) -> None:
-    # Memory is pinned by a device's context: a thread that names none would make one on GPU 0.
+    # Pinning memory needs a CUDA context. Without this, the thread would create one on GPU 0.
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""Opens a job's data: the first rank makes token files of it, all ranks map them into memory."""
+"""Opens a job's data: rank 0 packs it into token files, and all ranks map these into memory."""
 
 import logging
 import time
@@ -12,35 +12,35 @@ from orchestrator.contract.spec.data_spec import DataSpec
 from orchestrator.errors import TrainingError
 from trainer.data.packing.documents import Columns
 from trainer.data.packing.files import find
-from trainer.data.packing.pack import Packing, Progress, Say, pack_unless_there, packing_of
+from trainer.data.packing.pack import OnProgress, Packing, Progress, pack_unless_there, packing_of
 from trainer.data.packing.tokenizer import BYTES, open_tokenizer
 from trainer.data.packing.writer import remove_partials
+from trainer.data.rank0_task import run_on_rank0
 from trainer.data.sequences import Sequences, TokenRow, fingerprint, num_held_out, num_sequences
-from trainer.data.together import wait_for_first
 from trainer.data.tokens import Header, TokenFile, read_header
-from trainer.rank.emit import Reporter
 from trainer.rank.ranks import on_all_ranks
+from trainer.rank.reporter import Reporter
 
 LOG = logging.getLogger("trainer")
 LOG_EVERY_S = 10.0
 
 Check = Callable[[int], None]
-"""Raises TrainingError where a model cannot read as many different tokens."""
+"""Called with a vocabulary size; raises TrainingError if it is too large for the model."""
 Parts = tuple[tuple[str, Header], ...]
-"""Token files that follow each other: where each is, and its header."""
+"""Consecutive token files: path and header of each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the first rank tells the others."""
+    """What rank 0 broadcasts to the other ranks."""
 
     train: Parts
     validation: Parts
-    """Empty without validation, and where a fraction of the training data is held out."""
+    """Empty without validation, and if a fraction of the training data is held out."""
 
     @property
     def num_tokens(self) -> int:
-        """Every token is below this."""
+        """Upper bound (exclusive) of the token ids."""
         return max(header.vocabulary.num_tokens for _, header in self.train + self.validation)
 
 
@@ -49,17 +49,17 @@ class Data:
     train: Sequences
     validation: Sequences | None
     fingerprint: str
-    """Of the training data: changes when any sample would be another."""
+    """Of the training data. It changes if any sample changes."""
 
 
 def open_sequences(config: TrainingConfig, tokens: Path, check: Check, reporter: Reporter) -> Data:
-    """The sequences of `config.data`; what has to be packed for them is kept in folder `tokens`.
+    """The sequences of `config.data`. Token files that must be packed are stored in `tokens`.
 
     Raises:
-        TrainingError: on all ranks, when the data of one cannot be used, or is too little.
+        TrainingError: on all ranks, if the data of any rank is unusable or too small.
     """
     spec = config.data
-    prepared = wait_for_first(lambda say: prepare(spec, tokens, check, say), reporter)
+    prepared = run_on_rank0(lambda on_progress: prepare(spec, tokens, check, on_progress), reporter)
     num_train, num_validation = shares(prepared, spec, config.train.global_batch_size)
     train, validation = on_all_ranks(lambda: (_row(prepared.train), _row(prepared.validation)))
     held_out = (validation, 0) if prepared.validation else (train, num_train)
@@ -72,8 +72,8 @@ def open_sequences(config: TrainingConfig, tokens: Path, check: Check, reporter:
     )
 
 
-def prepare(spec: DataSpec, tokens: Path, check: Check, say: Say) -> Prepared:
-    """Find the files of `spec`, and pack those that are no token files yet."""
+def prepare(spec: DataSpec, tokens: Path, check: Check, on_progress: OnProgress) -> Prepared:
+    """Find the files of `spec`, and pack them unless they are token files."""
     train, validation = _find_both(spec)
     if train.format == "tokens":
         prepared = Prepared(_headers(train), _headers(validation))
@@ -81,6 +81,7 @@ def prepare(spec: DataSpec, tokens: Path, check: Check, say: Say) -> Prepared:
         check(prepared.num_tokens)
         return prepared
     tokenizer = open_tokenizer(spec.tokenizer)
+    # Before packing, which may take hours.
     check(tokenizer.vocabulary.num_tokens)
     columns = Columns(spec.column, spec.prompt_column)
     packings = {
@@ -88,24 +89,24 @@ def prepare(spec: DataSpec, tokens: Path, check: Check, say: Say) -> Prepared:
         for name, found in (("train", train), ("validation", validation))
         if found is not None
     }
-    made = [((str(out), _pack(packing, out, say)),) for out, packing in packings.items()]
+    made = [((str(out), _pack(packing, out, on_progress)),) for out, packing in packings.items()]
     return Prepared(made[0], made[1] if validation else ())
 
 
 def shares(prepared: Prepared, spec: DataSpec, global_batch_size: int) -> tuple[int, int]:
-    """How many sequences are trained on, and how many are for validation.
+    """The number of training sequences and of validation sequences.
 
     Raises:
-        TrainingError: when there is less than one global batch of the former.
+        TrainingError: the training sequences do not fill one global batch.
     """
     length = spec.sequence_length
     num = num_sequences(_num_tokens(prepared.train), length)
     held_out = num_held_out(num, spec.validation.fraction if spec.validation else None)
     if num - held_out < global_batch_size:
-        besides = f" besides the {held_out} held out" if held_out else ""
+        without = f" (without {held_out} held-out sequences)" if held_out else ""
         raise TrainingError(
-            f"data.files {spec.files!r} holds {num - held_out} sequences of {length} tokens"
-            f"{besides}; one global batch takes {global_batch_size}",
+            f"data.files {spec.files!r} has {num - held_out} sequences of {length} tokens"
+            f"{without}; one global batch needs {global_batch_size}",
             fix="give more data, shorter sequences or a smaller global batch",
         )
     if not prepared.validation:
@@ -113,9 +114,9 @@ def shares(prepared: Prepared, spec: DataSpec, global_batch_size: int) -> tuple[
     num_validation = num_sequences(_num_tokens(prepared.validation), length)
     if not num_validation:
         raise TrainingError(
-            f"data.validation.files holds {_num_tokens(prepared.validation)} tokens, and a sequence"
-            f" takes {length + 1}",
-            fix="give more data to validate on, or shorter sequences",
+            f"data.validation.files has {_num_tokens(prepared.validation)} tokens; one sequence"
+            f" needs {length + 1}",
+            fix="give more validation data, or shorter sequences",
         )
     return num, num_validation
 
@@ -128,15 +129,17 @@ def _find_both(spec: DataSpec) -> tuple[Found, Found | None]:
     validation = find(held_out, spec.format, "data.validation.files")
     if validation.format != train.format:
         raise TrainingError(
-            f"data.validation.files {held_out!r} is of format {validation.format}, and data.files"
-            f" of format {train.format}",
-            fix="hold out files of the same format",
+            f"data.validation.files {held_out!r} has format {validation.format}, but data.files"
+            f" has format {train.format}",
+            fix="use one format for both",
         )
+    # The two globs may overlap; held-out files are never trained on.
     train = train.without(validation)
     if not train.files:
         raise TrainingError(
-            f"data.validation.files {held_out!r} leaves nothing of data.files to train on",
-            fix="hold out fewer files, or give data.validation.fraction instead",
+            f"data.validation.files {held_out!r} matches all of data.files, so nothing is left to"
+            " train on",
+            fix="hold out fewer files, or set data.validation.fraction instead",
         )
     return train, validation
 
@@ -145,14 +148,14 @@ def _headers(found: Found | None) -> Parts:
     return tuple((file.path, read_header(file.path)) for file in found.files) if found else ()
 
 
-def _pack(packing: Packing, out: Path, say: Say) -> Header:
-    # Only the first rank of a job's one attempt is here, so whatever lies there is nobody's.
+def _pack(packing: Packing, out: Path, on_progress: OnProgress) -> Header:
+    # Only rank 0 of the current attempt packs, so partial files are leftovers of dead processes.
     remove_partials(out)
     begun = time.perf_counter()
-    header, packed = pack_unless_there(packing, out, _logging(say, out.stem))
+    header, packed = pack_unless_there(packing, out, _with_logging(on_progress, out.stem))
     if packed:
         LOG.info(
-            "packed %d documents of %d files into %d tokens of %s in %.1f s",
+            "packed %d documents of %d files into %d tokens in %s in %.1f s",
             header.num_documents,
             len(packing.found.files),
             header.num_tokens,
@@ -162,13 +165,13 @@ def _pack(packing: Packing, out: Path, say: Say) -> Header:
     return header
 
 
-def _logging(say: Say, name: str) -> Say:
-    """`say`, and a line in the log now and then."""
+def _with_logging(on_progress: OnProgress, name: str) -> OnProgress:
+    """`on_progress`, which then also logs a line every `LOG_EVERY_S`."""
     logged = time.monotonic()
 
-    def tell(progress: Progress) -> None:
+    def report(progress: Progress) -> None:
         nonlocal logged
-        say(progress)
+        on_progress(progress)
         if time.monotonic() - logged >= LOG_EVERY_S:
             logged = time.monotonic()
             LOG.info(
@@ -178,27 +181,27 @@ def _logging(say: Say, name: str) -> Say:
                 progress.num_tokens,
             )
 
-    return tell
+    return report
 
 
 def _check_vocabularies(parts: Parts, spec: DataSpec) -> None:
-    """Token files of several tokenizers, or of another than the spec's, are a mistake."""
+    """Check that one tokenizer made all token files, and that it is the spec's, if it names one."""
     path, first = parts[0]
     for other, header in parts[1:]:
         if header.vocabulary.identity != first.vocabulary.identity:
             raise TrainingError(
-                f"{path} was made by tokenizer {first.vocabulary.tokenizer!r}, and {other} by"
-                f" another ({header.vocabulary.tokenizer!r})",
+                f"{path} was made by tokenizer {first.vocabulary.tokenizer!r}, but {other} by"
+                f" {header.vocabulary.tokenizer!r}, which is a different one",
                 fix="make all token files with one tokenizer",
             )
-    # Of token files, bytes is only what nobody has said otherwise.
+    # "bytes" is the default, so it does not say that the user chose it.
     if spec.tokenizer != BYTES:
         wanted = open_tokenizer(spec.tokenizer).vocabulary
         if wanted.identity != first.vocabulary.identity:
             raise TrainingError(
                 f"{path} was made by tokenizer {first.vocabulary.tokenizer!r}, which is not"
                 f" data.tokenizer {spec.tokenizer!r}",
-                fix="leave data.tokenizer out, or make the token files again",
+                fix="remove data.tokenizer, or pack the token files again",
             )
 
 

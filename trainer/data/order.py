@@ -1,11 +1,11 @@
-"""Which sample comes when: a pure function of the seed and the position in the job's stream.
+"""The order of samples: a pure function of the seed and the position in the job's stream.
 
-Position p of the stream is sample `p % global_batch` of batch `p // global_batch`, which is that of
-the same step unless some are left out (`contract/skipped_batches.py`). Each epoch passes through
-all samples once, in its own pseudo-random order, computed sample by sample: no list of the order is
-ever made, so it costs the same for a thousand samples and for a trillion.
+Position p of the stream is sample `p % global_batch` of batch `p // global_batch`. Batch n belongs
+to step n unless batches are skipped (`contract/skipped_batches.py`). Each epoch uses each sample
+once, in its own pseudo-random order. The order is computed sample by sample and never stored, so it
+costs the same for a thousand samples and for a trillion.
 
-Each function takes whole numbers, or arrays of uint64 where many positions are asked for at once.
+Functions take integers, or uint64 arrays to compute many positions at once.
 """
 
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[Any]
-"""Of uint64, whose arithmetic wraps around; the stubs of numpy lose the type on the way."""
+"""uint64, whose arithmetic wraps around. numpy's stubs lose this type in expressions."""
 Number = TypeVar("Number", int, Words)
 
 ROUNDS = 4
@@ -28,7 +28,7 @@ def sample_at(position: int, num_samples: int, seed: int) -> int:
 
 
 def samples_at(positions_N: Words, num_samples: int, seed: int) -> Words:
-    """The sample at each of the positions: `sample_at` for many, a hundred times faster."""
+    """`sample_at` for many positions, a hundred times faster."""
     epoch_N, index_N = np.divmod(positions_N, np.uint64(num_samples))
     key_N = mix(mix(seed) ^ epoch_N)
     half = half_bits(num_samples)
@@ -40,18 +40,18 @@ def samples_at(positions_N: Words, num_samples: int, seed: int) -> Words:
 
 
 def permute(index: int, size: int, key: int) -> int:
-    """Where a bijection of `range(size)`, chosen by `key`, sends `index`."""
+    """The image of `index` under a permutation of `range(size)` that `key` selects."""
     half = half_bits(size)
     while True:
-        # A Feistel network permutes a power of four; walking on until the value is small enough
-        # makes it a permutation of `size`, in fewer than four turns on average.
+        # A Feistel network permutes a power of four. Repeating it until the value is below `size`
+        # (cycle walking) gives a permutation of `size`, in fewer than four rounds on average.
         index = _feistel(index, half, key)
         if index < size:
             return index
 
 
 def half_bits(size: int) -> int:
-    """Half the bits of the smallest power of four that holds `range(size)`."""
+    """Half the bits of the smallest power of four that is at least `size`."""
     return max(1, ((size - 1).bit_length() + 1) // 2)
 
 

@@ -1,10 +1,10 @@
-"""Token files as one long row, cut into the sequences that are trained on and those held out.
+"""Token files as one long row, cut into training sequences and held-out sequences.
 
-Sequence n begins at token n * length and has length + 1 tokens: each is fed but the last, which is
-only predicted. So every token but the first is predicted in exactly one sequence. Documents follow
-each other with only the end token between them, and sequences are cut wherever their length says,
-as in GPT-3, Megatron-LM and torchtitan by default: attention sees across the end of a document, and
-the first token of the next one is predicted like any other.
+Sequence n begins at token n * length and has length + 1 tokens. All but the last are inputs, and
+all but the first are labels, so each token except the first is predicted in exactly one sequence.
+Documents are separated by an end token only, and sequences are cut at fixed lengths, as in GPT-3
+and, by default, in Megatron-LM and torchtitan. Attention therefore crosses document ends, and the
+first token of a document is predicted like any other.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from trainer.loss import NOT_LEARNED
 
 
 class TokenRow:
-    """Token files one after the other."""
+    """Concatenated token files."""
 
     def __init__(self, files: Sequence[TokenFile]) -> None:
         self._files = files
         self._ends = list(accumulate(file.header.num_tokens for file in files))
 
     def read(self, start: int, stop: int) -> tuple[Longs, Longs]:
-        """Tokens `start` to `stop`, and the same with `NOT_LEARNED` where that is so."""
+        """Tokens `start` to `stop`, and their labels: `NOT_LEARNED` for tokens of a prompt."""
         tokens, labels = [], []
         at = bisect_right(self._ends, start)
         while start < stop:
@@ -44,17 +44,17 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Some of the sequences of a row, counted from 0."""
+    """`num` consecutive sequences of a row."""
 
     row: TokenRow
     length: int
-    """Tokens that one feeds to the model."""
+    """Input tokens of one sequence."""
     first: int
-    """Which of the row's sequences is the first of these."""
+    """Index in the row of the first sequence."""
     num: int
 
     def read(self, sequence: int) -> tuple[Longs, Longs]:
-        """What a sequence feeds, and what is to be predicted at each place: `length` tokens."""
+        """Inputs and labels of a sequence, `length` tokens each; `sequence` counts from 0."""
         start = (self.first + sequence) * self.length
         tokens, labels = self.row.read(start, start + self.length + 1)
         return tokens[:-1], labels[1:]
@@ -65,10 +65,10 @@ def num_sequences(num_tokens: int, length: int) -> int:
 
 
 def num_held_out(num: int, fraction: float | None) -> int:
-    """Of `num` sequences, those at the end that are not trained on: some, where any are wanted."""
+    """How many of `num` sequences, at the end, are held out: at least 1 if `fraction` is set."""
     return 0 if fraction is None else math.ceil(num * fraction)
 
 
 def fingerprint(contents: Sequence[str], num: int) -> str:
-    """Changes with anything that decides which tokens sample n of `num` holds."""
+    """A hash of everything that decides which tokens sample n of `num` has."""
     return hashlib.sha256(repr((list(contents), num)).encode()).hexdigest()

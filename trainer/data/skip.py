@@ -1,4 +1,4 @@
-"""Reads which windows of data are to be left out."""
+"""Reads the windows of data to skip from the environment."""
 
 from orchestrator.contract.files.env import SKIP
 from orchestrator.contract.skipped_batches import Window, from_text
@@ -11,6 +11,6 @@ def read_skip(text: str) -> tuple[Window, ...]:
         return from_text(text, SKIP)
     except ValueError as exc:
         raise TrainingError(
-            f"{SKIP} cannot be read: {exc}",
+            f"failed to read {SKIP}: {exc}",
             fix='unset it, or give a JSON list such as [{"first": 41, "last": 52}]',
         ) from exc

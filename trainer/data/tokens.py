@@ -1,11 +1,11 @@
-"""Token files: what every source becomes before training, and what all ranks read.
+"""Token files: every source is packed into them before training, and all ranks read them.
 
-    header      4096 bytes: a magic line and one JSON object, filled up with spaces
-    tokens      little-endian uint8, uint16 or uint32, all documents one after the other
-    documents   int64, from the next multiple of 8 on: where each document ends; with prompts, then
-                also where the part of each begins that is learned
+    header      4096 bytes: a magic line and one JSON object, padded with spaces
+    tokens      little-endian uint8, uint16 or uint32; all documents, concatenated
+    documents   int64, aligned to 8 bytes: the end of each document; with prompts, followed by the
+                start of the learned part of each document
 
-A file appears under its name only when it is complete (`writer.py`), and never changes afterwards.
+`writer.py` gives a file its name only when it is complete. After that it never changes.
 """
 
 import json
@@ -37,12 +37,12 @@ class Header:
     num_tokens: Annotated[int, AtLeast(0)]
     num_documents: Annotated[int, AtLeast(0)]
     prompts: bool
-    """Documents begin with tokens that are not learned."""
+    """Documents begin with a prompt, whose tokens are not learned."""
     vocabulary: Vocabulary
     content: str
     """sha256 of tokens and documents."""
     made_from: str
-    """Hash of the sources and settings: with the same, the same file would be made again."""
+    """Hash of the sources and settings. The same hash gives the same file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -55,12 +55,12 @@ class Header:
 
     @property
     def size(self) -> int:
-        """Of the whole file, in bytes."""
+        """Bytes of the whole file."""
         return self.documents_at + self.num_documents * WORD * (1 + self.prompts)
 
     def to_bytes(self) -> bytes:
         text = MAGIC + json.dumps(encode(self)).encode()
-        assert len(text) < HEADER_BYTES, "a tokenizer's name is cut before it comes here"
+        assert len(text) < HEADER_BYTES, "only the tokenizer's name is long, and it was truncated"
         return text.ljust(HEADER_BYTES - 1) + b"\n"
 
 
@@ -68,17 +68,17 @@ class TokenFile:
     """A complete token file, mapped into memory."""
 
     def __init__(self, path: str, expected: Header | None = None) -> None:
-        """Open `path`; `expected` is its header as another rank found it.
+        """Open `path`; `expected` is the header that another rank read.
 
         Raises:
-            TrainingError: when it is not there, not whole, or not the file that is expected.
+            TrainingError: the file is missing, incomplete, or differs from the expected one.
         """
         self.path = path
         self.header, self._map = _open(path)
         if expected is not None and expected != self.header:
             raise TrainingError(
-                f"{path} is another file on this host than on the first one",
-                fix="put the same file on every host, or the folder on a shared file system",
+                f"{path} on this host differs from the file on the first host",
+                fix="copy the same file to every host, or use a shared file system",
             )
         header = self.header
         self._tokens: Tokens = np.frombuffer(
@@ -88,7 +88,7 @@ class TokenFile:
             self._map, LONG, header.num_documents * (1 + header.prompts), header.documents_at
         )
         self.ends: Longs = documents[: header.num_documents]
-        """Where each document ends: after its end token."""
+        """The end (exclusive) of each document, its end token included."""
         self._learned_from: Longs = documents[header.num_documents :]
 
     def tokens(self, start: int, stop: int) -> Longs:
@@ -97,7 +97,7 @@ class TokenFile:
         return self._tokens[start:stop].astype(np.int64)
 
     def learned(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Which of the tokens `start` to `stop` are to be learned."""
+        """Which of the tokens `start` to `stop` are learned."""
         if not self.header.prompts:
             return np.ones(stop - start, dtype=np.bool_)
         self._check_size()
@@ -108,16 +108,16 @@ class TokenFile:
         return found
 
     def _check_size(self) -> None:
-        # To read past the end of a mapped file is not an error but the end of the process.
+        # A read past the end of a mapped file raises no error; SIGBUS kills the process.
         if self._map.size() < self.header.size:
             raise TrainingError(
-                f"{self.path} has become shorter while it was being read",
-                fix="train on files that nobody writes to",
+                f"{self.path} was truncated while it was in use",
+                fix="do not write to files that a job trains on",
             )
 
 
 def read_header(path: str) -> Header:
-    """Raises TrainingError when `path` is no complete token file."""
+    """Raises TrainingError if `path` is not a complete token file."""
     return _open(path)[0]
 
 
@@ -127,16 +127,16 @@ def _open(path: str) -> tuple[Header, mmap.mmap]:
             text = file.read(HEADER_BYTES)
             size = os.fstat(file.fileno()).st_size
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as exc:  # nothing can be mapped of an empty file
+    except (OSError, ValueError) as exc:  # ValueError: an empty file cannot be mapped
         raise TrainingError(
-            f"the token file {path} cannot be opened: {exc}",
-            fix="put it where every host sees it under the same name",
+            f"failed to open the token file {path}: {exc}",
+            fix="put it where every host sees it under the same path",
         ) from exc
     header = parse_header(text, path)
     if size != header.size:
         raise TrainingError(
-            f"{path} has {size} bytes, and its header says {header.size}",
-            fix="copy it again, or make it again with python -m trainer.data pack",
+            f"{path} has {size} bytes, but its header says {header.size}",
+            fix="copy it again, or pack it again with python -m trainer.data pack",
         )
     return header, mapped
 
@@ -144,11 +144,11 @@ def _open(path: str) -> tuple[Header, mmap.mmap]:
 def parse_header(text: bytes, path: str) -> Header:
     try:
         if not text.startswith(MAGIC):
-            raise ValueError(f"it does not begin with {MAGIC.strip().decode()!r}")
+            raise ValueError(f"it does not start with {MAGIC.strip().decode()!r}")
         header: Header = decode(Header, read_json(text.removeprefix(MAGIC)))
     except ValueError as exc:
         raise TrainingError(
-            f"{path} is no token file: {exc}",
+            f"{path} is not a token file: {exc}",
             fix="make one with python -m trainer.data pack, or set data.format",
         ) from exc
     return header

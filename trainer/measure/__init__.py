@@ -1,1 +1,1 @@
-"""What is measured of training, and where it is written."""
+"""Measurements of training, and the files and services that they are written to."""

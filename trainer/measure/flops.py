@@ -1,10 +1,10 @@
-"""Model FLOPs of a token, and how much of the devices' peak they make use of (MFU).
+"""Model FLOPs per token, and the peak FLOPS of devices, which give the MFU.
 
-The count is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T for each token, with
-N weights, L layers, H heads of Q features and sequences of T tokens. N leaves out the embeddings,
-which are looked up and not multiplied, but has the head, also where the two are one matrix. The
-attention term does not take half off for the causal mask, and what is computed again in the
-backward pass does not count: it is the work of the model, not of the machine.
+The formula is that of PaLM (Chowdhery et al. 2022, appendix B): 6 N + 12 L H Q T per token, with N
+weights, L layers, H heads of Q features and sequences of T tokens. N excludes the embedding, which
+is a lookup, and includes the head, also if both are one matrix. The attention term is not halved
+for the causal mask. Recomputation in the backward pass does not count: these are FLOPs of the
+model, not of the hardware.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from trainer.rank.ranks import Ranks
 TERA = 1e12
 
 PEAKS: tuple[tuple[str, float, float], ...] = (
-    # NVIDIA's data sheets: H100 (SXM, PCIe, NVL) and H200 (SXM, NVL), half of the figures given
-    # "with sparsity" for bfloat16; float32 is without tensor cores, as the trainer leaves TF32 off.
+    # NVIDIA's data sheets: H100 (SXM, PCIe, NVL) and H200 (SXM, NVL). bfloat16 is half the figure
+    # "with sparsity". float32 is without tensor cores, because the trainer does not enable TF32.
     ("H100 PCIe", 756.5, 51.0),
     ("H100 NVL", 835.5, 60.0),
     ("H100", 989.5, 67.0),
     ("H200 NVL", 835.5, 60.0),
     ("H200", 989.5, 67.0),
-    # NVIDIA A100 data sheet, all forms alike.
+    # NVIDIA A100 data sheet; the same for all form factors.
     ("A100", 312.0, 19.5),
     # NVIDIA HGX B200: 4500 with sparsity.
     ("B200", 2250.0, 75.0),
@@ -35,12 +35,12 @@ PEAKS: tuple[tuple[str, float, float], ...] = (
     # NVIDIA Ada GPU architecture white paper, appendix A: bfloat16 with float32 accumulation.
     ("RTX 4090", 165.2, 82.6),
 )
-"""A part of the device's name, the first that fits, and its dense peaks in bfloat16 and float32,
-in 1e12 operations a second."""
+"""Part of the device name (the first match counts), and the dense peaks in bfloat16 and float32, in
+1e12 operations per second."""
 
 
 def device_peak(device_name: str, dtype: str) -> float | None:
-    """Operations a second, or None for a device whose figure is not known."""
+    """Operations per second; None for an unknown device."""
     for name, bfloat16, float32 in PEAKS:
         if name in device_name:
             return TERA * (bfloat16 if dtype == "bfloat16" else float32)
@@ -48,7 +48,7 @@ def device_peak(device_name: str, dtype: str) -> float | None:
 
 
 def job_peak(ranks: Ranks, dtype: str, device_tflops: float | None) -> float | None:
-    """Operations a second of all devices together; None where that is not known."""
+    """Operations per second of all devices together; None if unknown."""
     if device_tflops is not None:
         return ranks.mesh.size() * device_tflops * TERA
     if ranks.device.type != "cuda":
@@ -58,7 +58,7 @@ def job_peak(ranks: Ranks, dtype: str, device_tflops: float | None) -> float | N
 
 
 def flops_per_token(stages: Sequence[Decoder], ranks: Ranks, sequence_length: int) -> float:
-    """Forward and backward, of the whole model; all ranks must call it."""
+    """FLOPs of forward and backward of the whole model. All ranks must call it."""
     weights = sum(_weight_flops(stage) for stage in stages)
     total = torch.tensor(float(weights), dtype=torch.float64, device=ranks.device)
     if ranks.mesh["pp"].size() > 1:
@@ -77,6 +77,6 @@ def _weight_flops(stage: Decoder) -> int:
 
 
 def _flops(parameter: nn.Parameter) -> int:
-    """Per token: 2 for each weight forward, 2 for the gradient of its input, and 2 for its own,
-    which a frozen one does not have."""
+    """Per token and weight: 2 for the forward pass, 2 for the gradient of the input, and 2 for the
+    gradient of the weight, which frozen weights do not have."""
     return (6 if parameter.requires_grad else 4) * parameter.numel()

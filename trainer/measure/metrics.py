@@ -1,6 +1,4 @@
-"""What is measured of each step, and `metrics.jsonl`: a line per optimizer step, in one write each,
-so that readers see whole lines.
-"""
+"""The measurements of a step, and `metrics.jsonl` with one line per optimizer step."""
 
 import json
 import math
@@ -8,52 +6,52 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.measure.lines import LineFile
+from trainer.measure.line_file import LineFile
 from trainer.rank.fence import Admit, admit_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """The same on every rank, but for rank 0's own seconds and memory."""
+    """Totals of the job. Seconds and memory are those of rank 0."""
 
     attempt: int
     step: int
-    """From 1; a step that is done again after a resume is a new line."""
+    """From 1. A step that is repeated after a resume gets a new line."""
     loss: float
-    """Cross-entropy, mean over the learned tokens of the global batch; NaN when there was none."""
+    """Cross-entropy, mean over the learned tokens of the global batch; NaN if there were none."""
     z_loss: float | None = None
-    """What z-loss adds to it; None without z-loss."""
+    """What z-loss adds to the loss; None without z-loss."""
     grad_norm: float
     """Before clipping, over the whole model."""
     lr: float
     tokens_per_second: float
-    """Of the whole job, learned or not."""
+    """Of the whole job; tokens that are not learned count too."""
     mfu: float | None = None
-    """Part of the devices' peak that the model's own work comes to; None where that is unknown."""
+    """Model FLOPS utilisation: model FLOPS divided by peak FLOPS; None if the peak is unknown."""
     step_s: float
     data_s: float = 0.0
     """Waiting for the micro batches."""
     passes_s: float = 0.0
     """Forward and backward together."""
     forward_s: float | None = None
-    """None where a pipeline mixes the two."""
+    """None with a pipeline, which interleaves forward and backward."""
     backward_s: float | None = None
     optimizer_s: float = 0.0
-    """On a GPU, of the update before this one: its own is still running."""
+    """On a GPU, the time of the previous update, because this one is still running."""
     checkpoint_s: float = 0.0
-    """That saving has held training up since the line before."""
+    """Time that saves paused training since the previous line."""
     peak_memory_bytes: int = 0
-    """Of rank 0 up to now: of the GPU's allocator, or of the process on a CPU."""
+    """Of rank 0 so far: of the GPU's allocator, or of the process on a CPU."""
     skipped: int = 0
-    """Updates left out so far in the job: nothing to learn, or loss or gradient not finite."""
+    """Updates skipped so far: no token to learn, or a loss or gradient that is not finite."""
     eval_loss: float | None = None
-    """On held-out data after this step, where it was evaluated."""
+    """On held-out data; None unless this step was evaluated."""
     eval_s: float | None = None
     time: float
     """Unix time at the end of the step."""
 
     def to_dict(self) -> dict[str, Any]:
-        """With None for what is not finite, for JSON has no NaN."""
+        """NaN and infinity become None, because JSON does not have them."""
         return {
             key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in asdict(self).items()
@@ -72,5 +70,5 @@ class MetricsFile:
 
 
 def to_line(metrics: StepMetrics) -> bytes:
-    """One JSON line."""
+    """One JSON line, with its newline."""
     return json.dumps(metrics.to_dict(), separators=(",", ":")).encode() + b"\n"

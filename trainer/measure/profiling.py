@@ -1,4 +1,4 @@
-"""Records some steps with torch.profiler: where their time went, and what took memory."""
+"""Records the time and memory use of some steps with torch.profiler."""
 
 import logging
 from pathlib import Path
@@ -7,20 +7,19 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.contract.spec.train_spec import ProfileSpec
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 
 LOG = logging.getLogger("trainer")
 
 MOST_EVENTS = 200_000
-"""Allocations and frees that a memory snapshot goes back."""
+"""The newest allocations and frees that a memory snapshot contains."""
 
 
 class Profiling:
-    """Told of every step of this rank, it records those that the configuration names.
+    """Profiles the steps of this rank that the configuration names.
 
-    It leaves `rank-<r>.trace.json.gz`, for Perfetto or chrome://tracing, and of a GPU's memory
-    `rank-<r>.memory.pickle`, for pytorch.org/memory_viz. A CPU has no such snapshot: its
-    allocations are in the trace.
+    It writes `rank-<r>.trace.json.gz` for Perfetto or chrome://tracing and, on a GPU,
+    `rank-<r>.memory.pickle` for pytorch.org/memory_viz. On a CPU the allocations are in the trace.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class Profiling:
     def before(self, step: int) -> None:
         if step != self._spec.at_step:
             return
-        # To start takes long too, and so may each of the steps that are recorded.
+        # Starting the profiler and each recorded step take long. The agent must not see a hang.
         self._reporter.profiled = True
         self._reporter.beat("train")
         if self._cuda:
@@ -53,16 +52,16 @@ class Profiling:
             self.finish()
 
     def finish(self) -> None:
-        """Write what was recorded, also of a job that ends before all the steps were done."""
+        """Write the profile, also if the job ends before all steps are recorded."""
         if self._running is None:
             return
         recorded, self._running = self._running, None
-        # Writing may take longer than many steps do, and is no hang.
+        # Writing may take longer than many steps. The phase tells the agent that it is no hang.
         self._reporter.beat("write")
         try:
             self._write(recorded)
-        except Exception as exc:  # noqa: BLE001 (whatever it is, a profile is not worth the job)
-            LOG.warning("rank %d: the profile could not be written: %s", self._rank, exc)
+        except Exception as exc:  # noqa: BLE001 (a failed profile must not end the job)
+            LOG.warning("rank %d: failed to write the profile: %s", self._rank, exc)
         self._reporter.profiled = False
         self._reporter.beat("train")
 
@@ -75,7 +74,9 @@ class Profiling:
             torch.cuda.memory._record_memory_history(enabled=None)
         trace = self._folder / f"rank-{self._rank}.trace.json.gz"
         recorded.export_chrome_trace(str(trace))
-        LOG.info("rank %d: a profile from step %d is in %s", self._rank, self._spec.at_step, trace)
+        LOG.info(
+            "rank %d: wrote the profile from step %d: %s", self._rank, self._spec.at_step, trace
+        )
 
     @property
     def _rank(self) -> int:

@@ -1,6 +1,6 @@
-"""Where the metrics go: `metrics.jsonl` always, TensorBoard and Weights & Biases when asked for.
+"""Writes the metrics to `metrics.jsonl` and, if configured, to TensorBoard and Weights & Biases.
 
-A writer that fails costs its own figures, never the training.
+If one of these two fails, it gets no more metrics, and training continues.
 """
 
 import hashlib
@@ -21,15 +21,13 @@ LOG = logging.getLogger("trainer")
 
 
 class Writer(Protocol):
-    """Of figures, by their names."""
-
     def write(self, step: int, figures: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
 
 class Report:
-    """Rank 0's; the others have none, for the totals are the same everywhere."""
+    """Exists on rank 0 only, because the totals are the same on every rank."""
 
     def __init__(self, file: MetricsFile, writers: dict[str, Writer]) -> None:
         self._file = file
@@ -53,25 +51,24 @@ class Report:
     def _try(self, name: str, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception as exc:  # noqa: BLE001 (another's code: whatever it raises)
-            LOG.warning("%s failed and gets no more metrics: %s", name, exc)
+        except Exception as exc:  # noqa: BLE001 (foreign code may raise anything)
+            LOG.warning("stopped writing metrics to %s: %s", name, exc)
             del self._writers[name]
 
 
 def check_writers(train: TrainSpec) -> None:
-    """Raises TrainingError when a package is missing that the configuration asks for."""
+    """Raises TrainingError if a package is missing that the configuration needs."""
     wanted = {"tensorboard": train.tensorboard, "wandb": train.wandb is not None}
     for package, asked in wanted.items():
         if asked and importlib.util.find_spec(package) is None:
             raise TrainingError(
-                f"train.{package} is set, and the Python package {package} is not installed",
-                fix=f"pip install 'ndctl[{package}]', or leave train.{package} out",
+                f"train.{package} is set, but the Python package {package} is not installed",
+                fix=f"pip install 'ndctl[{package}]', or remove train.{package}",
             )
 
 
 def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = admit_all) -> Report:
-    """The report of a job that goes on after `done` steps; the network being down does not stop
-    it."""
+    """The report of a job that has done `done` steps. A writer that fails to start is left out."""
     makers: dict[str, Callable[[], Writer]] = {}
     if train.tensorboard:
         makers["TensorBoard"] = lambda: TensorBoard(run.path / "tensorboard", done)
@@ -81,8 +78,8 @@ def open_report(run: RunDir, train: TrainSpec, done: int, admit: Admit = admit_a
     for name, make in makers.items():
         try:
             writers[name] = make()
-        except Exception as exc:  # noqa: BLE001 (another's code: whatever it raises)
-            LOG.warning("%s could not be started and gets no metrics: %s", name, exc)
+        except Exception as exc:  # noqa: BLE001 (foreign code may raise anything)
+            LOG.warning("failed to start %s, which gets no metrics: %s", name, exc)
     return Report(MetricsFile(run.metrics, admit), writers)
 
 
@@ -90,7 +87,7 @@ class TensorBoard:
     def __init__(self, folder: Path, done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Steps that are done again replace what an earlier attempt wrote of them.
+        # purge_step removes what an earlier attempt wrote for the steps that are now repeated.
         self._writer = SummaryWriter(str(folder), purge_step=done + 1, flush_secs=10)
 
     def write(self, step: int, figures: dict[str, float]) -> None:
@@ -102,9 +99,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """One run of theirs for each run directory, also over several attempts.
+    """One W&B run per run directory, which all attempts share.
 
-    Key, entity and mode come from their own environment variables (WANDB_API_KEY, WANDB_MODE, …).
+    API key, entity and mode come from W&B's own environment variables (WANDB_API_KEY, …).
     """
 
     def __init__(self, folder: Path, project: str) -> None:
@@ -117,10 +114,10 @@ class WeightsAndBiases:
             id=hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16],
             resume="allow",
             dir=str(folder),
-            # Ranks' output is collected already.
+            # The agents already collect the output of ranks.
             settings=wandb.Settings(console="off"),
         )
-        # By its own count of calls a step that is done again would be dropped.
+        # W&B's own step counter never goes back, so it would drop repeated steps.
         self._run.define_metric("*", step_metric="step")
 
     def write(self, step: int, figures: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured without making the host wait for the device."""
+"""Measures the parts of a step without making the host wait for the device."""
 
 import time
 from collections import defaultdict
@@ -9,27 +9,26 @@ from typing import Any, Literal, Protocol
 import torch
 
 Part = Literal["data", "passes", "forward", "backward", "optimizer", "checkpoint", "own"]
-"""`own`: between two collectives, where this rank waits for no other."""
+"""`own` is the time between two collectives, when this rank does not wait for another."""
 
 
 class Event(Protocol):
-    """A mark in the device's queue of work, as torch.cuda.Event."""
+    """A mark in the device's queue, as torch.cuda.Event."""
 
     def record(self) -> None: ...
 
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds up to `end_event`."""
+        """Milliseconds from this event to `end_event`."""
 
 
 class Stopwatch:
     """Seconds of each part since the last `take`.
 
-    On a GPU the parts of a step run long after the host has asked for them, so they are measured
-    between events in its queue, and only once those have passed: a part that is still running when
-    `take` is called counts in the next one. That is the update, which therefore shows beside the
-    step after it, as it does in the time between two steps.
+    A GPU runs a part long after the host has queued it. So a part is measured between two events in
+    the device's queue, and it counts once both have passed: a part that is still running at `take`
+    counts in the next one. The optimizer update is such a part, so its time appears one step later.
     """
 
     def __init__(
@@ -42,11 +41,11 @@ class Stopwatch:
         self._clock = clock
         self._seconds: defaultdict[Part, float] = defaultdict(float)
         self._running: list[tuple[Part, Event, Event]] = []
-        self._alone_since: float | Event | None = None
+        self._own_since: float | Event | None = None
 
     @contextmanager
     def part(self, part: Part) -> Iterator[None]:
-        """Of the work that the device is given inside."""
+        """Measure the device's work that is queued inside."""
         if self._new_event is None:
             with self.host_part(part):
                 yield
@@ -59,23 +58,23 @@ class Stopwatch:
 
     @contextmanager
     def host_part(self, part: Part) -> Iterator[None]:
-        """Of the time that the host spends inside."""
+        """Measure the host's time inside."""
         begun = self._clock()
         yield
         self._seconds[part] += self._clock() - begun
 
-    def leaves(self) -> None:
-        """All ranks have come to the end of a collective: from here on this one works alone."""
+    def after_collective(self) -> None:
+        """A collective has ended; from here on this rank does its own work."""
         if self._new_event is None:
-            self._alone_since = self._clock()
+            self._own_since = self._clock()
             return
         begin = self._new_event()
         begin.record()
-        self._alone_since = begin
+        self._own_since = begin
 
-    def enters(self) -> None:
-        """This rank is about to enter a collective, or to do what no other does and all excuse."""
-        begin, self._alone_since = self._alone_since, None
+    def before_collective(self) -> None:
+        """This rank is about to enter a collective, so its own work ends here."""
+        begin, self._own_since = self._own_since, None
         if begin is None:
             return
         if isinstance(begin, float):
@@ -87,14 +86,14 @@ class Stopwatch:
         self._running.append(("own", begin, end))
 
     @contextmanager
-    def excused(self) -> Iterator[None]:
-        """What happens inside is none of this rank's work for a step."""
-        self.enters()
+    def not_own_work(self) -> Iterator[None]:
+        """The time inside (a save, a log line) does not count as this rank's work for a step."""
+        self.before_collective()
         yield
-        self.leaves()
+        self.after_collective()
 
     def take(self) -> dict[Part, float]:
-        """The seconds of the parts that are over; none of a part that did not occur."""
+        """Seconds of the parts that have ended. Parts that did not occur are missing."""
         running, self._running = self._running, []
         for part, begin, end in running:
             if end.query():

@@ -1,1 +1,1 @@
-"""The model: which transformers model, its stages, its first weights, its way in and out."""
+"""The model: building it from transformers, its pipeline stages, its weights and adapters."""

@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, Hu et al. 2021): the model is frozen, and PEFT's adapters are trained.
 
-The adapters are modules inside the layers, so every axis of the mesh treats them as it treats any
-other weight; only tensor parallel has to know them (`parallel/tensor.py`). Their names are PEFT's.
+The adapters are modules inside the layers, so each axis of the mesh treats them like other weights.
+Only tensor parallel needs a plan for them (`parallel/tensor.py`). Their names are PEFT's.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from transformers.pytorch_utils import Conv1D
 from orchestrator.contract.spec.model_spec import LoraSpec, ModelSpec
 from orchestrator.errors import TrainingError
 from trainer.model.decoder import Decoder, is_adapter
-from trainer.model.fresh import stream_of
+from trainer.model.init_weights import stream_of
 
 LINEAR = (nn.Linear, Conv1D)
-"""What can have an adapter; GPT-2's `Conv1D` is a linear layer whose weight lies transposed."""
+"""Modules that can have an adapter. GPT-2's `Conv1D` is a linear layer with a transposed weight."""
 
 SAMPLE_BYTES = 1 << 16
-"""Read of each end of a file of weights, to tell it from others of the same name and size."""
+"""Bytes read from both ends of a weights file, to distinguish files of equal name and size."""
 
 
 def add_adapters(decoder: Decoder, spec: LoraSpec) -> None:
     """Put adapters into the layers of `decoder`, which is on the meta device, and freeze the rest.
 
     Raises:
-        TrainingError: when PEFT is not installed, or a target is no linear layer of the model.
+        TrainingError: PEFT is not installed, or a target is not a linear layer of the model.
     """
     _check_targets(decoder, spec.target_modules)
     config = _lora_config(spec, decoder.config)
@@ -42,7 +42,7 @@ def add_adapters(decoder: Decoder, spec: LoraSpec) -> None:
 
 
 def draw_adapters(decoder: Decoder, seed: int) -> None:
-    """First values: A as PEFT draws it, but by seed and name as all weights are, and B zero."""
+    """Initialise the adapters: A with PEFT's distribution, from seed and name; B with zeros."""
     for name, parameter in decoder.plain_parameters():
         if not is_adapter(name):
             continue
@@ -57,15 +57,16 @@ def draw_adapters(decoder: Decoder, seed: int) -> None:
 
 
 def base_of(model: ModelSpec) -> str:
-    """What adapters were trained on top of, for only they are in their checkpoints; "" where all
-    weights are trained. A fresh model follows from the seed, which checkpoints know already."""
+    """Identifies the frozen model under adapters, because a checkpoint has only the adapters; ""
+    if all weights are trained. A model without pretrained weights follows from its config and the
+    seed, and the seed is in the checkpoint anyway."""
     if model.lora is None:
         return ""
     if model.weights is None:
         config = json.dumps(dict(model.config or {}), sort_keys=True, default=str)
         weights = f"fresh {model.preset or model.path or _digest(config.encode())}"
     else:
-        # By content, for folders move; a hub id names its own.
+        # A folder may move, so its content identifies it. A hub id is already unique.
         weights = _fingerprint(Path(model.weights)) or model.weights
     return f"{weights}, alpha {model.lora.alpha}, quantize {model.lora.quantize}"
 
@@ -77,10 +78,12 @@ def export_adapters(
     base_name: str | None,
     folder: Path,
 ) -> None:
-    """Write `folder` so that `PeftModel.from_pretrained(model, folder)` has these adapters.
+    """Write `folder` so that `PeftModel.from_pretrained(model, folder)` loads these adapters.
 
-    `tensors` are whole, under their names in `Decoder.plain_parameters()`; what is no adapter is
-    left out. `base_name` is where PEFT would look for the frozen model, if anywhere.
+    Args:
+        tensors: unsharded, by their names in `Decoder.plain_parameters()`. Others than adapters
+            are ignored.
+        base_name: where PEFT finds the frozen model; None if it was not pretrained.
     """
     config = _lora_config(spec, base)
     config.base_model_name_or_path = base_name
@@ -97,13 +100,13 @@ def export_adapters(
 def _check_targets(decoder: Decoder, targets: Iterable[str]) -> None:
     layer = next(iter(decoder.layers.values()))
     names = [name for name, module in layer.named_modules() if isinstance(module, LINEAR)]
-    # By whole parts of a name, as PEFT does.
+    # A target matches whole components of a name, as in PEFT.
     unknown = [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in names)]
     if unknown:
         raise TrainingError(
             "model.lora.target_modules: no linear layer of the model is named"
             f" {', '.join(unknown)}",
-            fix=f"choose among {', '.join(names)}, or the last part of these names",
+            fix=f"choose from {', '.join(names)}, or the last part of these names",
         )
 
 
@@ -118,7 +121,7 @@ def _lora_config(spec: LoraSpec, base: PretrainedConfig) -> Any:
 
 
 def _peft() -> Any:
-    """PEFT, imported only where there are adapters: it is optional, and takes seconds."""
+    """PEFT is imported only for adapters, because it is optional and its import takes seconds."""
     try:
         return import_module("peft")
     except ImportError as exc:
@@ -131,13 +134,13 @@ def _peft() -> Any:
 def _first_values(name: str, shape: torch.Size, seed: int) -> torch.Tensor:
     if ".lora_B." in name:
         return torch.zeros(shape)
-    # PEFT calls kaiming_uniform_ with a = √5, and √(6 / ((1 + 5) fan_in)) is this.
+    # PEFT calls kaiming_uniform_ with a = √5, which gives √(6 / ((1 + 5) fan_in)) = fan_in^-0.5.
     bound = shape[1] ** -0.5
     return torch.empty(shape).uniform_(-bound, bound, generator=stream_of(f"{seed} {name}"))
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of a folder's weights, without reading all of them; "" where there are none."""
+    """Hash of the weights in a folder, from both ends of each file; "" if it has none."""
     files = []
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size

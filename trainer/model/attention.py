@@ -1,4 +1,4 @@
-"""Causal attention without a mask, under the name by which transformers' models look it up."""
+"""Causal attention without a mask tensor, registered with transformers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +12,9 @@ from transformers.modeling_utils import AttentionInterface
 NAME = "ndctl_causal"
 
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""q [batch, heads, tokens, features], k and v [batch, kv heads, tokens, features] and the scale of
-the scores, to the result in the shape of q. The tokens are those of this rank; every token sees
-itself and those before it in the whole sequence."""
+"""Takes q [batch, heads, tokens, features], k and v [batch, kv heads, tokens, features] and the
+scale of the scores; returns a tensor in the shape of q. The tokens are those of this rank. Each one
+attends to itself and to all earlier tokens of the whole sequence."""
 
 
 def causal_attention(  # noqa: PLR0913 (transformers' signature)
@@ -28,7 +28,7 @@ def causal_attention(  # noqa: PLR0913 (transformers' signature)
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = q_BHTD.shape[-1] ** -0.5 if scaling is None else scaling
-    # Under autocast the rotation leaves them in float32.
+    # Under autocast the rotary embedding returns q and k in float32.
     q_BHTD, k_BHTD = q_BHTD.to(v_BHTD.dtype), k_BHTD.to(v_BHTD.dtype)
     attend: Attend | None = getattr(module, "attend", None)
     if attend is not None:
@@ -47,16 +47,17 @@ def causal_attention(  # noqa: PLR0913 (transformers' signature)
 
 
 def attend_with(attention: nn.Module, attend: Attend) -> None:
-    """Let `attention`, the module inside a decoder layer, use `attend` from now on."""
-    # A plain attribute: transformers hands the module itself to the function that is registered.
+    """Make `attention`, the module inside a decoder layer, use `attend`."""
+    # transformers passes the module to `causal_attention`, which reads this attribute. It is set by
+    # `object.__setattr__`, because that of nn.Module is typed for tensors and modules only.
     object.__setattr__(attention, "attend", attend)
 
 
 def register_attention() -> str:
-    """The name to give as `attn_implementation`.
+    """Register the attention; returns its name for `attn_implementation`.
 
-    The mask is registered too: transformers would build one from the length of the hidden states,
-    which under sequence parallel is a fraction of the real one.
+    An empty mask is registered too. transformers would build a mask for the length of the hidden
+    states, which under sequence parallel is only a part of the sequence.
     """
     AttentionInterface.register(NAME, causal_attention)
     AttentionMaskInterface.register(NAME, lambda *_, **__: None)

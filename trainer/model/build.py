@@ -1,4 +1,4 @@
-"""Builds the model on the meta device, cut into the stages that this rank has."""
+"""Builds this rank's pipeline stages of the model on the meta device."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -18,7 +18,7 @@ def read_model_config(spec: ModelSpec) -> PretrainedConfig:
     try:
         if spec.path is not None:
             return AutoConfig.from_pretrained(spec.path, local_files_only=True)
-        # transformers writes into what it is given, as into `rope_scaling`.
+        # A copy, because transformers modifies nested values such as `rope_scaling`.
         values = deepcopy(dict(PRESETS[spec.preset] if spec.preset else spec.config or {}))
         return AutoConfig.for_model(values.pop("model_type", None), **values)
     except (OSError, ValueError, TypeError) as exc:
@@ -30,19 +30,19 @@ def read_model_config(spec: ModelSpec) -> PretrainedConfig:
 
 
 def check_model(config: PretrainedConfig, num_tokens: int, sequence_length: int) -> None:
-    """Raises TrainingError where a model cannot read tokens below `num_tokens`, in sequences of
-    that length."""
+    """Raises TrainingError if the model cannot train on a vocabulary of `num_tokens` tokens or on
+    sequences of this length."""
     family_of(config)
     if config.vocab_size < num_tokens:
         raise TrainingError(
-            f"the model's vocab_size is {config.vocab_size}, and the tokenizer has {num_tokens}"
+            f"the model's vocab_size is {config.vocab_size}, but the tokenizer has {num_tokens}"
             " tokens",
             fix=f"set vocab_size to {num_tokens} or more, or use the model's own tokenizer",
         )
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and sequence_length > longest:
         raise TrainingError(
-            f"sequence_length is {sequence_length}, and the model has {longest} positions",
+            f"sequence_length is {sequence_length}, but the model has {longest} positions",
             fix="shorten data.sequence_length or raise the model's max_position_embeddings",
         )
     _check_attention(config, sequence_length)
@@ -53,18 +53,18 @@ def _check_attention(config: PretrainedConfig, sequence_length: int) -> None:
     window = getattr(config, "sliding_window", None)
     if getattr(config, "use_sliding_window", True) is False:
         window = None
-    # A window that holds the whole sequence hides nothing.
+    # A window at least as long as the sequence is the same as full attention.
     if (kinds or window is not None) and (window is None or window < sequence_length):
         raise TrainingError(
-            f"the model attends to a window of {window} tokens, and sequences have"
-            f" {sequence_length}; only full attention is done",
+            f"the model attends to a window of {window} tokens, but sequences have"
+            f" {sequence_length}; the trainer supports only full attention",
             fix="set sliding_window to null in the model's config, or shorten the sequences",
         )
 
 
 def build_stages(config: PretrainedConfig, parts: Sequence[StageSlice]) -> list[Decoder]:
     """The decoders of `parts`, without storage."""
-    # Sequences are full, so nothing is padding: no token's embedding may be left out of training.
+    # Sequences have no padding. With a pad token, torch would not train that token's embedding.
     config.pad_token_id = None
     config.use_cache = False
     with torch.device("meta"):

@@ -1,8 +1,8 @@
-"""The model as the trainer runs it: consecutive decoder layers, with what comes before and after.
+"""`Decoder`: consecutive decoder layers, plus the embedding before or the head after them.
 
 A pipeline stage is a `Decoder` of some layers; without a pipeline one `Decoder` is the whole model.
-Its parameters have the names that they have in the transformers model, so that checkpoints know
-nothing of stages.
+Its parameters keep their names of the transformers model, so that checkpoints do not depend on the
+stages.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from trainer.model.families import Family, family_of
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "base_layer.")
-"""What activation checkpointing and adapters put into the names of the model's parameters."""
+"""Prefixes that activation checkpointing and adapters insert into parameter names."""
 
 
 class NamedWeights(Protocol):
-    """What can be filled with first weights, by name: a decoder, or some tensors of one."""
+    """Something whose weights can be initialised by name: a decoder, or some tensors of one."""
 
     config: PretrainedConfig
 
@@ -28,7 +28,7 @@ class NamedWeights(Protocol):
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter is part of an adapter and not of the model itself."""
+    """Whether the parameter belongs to an adapter."""
     return ".lora_" in name
 
 
@@ -56,9 +56,9 @@ class Decoder(nn.Module):
         self.family: Family = family_of(model.config)
         self.part = part
         self.positions_1T = torch.empty(0, dtype=torch.long)
-        """Place in the whole sequence of each token that this rank sees; see `place`."""
+        """Position in the whole sequence of each token of this rank; see `set_positions`."""
         self.quantised: frozenset[str] = frozenset()
-        """Plain names of the weights that are kept in 4 bits; see `model/quantize.py`."""
+        """Plain names of the 4-bit weights; see `model/quantize.py`."""
         layers = cast(nn.ModuleList, model.get_submodule(self.family.layers))
         kept = {str(index): layers[index] for index in range(part.first, part.stop)}
         self._put(self.family.layers, nn.ModuleDict(kept))
@@ -67,7 +67,7 @@ class Decoder(nn.Module):
         self.tie()
 
     def _paths(self) -> Iterator[str]:
-        """Of the modules around the layers."""
+        """Paths of the modules outside the layers."""
         family = self.family
         if self.part.is_first:
             yield family.embedding
@@ -92,7 +92,7 @@ class Decoder(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleDict:
-        """Keyed by their number in the whole model."""
+        """Keyed by the layer's index in the whole model."""
         return cast(nn.ModuleDict, self.get_submodule(self.family.layers))
 
     @property
@@ -105,25 +105,25 @@ class Decoder(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """Head and embedding are one matrix, be they on one stage or not."""
+        """Head and embedding are one matrix in the model. They may be on different stages."""
         return bool(self.config.tie_word_embeddings)
 
     def tie(self) -> None:
-        """Make head and embedding one parameter again: cutting or moving them makes new ones."""
+        """Make head and embedding one parameter again, after sharding or moving replaced them."""
         if self.tied and self.head is not None and self.embedding is not None:
             self.head.weight = self.embedding.weight
 
-    def place(self, positions_1T: torch.Tensor) -> None:
-        """Say which tokens of a sequence this rank sees, [1, tokens]."""
+    def set_positions(self, positions_1T: torch.Tensor) -> None:
+        """Set the positions of this rank's tokens in the sequence, [1, tokens]."""
         self.positions_1T = positions_1T
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """From token ids [batch, tokens], or the hidden states of the stage before, to those of
-        this stage, or logits [batch, tokens, vocabulary]."""
+        """Takes token ids [batch, tokens] on the first stage, else hidden states. Returns logits
+        [batch, tokens, vocabulary] on the last stage, else hidden states."""
         positions = self.positions_1T
         hidden = self._embed(inputs) if self.part.is_first else inputs
         rotary = self.family.rotary
-        # Of the hidden states it takes only their device and type.
+        # The rotary module uses only the device and the dtype of `hidden`.
         angles = (
             {"position_embeddings": self.get_submodule(rotary)(hidden, position_ids=positions)}
             if rotary
@@ -144,17 +144,17 @@ class Decoder(nn.Module):
         return hidden
 
     def plain_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter under its name in the transformers model; a tied head's is the
-        embedding's, also where the stage has no embedding. Adapters have PEFT's names.
+        """Each parameter under its name in the transformers model. A tied head has the name of the
+        embedding, also on a stage without embedding. Adapters have PEFT's names.
 
-        Quantised weights are left out: no one may write to them or cut them element by element.
+        Quantised weights are excluded, because their elements cannot be written or sliced.
         """
         for name, parameter in self._all_parameters():
             if name not in self.quantised:
                 yield name, parameter
 
     def quantised_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that `plain_parameters` leaves out."""
+        """The weights that `plain_parameters` excludes."""
         for name, parameter in self._all_parameters():
             if name in self.quantised:
                 yield name, parameter

@@ -1,4 +1,4 @@
-"""Where transformers' causal language models keep the parts that a pipeline stage is made of."""
+"""Module paths of transformers' causal language models, by model type."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ class Family:
     """Paths of modules inside the model."""
 
     layer_class: str
-    """Class of a decoder layer: the unit of sharding, compiling and recomputing."""
+    """Class of a decoder layer, the unit of sharding, compilation and recomputation."""
     layers: str
     embedding: str
     norm: str
-    """The one after the last layer."""
+    """The norm after the last layer."""
     attention: str = "self_attn"
-    """Inside a layer."""
+    """Path inside a layer."""
     head: str = "lm_head"
     rotary: str | None = None
     positions: str | None = None
-    """Learned embeddings of positions, where there are any."""
+    """Learned position embeddings."""
     dropout: str | None = None
-    """Of the sum of the embeddings, where there is any."""
+    """Dropout after the embeddings."""
     mlp_matrices: int = 3
-    """Of features x inner features in a layer; a gate is one."""
+    """Number of matrices (features x inner features) in the MLP of a layer, the gate included."""
     tensor_parallel: bool = True
 
 
@@ -64,7 +64,7 @@ def family_of(config: PretrainedConfig) -> Family:
     if config.model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise TrainingError(
-            f"model_type {config.model_type} is not one that this trainer can split",
-            fix=f"train a model of one of the types {known}",
+            f"this trainer does not support model_type {config.model_type}",
+            fix=f"use a model of one of the types {known}",
         )
     return FAMILIES[config.model_type]

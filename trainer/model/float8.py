@@ -1,8 +1,8 @@
-"""Linear layers that multiply in float8, through torchao: on Hopper GPUs and newer.
+"""Float8 matrix products in linear layers, through torchao, on Hopper GPUs and newer.
 
-Weights, their gradients and the optimizer stay as they are; each product's two factors are scaled
-to float8 by their largest value. Embedding, head and norms compute as before. Under FSDP the
-weights travel in float8 too, at a quarter of their size.
+Weights, gradients and optimizer state keep their types. Both factors of each product are scaled to
+float8 by their largest value. Embedding, head and norms are unchanged. FSDP gathers the weights in
+float8, which is a quarter of the bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,23 +20,23 @@ from trainer.model.decoder import Decoder
 HOPPER = (9, 0)
 """Compute capability."""
 MULTIPLE = 16
-"""What float8 matrix products need both sides of a rank's part of a weight to be a multiple of."""
+"""Float8 products need both sides of a rank's part of a weight to be multiples of this."""
 
 
 def apply_float8(decoder: Decoder, device: torch.device, config: TrainingConfig) -> None:
-    """Let the linear layers inside the decoder layers, on the meta device, multiply in float8.
+    """Convert the linear layers of the decoder layers, which are on the meta device, to float8.
 
     Raises:
-        TrainingError: when `device` cannot do that, a weight's shape does not fit, or torchao is
-            not installed.
+        TrainingError: `device` does not support float8, a weight has an unsuitable shape, or
+            torchao is not installed.
     """
     _check_device(device)
     convert(decoder, config)
 
 
 def convert(decoder: Decoder, config: TrainingConfig, *, emulate: bool = False) -> None:
-    """As `apply_float8`; with `emulate` factors are rounded to float8 and multiplied in the type
-    that they had, which any device can."""
+    """`apply_float8` without the check of the device. With `emulate`, the factors are rounded to
+    float8 but multiplied in their own type, which works on any device."""
     shapes = {name: linear.weight.shape for name, linear in _linears(decoder)}
     _check_shapes(shapes, config.mesh.tp)
     float8 = _torchao()
@@ -48,8 +48,8 @@ def convert(decoder: Decoder, config: TrainingConfig, *, emulate: bool = False) 
 
 
 def scale_after_steps(stages: Sequence[Decoder], optimizer: torch.optim.Optimizer) -> None:
-    """Scale the weights that are gathered in float8 once, after each step of `optimizer`: with one
-    collective for all, instead of one for each weight when it is gathered."""
+    """Compute the float8 scales of all gathered weights after each step of `optimizer`, with one
+    collective, instead of one collective per weight at each gather."""
     float8 = _torchao()
 
     def scale(*_: Any) -> None:
@@ -84,22 +84,25 @@ def _check_device(device: torch.device) -> None:
 def _check_shapes(shapes: Mapping[str, torch.Size], tp: int) -> None:
     if not shapes:
         raise TrainingError(
-            "train.float8 finds no linear layer in this model that it can change",
+            "train.float8: the model has no linear layer that can use float8",
             fix="set train.float8 to false",
         )
     multiple = MULTIPLE * tp
     uneven = [f"{n} {tuple(s)}" for n, s in shapes.items() if any(side % multiple for side in s)]
     if uneven:
         raise TrainingError(
-            f"train.float8 needs weights whose sides are multiples of {multiple} (16 x tp); these"
-            f" are not: {listed(uneven)}",
+            f"train.float8 needs weights whose sides are multiples of {multiple} (16 x tp); wrong:"
+            f" {listed(uneven)}",
             fix="change hidden_size, head_dim or intermediate_size, or set train.float8 to false",
         )
 
 
 def _gather_in_float8(shapes: Mapping[str, torch.Size], config: TrainingConfig) -> bool:
-    """Where weights are gathered at all. FSDP can shard what torchao puts in their place neither
-    unevenly nor again after the forward pass; and offloaded weights are scaled on the device."""
+    """Whether FSDP can gather the weights in float8.
+
+    It must gather them at all. It cannot shard torchao's float8 weights unevenly or reshard them to
+    fewer ranks after the forward pass. Offloaded weights get their scales on the device.
+    """
     parallel, shards = config.parallel, config.mesh.dp_shard * config.mesh.cp
     return (
         parallel.data == "fsdp"

@@ -1,12 +1,11 @@
 """Frozen weights in 4 bits under adapters (QLoRA, Dettmers et al. 2023), through torchao's NF4.
 
-A weight takes 4 bits an element, 8 for every 64 (their scale) and 32 for every 16384 (the scale of
-the scales): 4.13 bits instead of 32.
+Each element takes 4 bits, plus 8 bits per 64 elements (their scale) and 32 bits per 16384 elements
+(the scale of the scales): 4.13 bits instead of 32.
 
-The model is built and sharded without storage, and so are its 4-bit weights: `quantise` puts empty
-ones in, FSDP shards them as it does any other, and `fill_quantised` gives them their values, one
-layer at a time, since only a whole weight can be quantised: never more than one layer is held in
-full precision.
+The model is built and sharded without storage. `quantise` replaces weights by empty 4-bit weights,
+FSDP shards them like any other, and `fill_quantised` computes their values. Only a whole weight can
+be quantised, so this goes layer by layer: at most one layer is in full precision at a time.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,15 +22,15 @@ from trainer.listing import listed
 from trainer.model.decoder import Decoder, NamedWeights, is_adapter
 
 BLOCK, SCALER_BLOCK = 64, 256
-"""Elements that share a scale, and scales that share one: the defaults of torchao and of QLoRA."""
+"""Elements per scale, and scales per second-level scale: the defaults of torchao and QLoRA."""
 UNIT = BLOCK * SCALER_BLOCK
 LEVELS = 16
 PARTS = ("quantized_data", "quantized_scalers", "quantization_factor", "scaler_mean", "nf4")
-"""The tensors that an NF4 weight is made of; the first three are sharded with it."""
+"""The tensors inside an NF4 weight. The first three are sharded with it."""
 
 
-class Whole:
-    """Whole weights of a decoder in full precision, for a moment."""
+class FullPrecisionWeights:
+    """Unsharded weights of one decoder layer in full precision, before they are quantised."""
 
     def __init__(self, config: PretrainedConfig, weights: Mapping[str, nn.Parameter]) -> None:
         self.config = config
@@ -42,10 +41,10 @@ class Whole:
 
 
 def quantise(decoder: Decoder, shards: int, device: torch.device) -> None:
-    """Turn the frozen linear weights of the layers, which are on the meta device, into NF4 ones.
+    """Replace the frozen linear weights of the layers, on the meta device, by empty NF4 weights.
 
     Raises:
-        TrainingError: when torchao is not installed, or a weight cannot be cut into `shards`.
+        TrainingError: torchao is not installed, or a weight cannot be split into `shards`.
     """
     linears = {
         f"{name}.weight": module
@@ -64,7 +63,7 @@ def quantise(decoder: Decoder, shards: int, device: torch.device) -> None:
 
 
 def fill_quantised(decoder: Decoder, fill: Callable[[NamedWeights], None]) -> None:
-    """Give the 4-bit weights their values: `fill` writes them to whole tensors, layer by layer."""
+    """Quantise the weights layer by layer. `fill` writes the full-precision values of a layer."""
     parameters = dict(decoder.quantised_parameters())
     for number in decoder.layers:
         prefix = f"{decoder.family.layers}.{number}."
@@ -73,16 +72,16 @@ def fill_quantised(decoder: Decoder, fill: Callable[[NamedWeights], None]) -> No
             for name, parameter in parameters.items()
             if name.startswith(prefix)
         }
-        fill(Whole(decoder.config, whole))
+        fill(FullPrecisionWeights(decoder.config, whole))
         for name, weight in whole.items():
             _write(parameters[name], _nf4().to_nf4(weight.detach(), BLOCK, SCALER_BLOCK))
 
 
 def unsharded(decoder: Decoder, shards: int) -> set[nn.Parameter]:
-    """The weights that FSDP has to leave alone.
+    """The weights that FSDP must ignore.
 
-    On one shard FSDP (torch 2.13) gathers the first part of an NF4 weight alone, and fails; and
-    there is nothing to gather.
+    With one shard there is nothing to gather, and FSDP (torch 2.13) would fail, because it gathers
+    only the first tensor of an NF4 weight.
     """
     return {p for _, p in decoder.quantised_parameters()} if shards == 1 else set()
 
@@ -90,7 +89,7 @@ def unsharded(decoder: Decoder, shards: int) -> set[nn.Parameter]:
 def _check(linears: Mapping[str, nn.Linear], shards: int) -> None:
     if not linears:
         raise TrainingError(
-            "model.lora.quantize: nf4 finds no linear layer in this model that it can quantise",
+            "model.lora.quantize: nf4: the model has no linear layer that can be quantised",
             fix="set model.lora.quantize to none",
         )
     uneven = [
@@ -100,14 +99,14 @@ def _check(linears: Mapping[str, nn.Linear], shards: int) -> None:
     ]
     if uneven:
         raise TrainingError(
-            f"model.lora.quantize: nf4 cuts weights into blocks of {UNIT} elements, which"
-            f" {shards} ranks cannot share evenly of {listed(uneven)}",
+            f"model.lora.quantize: nf4 needs weights that {shards} ranks can split evenly into"
+            f" blocks of {UNIT} elements; wrong: {listed(uneven)}",
             fix="use fewer ranks for dp_shard x cp and more for dp_replicate, or quantize: none",
         )
 
 
 def _empty_nf4(shape: torch.Size, device: torch.device) -> torch.Tensor:
-    """An NF4 weight on the meta device, but for the two tensors that FSDP does not shard."""
+    """An NF4 weight on the meta device, except the two tensors that FSDP does not shard."""
     nf4 = _nf4()
     meta = torch.device("meta")
     blocks = shape.numel() // BLOCK
@@ -130,7 +129,7 @@ def _empty_whole(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _local(parameter: nn.Parameter) -> Any:
-    # Not `to_local`: the view that it returns is another object with tensors of its own.
+    # Not `to_local()`: it returns another object with its own tensors.
     return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
 
 

@@ -1,4 +1,4 @@
-"""Which part of a parameter a rank holds, as the indices of the whole that its elements have."""
+"""The region (index ranges) of a parameter that a rank holds."""
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -9,15 +9,15 @@ Region = tuple[slice, ...]
 
 
 def local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of `parameter`; writing to it writes to the parameter."""
+    """This rank's part of `parameter`. It shares the memory of the parameter."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def local_region(parameter: torch.Tensor) -> Region:
-    """Where the local part lies in the whole.
+    """The region of the local part in the whole tensor.
 
-    It is one box for every way that we cut: FSDP on top of tensor parallel cuts what tensor
-    parallel has left, so its rows lie together too, though torch calls that sharding strided.
+    It is always one box. FSDP splits the part that tensor parallel left, so its rows are contiguous
+    too, although torch calls that placement a strided shard.
     """
     if not isinstance(parameter, DTensor):
         return tuple(slice(0, size) for size in parameter.shape)
@@ -28,7 +28,7 @@ def local_region(parameter: torch.Tensor) -> Region:
 
 
 def overlap(first: Region, second: Region) -> Region | None:
-    """The box that both have in common; None where there is none."""
+    """The intersection; None if it is empty."""
     both = tuple(
         slice(max(one.start, other.start), min(one.stop, other.stop))
         for one, other in zip(first, second, strict=True)
@@ -37,7 +37,7 @@ def overlap(first: Region, second: Region) -> Region | None:
 
 
 def within(inner: Region, outer: Region) -> Region:
-    """`inner`, a part of `outer`, counted from where `outer` begins."""
+    """`inner`, a part of `outer`, relative to the start of `outer`."""
     return tuple(
         slice(part.start - whole.start, part.stop - whole.start)
         for part, whole in zip(inner, outer, strict=True)

@@ -1,7 +1,7 @@
-"""Weights that training begins from: safetensors of a Hugging Face folder, or fresh ones.
+"""The weights at the start of training: from safetensors of a Hugging Face folder, or drawn.
 
-Each rank reads the slices that it holds, so none ever has the whole model. What is in the files is
-compared with the model by rank 0, before anything long is done.
+Each rank reads only its own slices, so no rank ever holds the whole model. Rank 0 compares the
+files with the model before any long work starts.
 """
 
 import logging
@@ -25,9 +25,9 @@ from trainer.listing import listed
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import NamedWeights, StageSlice
 from trainer.model.families import family_of
-from trainer.model.fresh import draw
+from trainer.model.init_weights import draw
 from trainer.model.regions import local_part, local_region
-from trainer.rank.ranks import shared_from_first
+from trainer.rank.ranks import broadcast_from_rank0
 
 LOG = logging.getLogger("trainer")
 
@@ -35,49 +35,49 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 READABLE = ("F64", "F32", "F16", "BF16")
 BLOCK_BYTES = 64 * 2**20
-"""Read at a time, so that a large slice is not held in two types at once."""
-NOT_LEARNED = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
+"""Bytes read at a time, so that a large slice is not in memory in two types."""
+NOT_WEIGHTS = re.compile(r"\.attn\.(masked_)?bias$|\.rotary_emb\.inv_freq$")
 """Masks and frequencies that older versions of transformers saved with the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One that a file holds."""
+    """A tensor in a safetensors file."""
 
     file: str
-    """In the folder."""
+    """Name of the file in the folder."""
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors calls it."""
+    """Name of the type in safetensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     source: str
-    """A folder or a hub id, found by each host on its own."""
+    """A folder or a hub id. Each host looks it up itself."""
     tensors: Mapping[str, Tensor]
-    """By the plain name of the parameter."""
+    """By plain parameter name."""
 
 
 def find_weights(spec: ModelSpec) -> Weights | None:
-    """What `spec.weights` names, compared with the model; None when nothing is named.
+    """The tensors of `spec.weights`, matched with the model; None if it is not set.
 
     Raises:
-        TrainingError: on every rank, with everything that does not fit.
+        TrainingError: on every rank, with all differences.
     """
     if spec.weights is None:
         return None
     source = spec.weights
-    return shared_from_first(lambda: survey(source, read_model_config(spec)))
+    return broadcast_from_rank0(lambda: match_weights(source, read_model_config(spec)))
 
 
 def first_weights(
     stages: Sequence[NamedWeights], weights: Weights | None, seed: int, *, resumed: bool
 ) -> None:
-    """Fill this rank's parameters: from `weights`, and what is not in there with fresh values.
+    """Fill this rank's parameters from `weights`, and draw those that are not in there.
 
-    With `resumed`, only the frozen ones: the others are about to be loaded from a checkpoint.
+    With `resumed`, only the frozen ones, because the checkpoint has the trained ones.
     """
     from_files: dict[str, list[tuple[torch.Tensor, Tensor]]] = defaultdict(list)
     tensors = weights.tensors if weights else {}
@@ -100,12 +100,12 @@ def _fill(source: str, wanted: Mapping[str, Sequence[tuple[torch.Tensor, Tensor]
         with opened(folder / file) as tensors:
             for parameter, tensor in entries:
                 num_bytes += read_part(tensors.get_slice(tensor.name), parameter)
-    LOG.debug("%.1f MiB of weights were read from %s", num_bytes / 2**20, folder)
+    LOG.debug("read %.1f MiB of weights from %s", num_bytes / 2**20, folder)
 
 
 @torch.no_grad()
 def read_part(part: Any, parameter: torch.Tensor) -> int:
-    """Copy this rank's part of `parameter` out of a safetensors slice; returns the bytes read."""
+    """Copy this rank's part of `parameter` from a safetensors slice; returns the bytes read."""
     local, region = local_part(parameter), local_region(parameter)
     if not local.numel():
         return 0
@@ -119,39 +119,39 @@ def read_part(part: Any, parameter: torch.Tensor) -> int:
     return num_bytes
 
 
-def survey(source: str, config: PretrainedConfig) -> Weights:
-    """Where in `source` each parameter of the model is.
+def match_weights(source: str, config: PretrainedConfig) -> Weights:
+    """The tensor in `source` of each parameter of the model.
 
     Raises:
-        TrainingError: with all that is missing, unexpected or of the wrong shape or type.
+        TrainingError: with all tensors that are missing, unexpected or of the wrong shape or type.
     """
     folder = weights_folder(source)
-    there = contents(folder)
+    saved = contents(folder)
     wanted = shapes_of(config)
-    found = {name: _first_of(_names_of(name, config), there) for name in wanted}
-    tensors = {name: there[key] for name, key in found.items() if key is not None}
+    found = {name: _first_of(_names_of(name, config), saved) for name in wanted}
+    tensors = {name: saved[key] for name, key in found.items() if key is not None}
     used = {tensor.name for tensor in tensors.values()}
     problems = [f"{name} is missing" for name, key in found.items() if key is None]
     problems += [
-        f"{tensor.name} is of shape {tensor.shape} there and {wanted[name]} in the model"
+        f"{tensor.name} has shape {tensor.shape} in the files and {wanted[name]} in the model"
         for name, tensor in tensors.items()
         if tensor.shape != wanted[name]
     ]
     problems += [
-        f"{tensor.name} is of type {tensor.dtype}, not of {', '.join(READABLE)}"
+        f"{tensor.name} has type {tensor.dtype}, not one of {', '.join(READABLE)}"
         for tensor in tensors.values()
         if tensor.dtype not in READABLE
     ]
     problems += [
         f"{name} is not in the model"
-        for name in there
-        if name not in used and not _is_copy(name, config) and not NOT_LEARNED.search(name)
+        for name in saved
+        if name not in used and not _is_copy(name, config) and not NOT_WEIGHTS.search(name)
     ]
-    problems = problems or list(_untied(folder, tensors, there, config))
+    problems = problems or list(_untied(folder, tensors, saved, config))
     if problems:
         raise TrainingError(
-            f"the weights of {folder} are not of the model that is configured: {listed(problems)}",
-            fix="set model.path to the folder of the weights, so that its config.json is used",
+            f"the weights in {folder} do not match the configured model: {listed(problems)}",
+            fix="set model.path to the folder of the weights, to use its config.json",
         )
     return Weights(source, tensors)
 
@@ -172,13 +172,13 @@ def contents(folder: Path) -> dict[str, Tensor]:
     """The tensors that the safetensors files of `folder` hold, by name.
 
     Raises:
-        TrainingError: when a file is missing or torn.
+        TrainingError: a file is missing or damaged.
     """
     files = _files_of(folder)
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise TrainingError(
-            f"{folder} lacks {listed(missing)}, which its index names",
+            f"{folder} lacks files that its index names: {listed(missing)}",
             fix="download or copy the folder again",
         )
     found: dict[str, Tensor] = {}
@@ -197,13 +197,13 @@ def _files_of(folder: Path) -> list[str]:
             return [SINGLE]
         raise TrainingError(
             f"{folder} has neither {SINGLE} nor {INDEX}",
-            fix="give a folder of safetensors; transformers' save_pretrained writes them",
+            fix="give a folder of safetensors, as transformers' save_pretrained writes it",
         )
     try:
         return sorted(set(read_json(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError) as exc:
         raise TrainingError(
-            f"{index} cannot be read ({exc})", fix="download or copy the folder again"
+            f"failed to read {index} ({exc})", fix="download or copy the folder again"
         ) from exc
 
 
@@ -215,25 +215,25 @@ def opened(path: Path) -> Iterator[Any]:
             yield tensors
     except (OSError, SafetensorError) as exc:
         raise TrainingError(
-            f"{path} cannot be read ({exc}): it is torn, or no safetensors file",
+            f"failed to read {path} ({exc}): it is damaged or not a safetensors file",
             fix="download or copy the file again, to every host",
         ) from exc
 
 
 def shapes_of(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Of every parameter of the model, by plain name."""
+    """Shape of each parameter of the model, by plain name."""
     layers = config.num_hidden_layers
     (whole,) = build_stages(config, [StageSlice(0, layers, layers)])
     return {name: tuple(parameter.shape) for name, parameter in whole.plain_parameters()}
 
 
 def _names_of(name: str, config: PretrainedConfig) -> list[str]:
-    """The names under which files may have the parameter `name`, the likeliest first."""
+    """Names that the parameter `name` may have in files, the most likely first."""
     family = family_of(config)
     names = [name]
     if config.tie_word_embeddings and name == f"{family.embedding}.weight":
         names.append(f"{family.head}.weight")
-    # A file that was saved without the head, as GPT-2's was, lacks the name of what is below it.
+    # GPT-2's file was saved from the model without its head, so its names lack the first part.
     return names + [key.removeprefix(_prefix(config)) for key in names]
 
 
@@ -241,24 +241,24 @@ def _prefix(config: PretrainedConfig) -> str:
     return family_of(config).layers.split(".")[0] + "."
 
 
-def _first_of(names: Sequence[str], there: Mapping[str, Tensor]) -> str | None:
-    return next((name for name in names if name in there), None)
+def _first_of(names: Sequence[str], saved: Mapping[str, Tensor]) -> str | None:
+    return next((name for name in names if name in saved), None)
 
 
 def _is_copy(name: str, config: PretrainedConfig) -> bool:
-    """Whether `name` is the head of a model whose head is its embedding."""
+    """Whether `name` is the head of a model with tied embeddings."""
     return bool(config.tie_word_embeddings) and name == f"{family_of(config).head}.weight"
 
 
 def _untied(
     folder: Path,
     tensors: Mapping[str, Tensor],
-    there: Mapping[str, Tensor],
+    saved: Mapping[str, Tensor],
     config: PretrainedConfig,
 ) -> Iterator[str]:
-    """Whether head and embedding differ in the files, where the model has them as one."""
+    """A problem if head and embedding differ in the files, but the model ties them."""
     family = family_of(config)
-    head, embedding = there.get(f"{family.head}.weight"), tensors[f"{family.embedding}.weight"]
+    head, embedding = saved.get(f"{family.head}.weight"), tensors[f"{family.embedding}.weight"]
     if not config.tie_word_embeddings or head is None or head.name == embedding.name:
         return
     with opened(folder / head.file) as one, opened(folder / embedding.file) as other:
@@ -266,5 +266,5 @@ def _untied(
         rows = max(1, BLOCK_BYTES // (4 * head.shape[-1]))
         for start in range(0, head.shape[0], rows):
             if not torch.equal(first[start : start + rows], second[start : start + rows]):
-                yield f"{head.name} differs from {embedding.name}, and tie_word_embeddings is true"
+                yield f"{head.name} differs from {embedding.name}, but tie_word_embeddings is true"
                 return

@@ -1,1 +1,1 @@
-"""One file per axis of the mesh, one `apply_*` function each."""
+"""Parallelism: one file per axis of the mesh, with one `apply_*` function each."""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: which activations are computed again instead of being kept."""
+"""Activation checkpointing: which activations are recomputed in the backward pass, not stored."""
 
 from typing import Any, Literal
 
@@ -29,29 +29,29 @@ COSTLY = {
     ring_attention,
     gathered_attention,
 }
-"""What `selective` keeps: the results of products (addmm with a bias, _scaled_mm in float8), of
-attention under the names that CPU and CUDA have for it, and of communication.
+"""Operators whose results `selective` stores: matrix products (addmm with a bias, _scaled_mm in
+float8), attention (CPU and CUDA have different names for it) and communication.
 
-All products are kept, and not every second as torchtitan does: then nothing that takes long is done
-twice, at half of the memory, and which products a count would leave out depends on the order in
-which a model calls them. Whoever needs more memory has `full`.
+torchtitan stores only every second product. Here all are stored, so that nothing slow runs twice,
+at half of the memory of `none`. Counting would also make the choice depend on the order in which a
+model calls its products. `full` saves more memory.
 """
 
 
 def apply_activation_checkpointing(decoder: Decoder, mode: Mode, every: int | None) -> None:
     config = decoder.config
-    # No random number is drawn in a layer without dropout.
+    # Without dropout, layers draw no random numbers, so their random state need not be restored.
     random = any(getattr(config, key, 0) > 0 for key in DROPOUTS)
     chosen = layers_to_wrap(config.num_hidden_layers, mode, every)
     for name, layer in decoder.layers.items():
         if int(name) in chosen:
-            # The default named, torch 2.13 does not compile it.
+            # torch 2.13 does not compile a wrapper with an explicit context_fn, so full has none.
             kept: dict[str, Any] = {"context_fn": _keep_costly} if mode == "selective" else {}
             decoder.layers[name] = checkpoint_wrapper(layer, preserve_rng_state=random, **kept)
 
 
 def layers_to_wrap(num_layers: int, mode: Mode, every: int | None) -> set[int]:
-    """Numbers of the layers that are computed again; `every` is the k of `every_k`, if given."""
+    """Indices of the layers to recompute; `every` is the k of `every_k` (None: √num_layers)."""
     if mode == "none":
         return set()
     step = (every or max(1, round(num_layers**0.5))) if mode == "every_k" else 1

@@ -1,9 +1,8 @@
-"""Averages gradients over ranks with copies of the weights, while the backward pass is running.
+"""Averages gradients over replicas in buckets, while the backward pass is running.
 
-As torch's DistributedDataParallel does, with two differences that keep it from being used here: a
-parameter may be a DTensor, cut over the ranks of axis tp (DDP takes plain tensors only), and
-gradients may come from a pipeline schedule that computes them outside of autograd's accumulation
-(zero bubble does), which DDP would never notice.
+torch's DistributedDataParallel does the same, but it supports only plain tensors, and here a
+parameter may be a DTensor that is sharded over tp. Nor does it see gradients that a zero-bubble
+pipeline schedule computes outside of autograd's accumulation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,23 +15,23 @@ from trainer.model.decoder import Decoder
 from trainer.model.regions import local_part
 
 BUCKET_BYTES = 25 * 2**20
-"""Large enough for a network's full speed, small enough to start long before backward ends."""
+"""Large enough for full network bandwidth, small enough to start long before backward ends."""
 
 Exchange = Callable[[Sequence[nn.Parameter]], Callable[[], None]]
-"""Starts to average the gradients of some parameters; what it returns waits for the outcome and
-puts it in place."""
+"""Starts to average the gradients of some parameters. Returns a function that waits for the result
+and stores it in the parameters."""
 
 
 @dataclass(slots=True)
 class Bucket:
     parameters: list[nn.Parameter]
     missing: int
-    """Gradients that this backward pass has yet to compute."""
+    """Gradients that the backward pass has not computed yet."""
 
 
 class Buckets:
-    """The gradients of one decoder. Its parameters are looked up at the first backward pass: giving
-    a module storage makes new ones."""
+    """The gradient buckets of one decoder. They are built at the first backward pass, because
+    allocating a module replaces its parameters."""
 
     def __init__(self, decoder: Decoder, exchange: Exchange) -> None:
         self._decoder = decoder
@@ -60,17 +59,19 @@ class Buckets:
         if not self._last:
             return
         bucket.missing -= 1
-        # In the one order that all ranks keep, whichever bucket is complete first.
-        while self._waiting and not self._waiting[0].missing:
-            self._start(self._waiting[0])
+        # All ranks must start collectives in the same order, so a complete bucket waits for the
+        # ones before it.
+        while self._not_started and not self._not_started[0].missing:
+            self._start(self._not_started[0])
 
     @property
-    def _waiting(self) -> list[Bucket]:
+    def _not_started(self) -> list[Bucket]:
         return self._buckets[len(self._started) :]
 
     @torch.no_grad()
     def _start(self, bucket: Bucket) -> None:
         for parameter in bucket.parameters:
+            # Other ranks may have a gradient for a parameter that this rank did not use.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._started.append(self._exchange(bucket.parameters))
@@ -78,7 +79,7 @@ class Buckets:
     @torch.no_grad()
     def finish(self) -> None:
         self._set_up()
-        for bucket in self._waiting:
+        for bucket in self._not_started:
             self._start(bucket)
         for wait in self._started:
             wait()
@@ -92,7 +93,7 @@ def trained(decoder: Decoder) -> list[nn.Parameter]:
 
 
 def bucketed(parameters: Iterable[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Groups of at least `BUCKET_BYTES`, but for the last; backward comes to them in this order."""
+    """Groups of at least `BUCKET_BYTES`, except the last, in the order of the backward pass."""
     groups: list[list[nn.Parameter]] = [[]]
     size = 0
     for parameter in reversed(list(parameters)):

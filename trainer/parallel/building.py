@@ -1,4 +1,4 @@
-"""From the configuration to this rank's stages of the model, cut, wrapped, sharded and filled."""
+"""Builds this rank's stages of the model: create, parallelise, allocate and fill them."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder
 from trainer.model.float8 import apply_float8
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.quantize import fill_quantised, quantise
 from trainer.model.weights import Weights, find_weights, first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
@@ -19,7 +19,7 @@ from trainer.parallel.compile import compile_layers
 from trainer.parallel.context import apply_context_parallel, check_context_parallel
 from trainer.parallel.data import apply_data_parallel
 from trainer.parallel.passes import Passes, WholeModel
-from trainer.parallel.pipeline import Pipeline, make_line
+from trainer.parallel.pipeline import Pipeline, pipeline_rank
 from trainer.parallel.stages import slices_of_rank
 from trainer.parallel.tensor import apply_tensor_parallel, check_tensor_parallel
 from trainer.parallel.tied import TiedWeight
@@ -29,23 +29,23 @@ from trainer.rank.ranks import Ranks, on_all_ranks
 def build_model(
     config: TrainingConfig, ranks: Ranks, positions_T: torch.Tensor, *, resumed: bool
 ) -> list[Decoder]:
-    """The stages of this rank, which sees the tokens at `positions_T` of each sequence.
+    """The stages of this rank; its tokens are at `positions_T` of each sequence.
 
-    With `resumed`, weights that are trained are left as they are: a checkpoint has them.
+    With `resumed`, trained weights are not initialised, because the checkpoint has them.
     """
     weights = find_weights(config.model)
-    stages = outline(config, ranks)
+    stages = stages_without_storage(config, ranks)
     for stage in stages:
-        adapt(stage, config, ranks)
+        change_linears(stage, config, ranks)
         parallelise(stage, config, ranks)
         allocate(stage, ranks.device, config.parallel.fsdp.cpu_offload)
-        stage.place(positions_T.unsqueeze(0).to(ranks.device))
+        stage.set_positions(positions_T.unsqueeze(0).to(ranks.device))
     on_all_ranks(lambda: fill(stages, config.train.seed, weights, resumed=resumed))
     return stages
 
 
-def outline(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
-    """The stages without storage; or a refusal of what no mesh as this one can do."""
+def stages_without_storage(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
+    """Raises TrainingError if the mesh does not suit the model."""
     values = read_model_config(config.model)
     tokens = config.data.sequence_length
     check_context_parallel(values, config.parallel.context, config.mesh, tokens)
@@ -55,8 +55,8 @@ def outline(config: TrainingConfig, ranks: Ranks) -> list[Decoder]:
     return build_stages(values, slices_of_rank(values, pipeline, config.mesh.pp, pp_rank, tokens))
 
 
-def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
-    """Change what the linear layers are made of, while they are whole and without storage."""
+def change_linears(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
+    """Apply float8, LoRA and quantisation, which need unsharded layers without storage."""
     lora = config.model.lora
     if config.train.float8:
         apply_float8(decoder, ranks.device, config)
@@ -67,7 +67,8 @@ def adapt(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
 
 
 def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
-    """Inside out: tensors are cut, layers wrapped and compiled, and what is left is sharded."""
+    """Apply the axes from the inside out: first tensors are split, then layers are wrapped and
+    compiled, then FSDP shards the result."""
     if config.mesh.tp > 1:
         apply_tensor_parallel(decoder, ranks.mesh["tp"])
     if config.mesh.cp > 1:
@@ -80,7 +81,7 @@ def parallelise(decoder: Decoder, config: TrainingConfig, ranks: Ranks) -> None:
 
 
 def fill(stages: Sequence[Decoder], seed: int, weights: Weights | None, *, resumed: bool) -> None:
-    """First weights; adapters, which are drawn otherwise than the model, get theirs last."""
+    """Fill the weights: plain ones, then 4-bit ones, then adapters, which have their own rule."""
     first_weights(stages, weights, seed, resumed=resumed)
     for stage in stages:
         fill_quantised(stage, lambda part: first_weights([part], weights, seed, resumed=False))
@@ -101,6 +102,6 @@ def choose_passes(
         alone = config.parallel.data != "fsdp" and config.mesh.tp == config.mesh.cp == 1
         return WholeModel(stages[0], loss, tensor_parallel, watch, forward_alone=alone)
     tokens = stages[0].positions_1T.shape[1]
-    line = make_line(config, stages[0].config.hidden_size, tokens, ranks)
+    rank = pipeline_rank(config, stages[0].config.hidden_size, tokens, ranks)
     micro_batches = config.gradient_accumulation
-    return Pipeline(stages, line, loss, tied, micro_batches, tensor_parallel, watch)
+    return Pipeline(stages, rank, loss, tied, micro_batches, tensor_parallel, watch)

@@ -1,10 +1,10 @@
-"""torch.compile of each decoder layer: one graph that all layers share."""
+"""torch.compile of each decoder layer. All layers share one graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trainer.model.decoder import Decoder
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 
 
 def compile_layers(decoder: Decoder) -> None:
@@ -13,25 +13,25 @@ def compile_layers(decoder: Decoder) -> None:
 
 
 @contextmanager
-def compiling_is_told(reporter: Reporter) -> Iterator[None]:
-    """Say so whenever something is compiled, be it in the middle of training: a shape that is new
-    may take minutes, and is no hang."""
+def report_compilation(reporter: Reporter) -> Iterator[None]:
+    """Report phase `compile` during each compilation. A new shape can cause one in the middle of
+    training; it may take minutes, and the agent must not see a hang."""
     from torch._dynamo.callback import callback_handler
 
     before = reporter.phase
 
-    def begins(_: object) -> None:
+    def started(_: object) -> None:
         nonlocal before
         before = reporter.phase
         reporter.beat("compile")
 
-    def ends(_: object) -> None:
+    def ended(_: object) -> None:
         reporter.beat(before)
 
-    callback_handler.register_start_callback(begins)
-    callback_handler.register_end_callback(ends)
+    callback_handler.register_start_callback(started)
+    callback_handler.register_end_callback(ended)
     try:
         yield
     finally:
-        callback_handler.remove_start_callback(begins)
-        callback_handler.remove_end_callback(ends)
+        callback_handler.remove_start_callback(started)
+        callback_handler.remove_end_callback(ended)

@@ -1,4 +1,4 @@
-"""DDP: every data-parallel rank has all weights and moments, and gradients are averaged."""
+"""DDP: each data-parallel rank has all weights and moments; gradients are averaged."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def apply_ddp(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | 
 
 
 def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
-    """Let `decoder` compute in `dtype`, and hand it on; weights and sums stay in float32."""
+    """Make `decoder` compute and return `dtype`. Weights and gradient sums stay float32."""
     if dtype == "float32":
         return
     compute = getattr(torch, dtype)
@@ -36,8 +36,8 @@ def autocast(decoder: Decoder, device: torch.device, dtype: Dtype) -> None:
 
 
 def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
-    """This rank's parts of their gradients, cut over the ranks of axis tp as the parameters are:
-    backward leaves a norm's as summands, and the embedding's whole on every rank."""
+    """This rank's parts of the gradients, with the tp placements of the parameters. The backward
+    pass leaves a norm's gradient as partial sums, and the embedding's replicated."""
     gradients = []
     for parameter in parameters:
         gradient = parameter.grad
@@ -52,7 +52,7 @@ def gradients_of(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
 def all_reduce(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Start to average their gradients in `dtype`; what it returns waits and puts them in place."""
+    """Start to average the gradients in `dtype`; the function it returns waits and stores them."""
     gradients = gradients_of(parameters)
     flat = torch.empty(sum(g.numel() for g in gradients), dtype=dtype, device=gradients[0].device)
     pieces = flat.split([g.numel() for g in gradients])
@@ -65,7 +65,7 @@ def all_reduce(
         work.wait()
         for parameter, gradient, view in zip(parameters, gradients, views, strict=True):
             if gradient.dtype == dtype and parameter.grad is gradient:
-                # The bucket is the gradient now; copying it back would cost as much as copying in.
+                # The view into the bucket becomes the gradient, which saves a copy.
                 parameter.grad = view
             else:
                 gradient.copy_(view)

@@ -1,7 +1,7 @@
-"""FSDP2: weights, gradients and moments are sharded, and each unit's weights gathered for its use.
+"""FSDP2: weights, gradients and moments are sharded; weights are gathered unit by unit for use.
 
-With axis dp_replicate the shards are copied (HSDP). Ranks of axis cp share one set of shards: they
-pass other tokens through the same weights.
+With axis dp_replicate the shards are replicated (HSDP). The ranks of axis cp belong to the sharding
+group, because they process other tokens with the same weights.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +29,12 @@ from trainer.model.quantize import unsharded
 from trainer.rank.ranks import Ranks, joined
 
 MESH_MAKER = "_get_post_forward_mesh_info"
-"""What torch's `fully_shard` makes the mesh of a `reshard_after_forward` that is a number with."""
+"""The function in torch's `fully_shard` that creates the mesh for a numeric
+`reshard_after_forward`."""
 
 LARGE = 2**25
-"""Parameters from which embedding and head are gathered for their own use only. Below that, one
-more collective takes longer than their memory is worth."""
+"""With at least this many parameters, embedding and head are units of their own. For fewer, the
+time of one more collective is not worth the memory."""
 
 
 class ShardedGradients:
@@ -44,18 +45,18 @@ class ShardedGradients:
     def in_backward(self, last: bool) -> None:
         self._decoder.set_is_last_backward(last)
         self._decoder.set_requires_gradient_sync(last)
-        # Weights that stay after the forward pass may stay until the step's last backward pass.
+        # If weights stay gathered after forward, they also stay between the passes of one step.
         self._decoder.set_reshard_after_backward(last or self._reshard_between)
 
     def finish(self) -> None:
-        """The backward pass has done all."""
+        """Nothing to do: FSDP reduces in the backward pass."""
 
 
 def apply_fsdp(
     decoder: Decoder, ranks: Ranks, spec: FsdpSpec, train: TrainSpec
 ) -> ShardedGradients | None:
-    """One rank that computes in the master weights' own type is left unsharded; bfloat16 needs FSDP
-    even there, for it is what keeps float32 weights beside the ones computed with."""
+    """Shard `decoder`. A single rank that computes in float32 needs no FSDP; with bfloat16 it does,
+    because FSDP keeps the float32 master weights."""
     replicas, shards = ranks.mesh["dp_replicate"], ranks.shards
     units = wrap_units(decoder, spec.wrap)
     alone = replicas.size() * shards.size() == 1
@@ -77,43 +78,42 @@ def apply_fsdp(
         before, after = outer_units(decoder)
         ordered = [*before, *([unit] for unit in units), *after]
         for unit in ordered:
-            # Backward begins with the last one: freed, it would be gathered at once.
-            kept = unit is ordered[-1]
-            fully_shard(unit, reshard_after_forward=False if kept else reshard, **common)
+            # The backward pass begins with the last unit, so freeing it would only gather it again.
+            keep = unit is ordered[-1]
+            fully_shard(unit, reshard_after_forward=False if keep else reshard, **common)
         fully_shard(decoder, reshard_after_forward=False, **common)
     root = cast(FSDPModule, decoder)
     prefetch(root, [cast(FSDPModule, unit[0]) for unit in ordered], spec)
     if ranks.device.type == "cpu":
-        # There are no streams, and what is gathered ahead would be waited for on the spot.
+        # A CPU has no streams, so a synchronous prefetch would block.
         root._set_unshard_async_op(True)
     return ShardedGradients(root, reshard_between=reshard is not False)
 
 
 def wrap_units(decoder: Decoder, wrap: str) -> list[nn.Module]:
-    """The modules to gather one at a time, in the order of their use.
+    """The modules that FSDP gathers one at a time, in the order of their use.
 
     Raises:
-        TrainingError: when there is no module of class `wrap` with parameters in the decoder
-            layers, on whichever stage.
+        TrainingError: the decoder layers have no module of class `wrap` with parameters.
     """
     layers = list(decoder.layers.values())
     if wrap in ("auto", decoder.family.layer_class):
         return layers
-    there: dict[str, list[nn.Module]] = {}
+    by_class: dict[str, list[nn.Module]] = {}
     for module in (module for layer in layers for module in layer.modules()):
         if any(True for _ in module.parameters()):
-            there.setdefault(type(module).__name__, []).append(module)
-    if wrap not in there:
-        names = ", ".join(sorted({decoder.family.layer_class, *there} - {"CheckpointWrapper"}))
+            by_class.setdefault(type(module).__name__, []).append(module)
+    if wrap not in by_class:
+        names = ", ".join(sorted({decoder.family.layer_class, *by_class} - {"CheckpointWrapper"}))
         raise TrainingError(
             f"parallel.fsdp.wrap: no module of the decoder layers is a {wrap}",
             fix=f"choose one of {names}, or auto",
         )
-    return there[wrap]
+    return by_class[wrap]
 
 
 def outer_units(decoder: Decoder) -> tuple[list[list[nn.Module]], list[list[nn.Module]]]:
-    """What is worth units of its own before and after the layers; the rest belongs to the root."""
+    """Large modules before and after the layers, which become units. The root has the rest."""
     if decoder.tied:
         return [], []  # one parameter cannot be in two units
     before, after = decoder.embedding, decoder.head
@@ -129,27 +129,28 @@ def _is_large(module: nn.Module) -> bool:
 
 
 def prefetch(root: FSDPModule, units: Sequence[FSDPModule], spec: FsdpSpec) -> None:
-    """Let each unit gather the weights of as many following ones as `spec` says.
+    """Make each unit prefetch the weights of as many following units as `spec` says.
 
-    Left alone, torch gathers one unit ahead in the backward pass, and in the forward pass none: on
-    CUDA the host, which runs ahead of the device, then asks for the next one early all the same.
+    By default torch prefetches one unit in the backward pass and none in the forward pass, where on
+    CUDA the host runs ahead of the device and so requests the next unit early anyway.
     """
     order = [root, *units]
     for at, unit in enumerate(order):
         unit.set_modules_to_forward_prefetch(order[at + 1 : at + 1 + spec.forward_prefetch])
-        # The root's weights stay gathered; it is first in the backward pass as well.
+        # The root's weights stay gathered. The root is also first in the backward pass.
         past = at - 1 if unit is not root else len(units)
         behind = order[past : max(0, past - spec.backward_prefetch) : -1]
-        # A unit's own weights are there already: an order to gather them replaces torch's own.
+        # An empty list would restore torch's default. The unit itself is already gathered, so to
+        # prefetch it does nothing.
         unit.set_modules_to_backward_prefetch(behind or [unit])
 
 
 @contextmanager
 def resharding_over(shards: DeviceMesh, reshard: bool | int) -> Iterator[None]:
-    """Give all units one mesh of `reshard` ranks to shard over between forward and backward.
+    """Make all units share one mesh of `reshard` ranks to shard over between forward and backward.
 
-    torch makes a mesh for each unit: 2 new process groups a layer, and with axes pp or tp their
-    names clash, for ranks outside of `shards` make others at the same time.
+    torch creates a mesh per unit: 2 process groups per layer. With axes pp or tp, the names of
+    these groups clash, because ranks outside of `shards` create other groups at the same time.
     """
     if isinstance(reshard, bool) or reshard == shards.size():
         yield
@@ -157,13 +158,13 @@ def resharding_over(shards: DeviceMesh, reshard: bool | int) -> Iterator[None]:
     parts = (shards.size() // reshard, reshard)
     mesh = shards._unflatten(0, parts, ("dp_shard_outer", "dp_shard_inner"))
     smaller = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
-    made = getattr(internals, MESH_MAKER)
+    original = getattr(internals, MESH_MAKER)
 
-    def shared(wish: bool | int, whole: FSDPMeshInfo) -> FSDPMeshInfo | None:
-        return made(wish, whole) if isinstance(wish, bool) else smaller
+    def shared(reshard: bool | int, whole: FSDPMeshInfo) -> FSDPMeshInfo | None:
+        return original(reshard, whole) if isinstance(reshard, bool) else smaller
 
     setattr(internals, MESH_MAKER, shared)
     try:
         yield
     finally:
-        setattr(internals, MESH_MAKER, made)
+        setattr(internals, MESH_MAKER, original)

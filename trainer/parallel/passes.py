@@ -1,6 +1,6 @@
-"""Forward and backward over the micro batches of a step, where one rank has the whole model.
+"""Forward and backward over the micro batches of a step, without a pipeline.
 
-With a pipeline, `parallel/pipeline.py` has its own `Passes`.
+`parallel/pipeline.py` implements `Passes` for a pipeline.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from trainer.parallel.data import finish_reducing_gradients, reduce_gradients_in
 
 class Passes(Protocol):
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
-        """Forward and backward; gradients are left in the parameters, averaged over data ranks."""
+        """Forward and backward. Leaves gradients, averaged over data ranks, in the parameters."""
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
-        """Forward alone."""
+        """Forward only."""
 
 
 class WholeModel:
@@ -40,18 +40,18 @@ class WholeModel:
         self._tensor_parallel = tensor_parallel
         self._watch = watch
         self._forward_alone = forward_alone
-        """A forward pass needs no other rank, nor does any backward pass but a step's last."""
+        """Only the last backward pass of a step communicates."""
 
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
         if not self._forward_alone:
-            self._watch.enters()
+            self._watch.before_collective()
         for number, batch in enumerate(batches, start=1):
             reduce_gradients_in_backward(self._decoder, number == len(batches))
             with loss_context(self._tensor_parallel):
                 with self._watch.part("forward"):
                     loss = self._loss(self._decoder(batch.inputs_BT), batch.labels_BT)
                 if number == len(batches):
-                    self._watch.enters()
+                    self._watch.before_collective()
                 with self._watch.part("backward"):
                     loss.backward()
         finish_reducing_gradients(self._decoder)
@@ -66,13 +66,13 @@ class WholeModel:
 
 
 def free_gathered(decoder: Decoder) -> None:
-    """Free the weights that FSDP gathered for a forward pass and keeps for a backward pass that
-    does not come: as long as it does, a checkpoint finds them in the place of the shards."""
+    """Free the weights that FSDP keeps gathered for a backward pass, which an evaluation does not
+    have. Otherwise a checkpoint would find them in place of the shards."""
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def loss_context(tensor_parallel: bool) -> AbstractContextManager[None]:
-    """Under tensor parallel logits are cut over the vocabulary, and the loss works on parts."""
+    """Under tensor parallel the logits are sharded over the vocabulary, and so is the loss."""
     return loss_parallel() if tensor_parallel else nullcontext()

@@ -1,7 +1,7 @@
-"""Pipeline parallel: the micro batches of a step travel through stages on the ranks of axis pp.
+"""Pipeline parallel: micro batches pass through stages on the ranks of axis pp.
 
-torch.distributed.pipelining schedules a training step. What the stages hand on is told to it
-beforehand: left to find out, it runs a micro batch more, through the loss's sums as well.
+torch.distributed.pipelining schedules a training step. It gets the shapes of the stages' outputs in
+advance. To infer them, it would run one more micro batch, which would also count in the loss sums.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ SCHEDULES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """The pipeline as one of its ranks sees it."""
+class PipelineRank:
+    """The pipeline from the view of one rank."""
 
     spec: PipelineSpec
     group: dist.ProcessGroup
     hidden: torch.Tensor
-    """Like what one stage hands to the next of a micro batch, without storage: [batch, tokens,
-    features], the tokens cut over tp."""
+    """A meta tensor with the shape that one stage sends to the next: [batch, tokens, features],
+    with the tokens sharded over tp."""
     device: torch.device
 
     @property
@@ -59,30 +59,30 @@ class Line:
         return self.size * self.spec.stages
 
     @property
-    def mine(self) -> list[int]:
+    def own_stages(self) -> list[int]:
         return stages_of_rank(self.spec, self.size, dist.get_rank(self.group))
 
     def rank_of(self, stage: int) -> int:
         return rank_of_stage(self.spec, self.size, stage)
 
 
-def make_line(config: TrainingConfig, features: int, tokens: int, ranks: Ranks) -> Line:
-    """`tokens` are those of a sequence that this rank reads."""
+def pipeline_rank(config: TrainingConfig, features: int, tokens: int, ranks: Ranks) -> PipelineRank:
+    """`tokens` is the number of tokens of a sequence that this rank reads."""
     shape = (config.micro_batch_size, tokens // ranks.tp, features)
     hidden = torch.empty(
         shape, dtype=getattr(torch, config.train.dtype), device="meta", requires_grad=True
     )
     group = ranks.mesh["pp"].get_group()
-    return Line(config.parallel.pipeline, group, hidden, ranks.device)
+    return PipelineRank(config.parallel.pipeline, group, hidden, ranks.device)
 
 
 class Pipeline:
-    """`Passes` through the stages of this rank, which are in the order of the model."""
+    """`Passes` for a pipeline. `stages` are those of this rank, in the order of the model."""
 
-    def __init__(  # noqa: PLR0913 - what a rank's part of a line is made of
+    def __init__(  # noqa: PLR0913 - all parts of a rank's pipeline
         self,
         stages: Sequence[Decoder],
-        line: Line,
+        rank: PipelineRank,
         loss: TokenLoss,
         tied: TiedWeight,
         micro_batches: int,
@@ -90,12 +90,12 @@ class Pipeline:
         watch: Stopwatch,
     ) -> None:
         self._watch = watch
-        self._stages = dict(zip(line.mine, stages, strict=True))
-        self._line = line
+        self._stages = dict(zip(rank.own_stages, stages, strict=True))
+        self._rank = rank
         self._loss = loss
         self._tied = tied
         self._tensor_parallel = tensor_parallel
-        self._schedule = _schedule(self._stages, line, loss, micro_batches)
+        self._schedule = _schedule(self._stages, rank, loss, micro_batches)
 
     @property
     def _has_first(self) -> bool:
@@ -103,16 +103,16 @@ class Pipeline:
 
     @property
     def _has_last(self) -> bool:
-        return self._line.num_stages - 1 in self._stages
+        return self._rank.num_stages - 1 in self._stages
 
     def train(self, batches: Sequence[MicroBatch]) -> LossSums:
         inputs = [torch.cat([batch.inputs_BT for batch in batches])] if self._has_first else []
         labels = torch.cat([batch.labels_BT for batch in batches]) if self._has_last else None
         for decoder in self._stages.values():
             reduce_gradients_in_backward(decoder, last=False)
-        self._watch.enters()
+        self._watch.before_collective()
         with loss_context(self._tensor_parallel):
-            # Gradients that FSDP shards it reduces itself, after each stage's last backward pass.
+            # The schedule makes FSDP reduce its gradients after each stage's last backward pass.
             self._schedule.step(*inputs, target=labels, return_outputs=False)
         for decoder in self._stages.values():
             finish_reducing_gradients(decoder)
@@ -120,52 +120,54 @@ class Pipeline:
         return self._loss.take()
 
     def evaluate(self, batches: Sequence[MicroBatch]) -> LossSums:
-        """In step with all ranks: at each tick every stage does the micro batch after its last.
+        """In each tick, all stages process their next micro batch and send it to the next stage.
 
-        Of its own, for torch's schedules want the number of micro batches that they were made with,
-        and those of V-shaped stages fail an assertion of theirs without a backward pass.
+        This does not use torch's schedules: they accept only the number of micro batches that they
+        were created with, and V-shaped ones fail an assertion without a backward pass.
         """
         arrived: dict[int, torch.Tensor] = {}
         with torch.no_grad(), loss_context(self._tensor_parallel):
-            for tick in range(len(batches) + self._line.num_stages - 1):
-                leaving = {}
+            for tick in range(len(batches) + self._rank.num_stages - 1):
+                outputs = {}
                 for stage, decoder in self._stages.items():
                     if 0 <= tick - stage < len(batches):
                         batch = batches[tick - stage]
                         inputs = batch.inputs_BT if decoder.part.is_first else arrived[stage]
-                        leaving[stage] = decoder(inputs)
+                        outputs[stage] = decoder(inputs)
                         if decoder.part.is_last:
-                            self._loss(leaving.pop(stage), batch.labels_BT)
-                due = [s for s in self._stages if s > 0 and 0 <= tick + 1 - s < len(batches)]
-                arrived = _handed_on(self._line, leaving, due)
+                            self._loss(outputs.pop(stage), batch.labels_BT)
+                expected = [s for s in self._stages if s > 0 and 0 <= tick + 1 - s < len(batches)]
+                arrived = _send_to_next_stages(self._rank, outputs, expected)
         for decoder in self._stages.values():
             free_gathered(decoder)
         return self._loss.take()
 
 
-def _schedule(stages: dict[int, Decoder], line: Line, loss: TokenLoss, micro_batches: int) -> Any:
+def _schedule(
+    stages: dict[int, Decoder], rank: PipelineRank, loss: TokenLoss, micro_batches: int
+) -> Any:
     pipeline_stages = [
         PipelineStage(
             decoder,
             index,
-            line.num_stages,
-            line.device,
-            input_args=(line.hidden,) if index else (_ids_like(line.hidden),),
-            output_args=(line.hidden,),
-            group=line.group,
+            rank.num_stages,
+            rank.device,
+            input_args=(rank.hidden,) if index else (_ids_like(rank.hidden),),
+            output_args=(rank.hidden,),
+            group=rank.group,
         )
         for index, decoder in stages.items()
     ]
-    several = line.spec.stages > 1
+    several = rank.spec.stages > 1
     if several:
-        # These schedules gather and free whole stages themselves. And zbv computes the gradients of
-        # weights by a walk from the very tensors that the forward pass used: of weights freed in
-        # between it finds none, and says nothing.
+        # These schedules gather and free whole stages themselves. zbv also finds the gradients of
+        # weights through the tensors of the forward pass: it would silently skip weights that were
+        # freed in between.
         for decoder in stages.values():
             if isinstance(decoder, FSDPModule):
                 decoder.set_reshard_after_forward(False)
     # The loss is already divided by the tokens of the whole step.
-    return SCHEDULES[line.spec.schedule](
+    return SCHEDULES[rank.spec.schedule](
         pipeline_stages if several else pipeline_stages[0],
         n_microbatches=micro_batches,
         loss_fn=loss,
@@ -177,26 +179,26 @@ def _ids_like(hidden_BTD: torch.Tensor) -> torch.Tensor:
     return torch.empty(hidden_BTD.shape[:2], dtype=torch.long, device="meta")
 
 
-def _handed_on(
-    line: Line, leaving: dict[int, torch.Tensor], due: Sequence[int]
+def _send_to_next_stages(
+    rank: PipelineRank, outputs: dict[int, torch.Tensor], expected: Sequence[int]
 ) -> dict[int, torch.Tensor]:
-    """Send each output of a stage in `leaving` to the next; returns the inputs of those `due`."""
+    """Send each stage's output to the next stage; returns the inputs of the `expected` stages."""
     arrived = {}
     transfers = []
-    here = dist.get_rank(line.group)
-    # Both ends list the transfers between them in the order of the stages.
-    for stage, hidden in leaving.items():
-        if (there := line.rank_of(stage + 1)) == here:
+    own = dist.get_rank(rank.group)
+    # Both peers list the transfers between them in the order of the stages, so that they match.
+    for stage, hidden in outputs.items():
+        if (peer := rank.rank_of(stage + 1)) == own:
             arrived[stage + 1] = hidden
         else:
             transfers.append(
-                dist.P2POp(dist.isend, hidden.contiguous(), group=line.group, group_peer=there)
+                dist.P2POp(dist.isend, hidden.contiguous(), group=rank.group, group_peer=peer)
             )
-    for stage in due:
-        if (there := line.rank_of(stage - 1)) != here:
-            arrived[stage] = torch.empty_like(line.hidden, device=line.device, requires_grad=False)
+    for stage in expected:
+        if (peer := rank.rank_of(stage - 1)) != own:
+            arrived[stage] = torch.empty_like(rank.hidden, device=rank.device, requires_grad=False)
             transfers.append(
-                dist.P2POp(dist.irecv, arrived[stage], group=line.group, group_peer=there)
+                dist.P2POp(dist.irecv, arrived[stage], group=rank.group, group_peer=peer)
             )
     for work in dist.batch_isend_irecv(transfers) if transfers else []:
         work.wait()

@@ -1,4 +1,4 @@
-"""Which layers of the model each rank of a pipeline has, the same answer on every rank."""
+"""Assigns the layers of the model to pipeline stages. All ranks compute the same assignment."""
 
 from transformers import PretrainedConfig
 
@@ -12,11 +12,13 @@ from trainer.model.families import family_of
 def slices_of_rank(
     config: PretrainedConfig, spec: PipelineSpec, pp: int, rank: int, tokens: int
 ) -> list[StageSlice]:
-    """What the stages of `rank`, one of `pp`, are made of, in the order of the model; sequences
-    have `tokens`.
+    """The stages of pipeline rank `rank` of `pp`, in the order of the model.
+
+    Args:
+        tokens: length of the sequences, which decides the cost of attention.
 
     Raises:
-        TrainingError: when there are more stages than layers.
+        TrainingError: there are more stages than layers.
     """
     layers, num_stages = config.num_hidden_layers, pp * spec.stages
     if pp == 1:
@@ -24,7 +26,7 @@ def slices_of_rank(
     if layers < num_stages:
         raise TrainingError(
             f"parallel.pp={pp} with {spec.stages} stage(s) per rank makes {num_stages} pipeline"
-            f" stages, and the model has {layers} layers",
+            f" stages, but the model has {layers} layers",
             fix=f"set parallel.pp to {max(1, layers // spec.stages)} or less"
             + (", or choose fewer stages per rank" if spec.stages > 1 else ""),
         )
@@ -33,7 +35,8 @@ def slices_of_rank(
 
 
 def costs_of(config: PretrainedConfig, tokens: int) -> list[int]:
-    """Multiply-adds per token of each layer, with what is before the first and after the last."""
+    """Multiply-adds per token of each layer; the first includes the embedding, the last the
+    head."""
     features, heads = config.hidden_size, config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or features // heads

@@ -1,7 +1,7 @@
-"""Tensor parallel with sequence parallel: every decoder layer is cut over the ranks of axis tp.
+"""Tensor parallel with sequence parallel: decoder layers are sharded over the ranks of axis tp.
 
-Between the layers activations are cut over the sequence, inside them over heads and features; the
-embedding, the head and the loss are cut over the vocabulary, so no rank holds all logits.
+Activations are sharded over the sequence between layers, and over heads and features inside them.
+Embedding, head and loss are sharded over the vocabulary, so no rank holds all logits.
 """
 
 from torch import nn
@@ -27,7 +27,7 @@ SEQUENCE, VOCABULARY, HEAD = 1, -1, 2
 
 
 class Replicated(ParallelStyle):
-    """Every rank has the whole weight; an input that is cut over the sequence stays so."""
+    """Each rank has the whole weight. An input that is sharded over the sequence stays so."""
 
     def __init__(self, *, use_local_output: bool) -> None:
         super().__init__()
@@ -44,15 +44,15 @@ def apply_tensor_parallel(decoder: Decoder, tp: DeviceMesh) -> None:
     parallelize_module(decoder, tp, outer_plan(decoder))
     for layer in decoder.layers.values():
         parallelize_module(layer, tp, layer_plan(layer))
-    # Without this the head trains on a copy of the embedding, and nothing says so.
+    # Without this, the head would silently train a copy of the embedding.
     decoder.tie()
-    # `SequenceParallel` makes new parameters, which are trained whatever the old ones were.
+    # `SequenceParallel` creates new parameters with requires_grad=True, also for frozen ones.
     for name, parameter in decoder.named_parameters():
         parameter.requires_grad_(name not in frozen)
 
 
 def outer_plan(decoder: Decoder) -> dict[str, ParallelStyle]:
-    """Of what comes before and after the layers, as far as this stage has it."""
+    """Styles of the modules before and after the layers that this stage has."""
     family = decoder.family
     plan: dict[str, ParallelStyle] = {}
     if decoder.part.is_first:
@@ -91,17 +91,17 @@ def layer_plan(layer: nn.Module) -> dict[str, ParallelStyle]:
     }
     for norm in ("q_norm", "k_norm"):
         if hasattr(layer.self_attn, norm):
-            # Each rank norms its own heads; left out, its weights would drift apart across ranks.
+            # Each rank norms its own heads. Without a plan, its weights would diverge across ranks.
             plan[f"self_attn.{norm}"] = SequenceParallel(sequence_dim=HEAD, use_local_output=True)
     return with_adapters(plan, layer)
 
 
 def with_adapters(plan: dict[str, ParallelStyle], layer: nn.Module) -> dict[str, ParallelStyle]:
-    """`plan` where what was a linear layer has become one with an adapter beside it.
+    """`plan` with styles for the adapters of linear layers.
 
-    The output of the adapter must lie as that of the linear layer does: cut over features after a
-    colwise one, over the sequence after a rowwise one. The narrow activations between A and B are
-    what is communicated.
+    The output of an adapter must have the layout of the linear layer's output: sharded over
+    features after a colwise layer, over the sequence after a rowwise one. Only the narrow
+    activations between A and B are communicated.
     """
     full: dict[str, ParallelStyle] = {}
     for name, style in plan.items():
@@ -121,11 +121,11 @@ def with_adapters(plan: dict[str, ParallelStyle], layer: nn.Module) -> dict[str,
 
 
 def check_tensor_parallel(config: PretrainedConfig, tp: int, tokens: int) -> None:
-    """Raises TrainingError naming everything that tp does not divide; a rank of a context-parallel
-    group has `tokens` of each sequence."""
+    """Raises TrainingError with all sizes that tp does not divide. `tokens` is the number of tokens
+    of a sequence after context parallel."""
     if not family_of(config).tensor_parallel:
         raise TrainingError(
-            f"parallel.tp={tp}: the projections of {config.model_type} are fused and cannot be cut",
+            f"parallel.tp={tp}: the fused projections of {config.model_type} cannot be sharded",
             fix="set tp to 1 and give its ranks to dp_shard",
         )
     sizes = {

@@ -1,7 +1,7 @@
-"""A tied matrix whose copies are on two pipeline stages: both learn from both gradients.
+"""Tied embeddings in a pipeline: two stages hold a copy, and each gets the sum of both gradients.
 
-The first stage embeds with it and the last one projects with it. They start equal, for both are
-drawn or loaded under one name; with equal gradients they stay so, bit by bit.
+The first stage uses the matrix as embedding, the last one as head. Both are initialised or loaded
+under one name, so they start equal. With equal gradients they stay equal bit by bit.
 """
 
 from collections.abc import Sequence
@@ -20,28 +20,30 @@ from trainer.parallel.data import updated_as
 @dataclass(frozen=True, slots=True)
 class TiedWeight:
     weights: Sequence[nn.Parameter]
-    """This rank's copies: none, one, or both where first and last stage are on one rank."""
+    """This rank's copies: none, one, or both if it has the first and the last stage."""
     group: dist.ProcessGroup
     """The pipeline's ranks."""
 
     @property
     def copies(self) -> list[nn.Parameter]:
-        """What the optimizer works on in place of `weights`."""
+        """The parameters of `weights` in the optimizer."""
         return [updated_as(weight) for weight in self.weights]
 
     def add_gradients(self) -> None:
-        """Give both copies the sum of their gradients, which are complete for each."""
-        gradients = [local_part(g) for copy in self.copies if (g := _cut_alike(copy)) is not None]
+        """Set the gradients of both copies to their sum, once each is complete."""
+        gradients = [
+            local_part(g) for copy in self.copies if (g := _gradient_like(copy)) is not None
+        ]
         if len(gradients) == 2:
             gradients[0] += gradients[1]
             gradients[1].copy_(gradients[0])
         elif gradients:
-            # Each adds the same two numbers, so the sums are equal to the last bit.
-            gradients[0] += _exchanged(gradients[0], self.group)
+            # Both ranks add the same two numbers, so the sums are bit-identical.
+            gradients[0] += _other_stage(gradients[0], self.group)
 
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make both copies of a rank equal after a load, which fills the last stage's alone: a
-        state has one tensor of a name."""
+    def sync_after_load(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make both copies on one rank equal after a checkpoint is loaded. The state has one tensor
+        per name, so the load fills only the copy of the last stage."""
         if len(self.weights) < 2:
             return
         pairs = [(self.weights[0].detach(), self.weights[1].detach())]
@@ -53,26 +55,26 @@ class TiedWeight:
 
 
 def find_tied(stages: Sequence[Decoder], group: dist.ProcessGroup) -> TiedWeight:
-    """Of the stages of this rank; a stage that is the whole model has one matrix and no copy."""
+    """The tied weights of this rank's stages; none if one stage is the whole model."""
     weights = []
     for stage in stages:
         end = stage.embedding or stage.head
         if stage.tied and end is not None and not (stage.part.is_first and stage.part.is_last):
             weights.append(end.get_parameter("weight"))
-    # Frozen ones have no gradients, and are equal as they are.
+    # Frozen copies have no gradients, so they stay equal.
     return TiedWeight([weight for weight in weights if weight.requires_grad], group)
 
 
-def _cut_alike(copy: nn.Parameter) -> torch.Tensor | None:
-    """The gradient of `copy`, cut as it is: under tensor parallel an embedding's comes whole, and a
-    head's does not."""
+def _gradient_like(copy: nn.Parameter) -> torch.Tensor | None:
+    """The gradient of `copy`, with its placements. Under tensor parallel the gradient of an
+    embedding is replicated, and that of a head is sharded."""
     if isinstance(copy, DTensor) and isinstance(copy.grad, DTensor):
         copy.grad = copy.grad.redistribute(placements=copy.placements)
     return copy.grad
 
 
-def _exchanged(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """What the rank at the other end of the pipeline has in place of `tensor`."""
+def _other_stage(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """The tensor of the rank at the other end of the pipeline, in exchange for `tensor`."""
     ends = [0, dist.get_world_size(group) - 1]
     other = ends[dist.get_rank(group) == 0]
     theirs = torch.empty_like(tensor)

@@ -1,10 +1,10 @@
-"""ZeRO-1 (Rajbhandari et al. 2020): weights as in DDP, the optimizer's state cut over the ranks.
+"""ZeRO-1 (Rajbhandari et al. 2020): replicated weights, sharded optimizer state.
 
-Each rank's optimizer works on shards: rows of the parameters, in the parameters' own memory. A
-shard is a DTensor, cut over the data-parallel ranks as FSDP cuts parameters; so gradient norm,
-clipping and checkpoints treat it as one of FSDP's, and any strategy goes on from the others'
-checkpoints. The last backward pass of a step reduces and scatters gradients, and after the update
-the rows are gathered: no more is sent than DDP sends.
+The optimizer of each rank updates shards: rows of the parameters, which share the parameters'
+memory. A shard is a DTensor with the layout of FSDP, so gradient norm, clipping and checkpoints
+need no special case, and each strategy can load the checkpoints of the others. The last backward
+pass of a step reduce-scatters gradients, and the updated rows are gathered after the optimizer
+step. The traffic is the same as with DDP.
 """
 
 import math
@@ -26,12 +26,12 @@ from trainer.parallel.buckets import Buckets, bucketed, trained
 from trainer.parallel.ddp import gradients_of
 from trainer.rank.ranks import Ranks, joined
 
-# torch 2.13 renamed them, and warns at each call of the old ones.
+# torch 2.13 renamed these functions and warns at each call of the old names.
 REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 SHARD = "zero1_shard"
-"""Attribute of a parameter: the shard of it that this rank updates."""
+"""Attribute of a parameter that holds this rank's shard of it."""
 
 
 def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets | None:
@@ -48,8 +48,7 @@ def apply_zero1(decoder: Decoder, ranks: Ranks, reduce_dtype: Dtype) -> Buckets 
 
 
 def make_shards(decoder: Decoder) -> None:
-    """Make the shards that this rank updates, once the decoder has got its storage; without ZeRO-1
-    there are none."""
+    """Create this rank's shards. The decoder must have storage. Does nothing without ZeRO-1."""
     replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
     if replicas is None:
         return
@@ -69,7 +68,7 @@ def cut(whole: torch.Tensor, replicas: DeviceMesh) -> DTensor:
     if isinstance(whole, DTensor):
         mesh = joined(replicas, whole.device_mesh)
         if Shard(0) in whole.placements:
-            # The ranks of axis tp have cut the rows before: those of one rank lie together.
+            # tp has already sharded the rows, and this splits each rank's contiguous rows further.
             placements = [_StridedShard(0, split_factor=whole.device_mesh.size())]
         placements += whole.placements
     return DTensor.from_local(
@@ -83,28 +82,28 @@ def cut(whole: torch.Tensor, replicas: DeviceMesh) -> DTensor:
 
 
 def rows(num_rows: int, num_ranks: int, rank: int) -> tuple[int, int]:
-    """Which rows `rank` has, first and stop, as torch.chunk and FSDP cut them."""
+    """First row and stop row of `rank`, as torch.chunk and FSDP split them."""
     each = math.ceil(num_rows / num_ranks)
     return min(num_rows, rank * each), min(num_rows, (rank + 1) * each)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a rank's rows of several tensors lie in one flat buffer, padded so that the buffers of
-    all ranks are of one size."""
+    """Layout of a rank's rows of several tensors in one flat buffer. Padding makes the buffers of
+    all ranks equally long."""
 
     shapes: list[torch.Size]
     num_ranks: int
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each tensor's rows."""
+        """Elements of each tensor in the buffer, padding included."""
         return [
             math.ceil(shape[0] / self.num_ranks) * math.prod(shape[1:]) for shape in self.shapes
         ]
 
     def pieces(self, flat: torch.Tensor, rank: int) -> list[torch.Tensor]:
-        """The rows of `rank` in its buffer, in their own shapes."""
+        """Views of the rows of `rank` in its buffer `flat`, without padding."""
         found = []
         for shape, piece in zip(self.shapes, flat.split(self.sizes), strict=True):
             first, stop = rows(shape[0], self.num_ranks, rank)
@@ -116,8 +115,8 @@ class Layout:
 def reduce_scatter(
     parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, dtype: torch.dtype
 ) -> Callable[[], None]:
-    """Start to average the parameters' gradients in `dtype`; what it returns waits and leaves each
-    shard its gradient, and the whole parameter none."""
+    """Start to average the gradients in `dtype`. The function it returns waits, sets the gradient
+    of each shard and removes that of the whole parameter."""
     gradients = gradients_of(parameters)
     layout = Layout([g.shape for g in gradients], group.size())
     everyone = gradients[0].new_empty((group.size(), sum(layout.sizes)), dtype=dtype)
@@ -129,12 +128,12 @@ def reduce_scatter(
     def finish() -> None:
         work.wait()
         for parameter, piece in zip(parameters, layout.pieces(mine, group.rank()), strict=True):
-            _hand_over(parameter, piece)
+            _set_shard_gradient(parameter, piece)
 
     return finish
 
 
-def _hand_over(parameter: nn.Parameter, piece: torch.Tensor) -> None:
+def _set_shard_gradient(parameter: nn.Parameter, piece: torch.Tensor) -> None:
     shard = shard_of(parameter)
     assert shard is not None
     assert isinstance(shard, DTensor)
@@ -150,7 +149,7 @@ def _hand_over(parameter: nn.Parameter, piece: torch.Tensor) -> None:
 
 
 def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
-    """What gives this rank the rows of `decoder` that others updated; None without ZeRO-1."""
+    """A function that gathers the rows that other ranks updated; None without ZeRO-1."""
     replicas: DeviceMesh | None = getattr(decoder, "replicas", None)
     if replicas is None:
         return None
@@ -158,7 +157,7 @@ def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
 
     @torch.no_grad()
     def gather() -> None:
-        # One ahead, so that copying one and sending the next go on at once.
+        # One bucket ahead, so that the copy of one overlaps with the transfer of the next.
         copies: list[Callable[[], None]] = []
         for parameters in buckets:
             copies.append(all_gather([local_part(p) for p in parameters], group))
@@ -171,8 +170,8 @@ def gather_whole(decoder: Decoder) -> Callable[[], None] | None:
 
 
 def all_gather(wholes: Sequence[torch.Tensor], group: dist.ProcessGroup) -> Callable[[], None]:
-    """Start to send each rank's own rows of `wholes` to all; what it returns waits and fills in
-    the others'."""
+    """Start to gather the rows of all ranks. The function it returns waits and writes them into
+    `wholes`."""
     layout = Layout([whole.shape for whole in wholes], group.size())
     mine = wholes[0].new_empty(sum(layout.sizes))
     torch._foreach_copy_(layout.pieces(mine, group.rank()), _rows_of(wholes, group, group.rank()))

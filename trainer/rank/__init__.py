@@ -1,1 +1,1 @@
-"""One rank as a process: its device, its place in the mesh, its stores, signals and heartbeats."""
+"""One rank as a process: device, coordinates in the mesh, stores, signals and heartbeats."""

@@ -19,7 +19,7 @@ def device_of(local_rank: int, *, hidden: bool = False) -> torch.device:
         return torch.device("cuda", local_rank)
     if torch.version.cuda is not None and DRIVER.exists() and not hidden:
         raise RuntimeError(
-            "No CUDA GPUs are available, and NVIDIA's driver is loaded: `nvidia-smi` tells what is"
-            " wrong with them"
+            "No CUDA GPUs are available, but NVIDIA's driver is loaded: `nvidia-smi` shows what is"
+            " wrong"
         )
     return torch.device("cpu")

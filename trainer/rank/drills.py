@@ -16,7 +16,7 @@ from orchestrator.contract.files.env import DRILLS, RankEnv
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.drills import Drill
 from orchestrator.errors import TrainingError
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +49,7 @@ def read_drills(text: str) -> tuple[Drill, ...]:
         drills: tuple[Drill, ...] = decode(tuple[Drill, ...], read_json(text), DRILLS)
     except (Invalid, ValueError) as exc:
         raise TrainingError(
-            f"{DRILLS} cannot be read: {exc}", fix="unset it, or give a JSON list of drills"
+            f"failed to read {DRILLS}: {exc}", fix="unset it, or give a JSON list of drills"
         ) from exc
     return drills
 

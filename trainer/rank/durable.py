@@ -1,14 +1,14 @@
-"""What has been written stays written when the machine goes down."""
+"""Syncs files to the disk, so that they survive a crash of the machine."""
 
 import os
 from pathlib import Path
 
 
 def sync(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk.
+    """Wait until the content of a file, or the entries of a folder, are on the disk.
 
     Raises:
-        OSError: also where a write that seemed to have worked did not, for the disk is full.
+        OSError: the sync failed, or an earlier write that returned without error did.
     """
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""The ranks as torch sees them: device, process group and the five-dimensional mesh."""
+"""Sets up a rank in torch: device, process group and the five-dimensional device mesh."""
 
 import resource
 from collections.abc import Callable, Iterator
@@ -23,14 +23,16 @@ from trainer.rank.devices import device_of
 T = TypeVar("T")
 
 INIT_TIMEOUT = timedelta(minutes=30)
-"""Of a collective until the first step is done: ranks load, compile and wait for one another."""
+"""Timeout of a collective until the first step is done. Ranks load and compile at different
+speeds."""
 TRAIN_TIMEOUT = timedelta(minutes=20)
-"""Afterwards. Longer than ndctl lets ranks stand still by itself, which is 900 s in a checkpoint,
-an evaluation or a profile: a shorter one would end what it still allows, such as the wait of all
-ranks for rank 0 to complete a checkpoint. Within a step ndctl notices a hang long before; in the
-others, before; and where nobody watches, this ends it."""
+"""Timeout of a collective after the first step.
+
+It must be longer than ndctl's own limits, which detect a hang first: up to 900 s without progress
+in a checkpoint, an evaluation or a profile. For example, all ranks wait while rank 0 completes a
+checkpoint. Without ndctl (plain torchrun), this timeout ends a hang."""
 MARGIN = timedelta(minutes=5)
-"""By which both are longer at least than the longest limit of the job."""
+"""Both timeouts exceed the longest limit of the job by at least this much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,7 @@ class Ranks:
     device: torch.device
     mesh: DeviceMesh
     data_rank: int
-    """Which of the data-parallel ranks this one is; ranks that differ in pp, cp or tp alone share
-    it."""
+    """Index among the data-parallel ranks. Ranks that differ only in pp, cp or tp have the same."""
 
     @property
     def tp(self) -> int:
@@ -48,40 +49,40 @@ class Ranks:
 
     @property
     def shards(self) -> DeviceMesh:
-        """Ranks that share one copy of the weights: those of dp_shard, and those of cp, which pass
-        other tokens of the same sequences through the same weights."""
+        """Ranks that shard one copy of the weights: those of dp_shard and of cp. The ranks of cp
+        process other tokens of the same sequences with the same weights."""
         return self._with_context("dp_shard")
 
     @property
     def replicas(self) -> DeviceMesh:
-        """Ranks that each have a copy of the weights, where no axis shards them."""
+        """Ranks that each hold a full copy of the weights, under DDP and ZeRO-1."""
         return self._with_context("dp_replicate")
 
     def _with_context(self, axis: str) -> DeviceMesh:
         if self.mesh["cp"].size() == 1:
             return self.mesh[axis]
-        # torch remembers a flattened mesh by its name, so asking again makes no new groups.
+        # torch caches a flattened mesh by its name, so a second call creates no new groups.
         return self.mesh[axis, "cp"]._flatten(f"{axis}_cp")
 
     @property
     def stage_ranks(self) -> int:
-        """Ranks that work on the same pipeline stages as this one, this one included."""
+        """Number of ranks with the same pipeline stages as this one, itself included."""
         return self.mesh.size() // self.mesh["pp"].size()
 
 
 @contextmanager
 def process_group(env: RankEnv, pause_s: float = 0.0) -> Iterator[None]:
-    """The process group of all ranks, for as long as all goes well; `pause_s` of the configuration.
+    """The process group of all ranks. `pause_s` is the longest pause that the configuration allows.
 
-    It is not torn down after an error: that can wait for ranks which are gone, and the process is
-    about to end anyway.
+    After an error it is not destroyed, because that can wait for ranks that are lost, and the
+    process is about to end anyway.
     """
     device = device_of(env.local_rank, hidden=env.no_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=_meeting_place(env),
+        store=_rendezvous_store(env),
         rank=env.rank,
         world_size=env.world_size,
         timeout=_at_least(INIT_TIMEOUT, pause_s),
@@ -90,26 +91,26 @@ def process_group(env: RankEnv, pause_s: float = 0.0) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def meet() -> None:
-    """Go on once every rank is here."""
+def barrier() -> None:
+    """Return when all ranks have called it."""
     dist.all_reduce(torch.zeros(1))
 
 
-def _meeting_place(env: RankEnv) -> Store:
-    """Where ranks leave their addresses for one another.
+def _rendezvous_store(env: RankEnv) -> Store:
+    """The store in which ranks publish their addresses.
 
-    Under `torchrun --max-restarts` the store outlives the ranks: without an attempt of their own in
-    the names, those that are started again would read the addresses of those that are gone.
+    Under `torchrun --max-restarts` the store outlives the ranks. Its keys have the attempt as
+    prefix, so that restarted ranks do not read the addresses of dead ones.
     """
     if env.world_size == 1:
-        # A rank alone needs nobody to meet; so it runs without torchrun as well.
+        # A single rank needs no server, so it also runs without torchrun.
         return HashStore()
     store, _, _ = next(rendezvous("env://", timeout=INIT_TIMEOUT))
     return PrefixStore(f"attempt-{env.attempt}", store)
 
 
 def train_timeout(pause_s: float) -> timedelta:
-    """Of a collective after the first step; `pause_s` of the configuration."""
+    """Timeout of collectives after the first step; `pause_s` as in `process_group`."""
     return _at_least(TRAIN_TIMEOUT, pause_s)
 
 
@@ -118,18 +119,18 @@ def _at_least(usual: timedelta, pause_s: float) -> timedelta:
 
 
 def shorten_timeouts(timeout: timedelta) -> None:
-    """From now on collectives fail after `timeout`, in every group that there is; groups made
-    later, such as that of saves in the background, have a timeout of their own.
+    """Set the timeout of collectives in all existing groups. Groups that are created later have
+    their own.
 
     gloo's point-to-point receives, which pipelines on CPU use, keep the timeout that their group
-    began with (measured on torch 2.13); all its collectives heed this one.
+    was created with (measured on torch 2.13). All its collectives use the new one.
     """
     for group in list(_world.pg_map):
         _set_pg_timeout(timeout, group)
 
 
 def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
-    """This rank's place in `mesh`."""
+    """Create the device mesh and this rank's coordinates in it."""
     device = device_of(env.local_rank, hidden=env.no_gpu)
     coords = mesh.coords(env.rank)
     return Ranks(
@@ -141,16 +142,17 @@ def arrange(mesh: Mesh, env: RankEnv) -> Ranks:
 
 
 def joined(*meshes: DeviceMesh) -> DeviceMesh:
-    """One mesh of all their axes, in that order; they must be cut from the same one."""
+    """One mesh of the axes of all `meshes`, in that order. They must be parts of the same mesh."""
     return DeviceMesh._concatenate(list(meshes))
 
 
-def shared_from_first(ask: Callable[[], T]) -> T:
-    """What `ask` answers on rank 0, on every rank; or the TrainingError that it raises there."""
+def broadcast_from_rank0(compute: Callable[[], T]) -> T:
+    """Call `compute` on rank 0, and return its result, or raise its TrainingError, on every
+    rank."""
     answer: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
-            answer = [ask()]
+            answer = [compute()]
         except TrainingError as exc:
             answer = [exc]
     dist.broadcast_object_list(answer, src=0, device=torch.device("cpu"))
@@ -160,7 +162,7 @@ def shared_from_first(ask: Callable[[], T]) -> T:
 
 
 def on_all_ranks(do: Callable[[], T]) -> T:
-    """`do` on every rank; where one raises a TrainingError, all raise that of the first such."""
+    """Call `do` on each rank. If any raises a TrainingError, all raise that of the lowest rank."""
     answer: T | TrainingError
     try:
         answer = do()
@@ -176,7 +178,7 @@ def on_all_ranks(do: Callable[[], T]) -> T:
 
 
 def memory_bytes(device: torch.device) -> int:
-    """Peak memory of the device; on CPU, what the process holds now."""
+    """Peak memory of a GPU's allocator; on a CPU, the current memory of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -184,7 +186,7 @@ def memory_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most that this process has held so far: of the GPU's allocator, or of a CPU's memory."""
+    """Peak memory so far: of the GPU's allocator, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     status = Path("/proc/self/status").read_text()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.drills import Drill
-from trainer.rank.emit import Reporter
+from trainer.rank.reporter import Reporter
 from trainer.rank.signals import StopRequest
 
 

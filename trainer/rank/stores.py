@@ -18,9 +18,10 @@ BACKLOG = 4_096
 def serve(
     address: str, port: int, timeout: timedelta, world_size: int | None = None, *, shared: bool
 ) -> TCPStore:
-    """The server, at `address`. `shared`: other stores of this process at that port use it as well.
+    """A store server at `address`. If `shared`, other stores of this process at that port reuse it.
 
-    Raises RuntimeError, in torch's words, where the port cannot be had.
+    Raises:
+        RuntimeError: torch cannot listen at the port.
     """
     return TCPStore(
         address,
@@ -35,10 +36,10 @@ def serve(
 
 
 def listener(address: str, port: int) -> int | None:
-    """A socket that listens at `address` alone; None where torch has to listen everywhere.
+    """A socket that listens only at `address`; None if torch must listen at all addresses.
 
-    What a name means here can differ from what other hosts make of it (Debian gives a host's own
-    name 127.0.1.1), so only a number is taken.
+    That is so for a host name, because this host may resolve it differently than other hosts:
+    Debian resolves a host's own name to 127.0.1.1.
     """
     with contextlib.suppress(ValueError):
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
@@ -48,8 +49,8 @@ def listener(address: str, port: int) -> int | None:
             sock.bind((address, port))
             sock.listen(BACKLOG)
         except OSError as exc:
-            # torch tries the same port, and fails in its own words where another process has it.
-            sys.stderr.write(f"cannot listen at {address}:{port} alone: {exc}\n")
+            # torch tries the same port next, and raises its own error if another process has it.
+            sys.stderr.write(f"failed to listen only at {address}:{port}: {exc}\n")
             sock.close()
             return None
         return sock.detach()

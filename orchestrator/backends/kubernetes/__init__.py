@@ -1,1 +1,1 @@
-"""Pods of a cluster as the hosts of a job: rendered, submitted, watched, found again."""
+"""The Kubernetes backend: renders, submits, watches and finds jobs whose hosts are pods."""

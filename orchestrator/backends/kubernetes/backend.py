@@ -79,7 +79,7 @@ class KubernetesBackend:
         self.apis: dict[str | None, Api] = {}
         self.nodes = NodeCache(clock)
         self.own_job: OwnJob | None = None
-        """Of a leader."""
+        """Set in the leader's pod."""
 
     @property
     def granted(self) -> GrantingScheduler:
@@ -119,8 +119,10 @@ class KubernetesBackend:
         submitting.submit(self.api(spec), self.clock, self.namespace(spec), handover)
 
     def own(self, launch: LaunchPlan, runs: str = "") -> None:
-        """The ConfigMap goes with the job, and what belongs to it goes with both. `runs`: the hash
-        of what does, to be noted."""
+        """Make the job the owner of its ConfigMap, so that Kubernetes deletes both together.
+
+        `runs`: hash of the objects that the job runs, to be noted on the ConfigMap.
+        """
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
@@ -228,8 +230,8 @@ class KubernetesBackend:
         return self.api(spec).list(PODS, self.namespace(spec), labels=labels).items
 
     def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
-        """Of nodes alone: a pod that is preempted or evicted hears it itself, by SIGTERM, and
-        another one may come to the same node."""
+        """Notices about nodes. There are none about pods: a preempted or evicted pod gets SIGTERM
+        itself, and its successor may run on the same node."""
         if not hosts:
             return ()
         spec = spec_of(launch)
@@ -243,8 +245,7 @@ class KubernetesBackend:
         return tuple(found[host] for host in hosts if host in found)
 
     def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
-        """Pods come and go one by one, and the run with none of them: that the server answers is
-        all that is asked."""
+        """Always running if the API server answers: pods end one by one, but none ends the run."""
         self.notices(launch, hosts)
         return CurrentRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
 
@@ -289,8 +290,11 @@ class KubernetesBackend:
         )
 
     def why_ending(self, launch: LaunchPlan) -> Cause:
-        """Of a job that is deleted its account goes before its pods, or after: what the API server
-        refuses, or still has, is no answer until the watch had time to tell."""
+        """Why the leader's pod is being ended.
+
+        When a job is deleted, its account may be deleted before its pods. Requests are then
+        refused, or still find the job, so give the watch of the job time to report the deletion.
+        """
         gone = self.own_job.gone if self.own_job is not None else threading.Event()
         if gone.is_set():
             return "cancelled"
@@ -311,8 +315,8 @@ class KubernetesBackend:
         return observe.cause(kind, job, pod, launch.launch)
 
     def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
-        """A kubelet that runs out of something kills without SIGTERM. Of a pod that was made anew
-        since then the event alone is left."""
+        """Why Kubernetes ended the pods on silent hosts. A kubelet that is low on a resource kills
+        without SIGTERM. If the pod was recreated since then, only the event shows it."""
         spec = spec_of(launch)
         selector = "involvedObject.kind=Pod,reason=Evicted"
         events = self.api(spec).list(EVENTS, self.namespace(spec), fields=selector).items
@@ -364,8 +368,10 @@ class KubernetesBackend:
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        """Pods go without the job, and come back on other nodes. What the controller does not do,
-        agents do themselves: they leave with a code for which an operator makes a pod again."""
+        """Replace pods on other nodes while the job object stays.
+
+        Without a controller, agents exit with a code for which the operator creates the pod again.
+        """
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
         if whole and controller_client.ask(
@@ -378,7 +384,8 @@ class KubernetesBackend:
             return
         self._keep_off(launch, exclude, counted=whole)
         if whole and spec.kind in NAMED:
-            # Also pods without an agent. By name, because the account may do only that; ours last.
+            # This also replaces pods without an agent. The account may delete pods by name only.
+            # Our own pod is last, because its deletion ends this process.
             mine = self.environ.get(POD_NAME)
             for pod in sorted(self._pods(launch), key=lambda one: name_of(one) == mine):
                 api.delete(PODS, namespace, name_of(pod))
@@ -394,7 +401,7 @@ class KubernetesBackend:
             )
         try:
             if counted:
-                controller_client.note(api, namespace, launch.job, controller_client.given_back)
+                controller_client.note(api, namespace, launch.job, controller_client.count_requeue)
             if hosts:
                 controller_client.note(api, namespace, launch.job, controller_client.avoid(hosts))
         except Unanswered:

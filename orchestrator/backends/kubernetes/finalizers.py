@@ -1,9 +1,9 @@
-"""Pods that a Job of Kubernetes counts, on a node that does not answer any more. Pure.
+"""Pods of a Kubernetes Job on an unreachable node. Pure.
 
-A Job with a podFailurePolicy, as of a JobSet and a TrainJob, makes a pod anew once the old one
-has Failed, and its finalizer holds the object until then. The kubelet that would say so is gone: a
-pod that is deleted by force would stay for ever, and its host never be replaced. So whoever deletes
-it says that it has Failed, as Kubernetes' own pod garbage collector does."""
+A Job with a podFailurePolicy (JobSets and TrainJobs have one) creates a new pod once the old one
+has Failed, and a finalizer keeps the old pod until then. The kubelet that would report the failure
+is unreachable, so even a pod that is deleted by force would stay forever. Therefore the program
+that deletes it first sets its phase to Failed, as Kubernetes' own pod garbage collector does."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ LOST = "NodeLost"
 
 
 def is_held(pod: Object) -> bool:
-    """Deletion by force alone would not take it away."""
+    """A finalizer holds the pod, so deletion by force alone would not remove it."""
     return FINALIZER in lookup(pod, ("metadata", "finalizers"), ()) and not is_over(pod)
 
 
 def failed(pod: Object) -> dict[str, Any]:
-    """The change of its status; a disruption, which no podFailurePolicy of ours counts."""
+    """The status patch: Failed by a disruption, which ndctl's podFailurePolicy does not count."""
     conditions = lookup(pod, ("status", "conditions"), ())
     kept = [one for one in conditions if one.get("type") != "DisruptionTarget"]
     said = "ndctl: its node is unreachable"
@@ -30,7 +30,7 @@ def failed(pod: Object) -> dict[str, Any]:
 
 
 def by_force(pod: Object) -> str:
-    """What is typed to have it gone."""
+    """The kubectl command that removes it."""
     of = f"kubectl -n {lookup(pod, ('metadata', 'namespace'), 'NAMESPACE')}"
     name = name_of(pod)
     delete = f"{of} delete pod {name} --force --grace-period=0"

@@ -24,8 +24,8 @@ WITHOUT_NODES = (
     " exist yet; or list the hosts with --inventory FILE"
 )
 MAKERS = {"karpenter.sh": "Karpenter", "autoscaling.x-k8s.io": "an autoscaler"}
-"""Groups of an API whose controllers make nodes for pods that wait. (The cluster autoscaler alone
-serves none: there the spec says `cluster.gpu`.)"""
+"""API groups of controllers that create nodes for waiting pods. (The cluster autoscaler serves
+none: with it the spec must set `cluster.gpu`.)"""
 ANY = tuple({*Use().resources, *Use(device=None).resources})
 """Resource names of GPUs, used without a spec."""
 
@@ -55,16 +55,17 @@ class HostsFor:
     to_come: str | None = None
     """Profile of nodes created on demand, if too few nodes exist now."""
     advice: str = ""
-    """The end of a fix, where too few nodes are there: what to write if more are to come."""
+    """The end of a fix if too few nodes exist: what to set if more will be created."""
 
 
 def read_cluster(
     api: ApiReader, namespace: str | None = None, resources: Sequence[str] = ANY
 ) -> Cluster:
-    """Every node, with what pods take of `resources`: those of all namespaces, or where this may
-    not be asked those of `namespace`, which a note says then.
+    """All nodes, and the `resources` that pods use: pods of all namespaces or, without the right to
+    list them, of `namespace`, with a note.
 
-    Raises BackendError when the API server does not answer, or does not let us list nodes.
+    Raises:
+        BackendError: the API server is unreachable, or the right to list nodes is missing.
     """
     try:
         nodes = tuple(parse_node(item) for item in _listed(api, NODES, None))
@@ -87,7 +88,7 @@ def _pods(api: ApiReader, namespace: str) -> tuple[Sequence[Object], tuple[str, 
 
 
 def _listed(api: ApiReader, resource: Resource, namespace: str | None) -> tuple[Object, ...]:
-    """In pages. Starts over when the continue token has expired."""
+    """Lists all objects; starts again once if the continue token expired."""
     fields = BOUND if resource is PODS else ""
     try:
         return api.list(resource, namespace, fields=fields).items
@@ -105,9 +106,9 @@ def usual(cluster: Cluster) -> Use:
 def hosts_for(api: ApiReader, table: GpuTable, cluster: ClusterSpec) -> HostsFor:
     """The hosts to plan a job for.
 
-    Those that are free; where these are too few, those as well that other pods use now, for the
-    job can wait; where all are too few, and a queue or an autoscaler makes nodes on demand, those
-    that will be there.
+    These are the free hosts. If they are too few, busy hosts are included, because the job can
+    wait. If all are too few, and a queue or an autoscaler creates nodes on demand, future ones are
+    too.
     """
     spec, use = cluster.kubernetes, use_of(cluster)
     seen = read_cluster(api, spec.namespace, use.resources)
@@ -161,7 +162,8 @@ def makes_nodes(api: ApiReader) -> str | None:
 
 
 def _check_known(found: HostsFor, use: Use, devices: int) -> None:
-    """Without a profile nothing can be planned; what a site has to say where its labels do not."""
+    """Raises PlanError if no suitable host has a known GPU model. The fix says how a site names
+    it."""
     hosts = found.inventory.hosts
     if not hosts:
         known = {name for node in found.nodes for name in node.capacity if "/" in name}

@@ -1,8 +1,8 @@
-"""Replace the leader's pod when no agent hears the leader.
+"""Replaces the leader's pod when no agent can reach the leader.
 
-An operator makes a pod anew once it is gone. Yet a node that is dead keeps its pods, and a kubelet
-that cannot begin one (it cannot pull the image, or mount a volume) tries for ever. Such a pod is
-taken elsewhere, a few times: where it begins nowhere it is no node's fault.
+An operator recreates a pod only when it is deleted. But a dead node keeps its pods, and a kubelet
+that cannot start a pod (image pull or mount fails) retries forever. Such a pod is moved to another
+node, a few times. If it starts nowhere, the nodes are not the cause.
 """
 
 import logging
@@ -57,8 +57,8 @@ class Fate:
 
     pod: Object
     does: Literal["wait", "end", "move", "move-if-silent"]
-    """Wait for it; end it; the same, and the next one comes elsewhere; that where its node does
-    not answer."""
+    """`wait` for the pod; `end` it, so that it is recreated; `move` it: end it and exclude its
+    node; `move-if-silent`: move it if its node is unreachable."""
     why: str
 
 

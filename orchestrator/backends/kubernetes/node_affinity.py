@@ -17,10 +17,10 @@ TERMS = (
 
 
 def without(kind: Kind, job: Object, hosts: Sequence[str]) -> dict[str, Any]:
-    """The merge patch that keeps new pods off `hosts`, besides those that they keep off already.
+    """The merge patch that excludes `hosts` for new pods, in addition to excluded ones.
 
-    Empty where nothing changes, or the kind does not let its pods be changed: a Job's never can.
-    The controller's to send: it alone may change a job.
+    Empty if nothing changes, or if the pod template of this kind cannot change (that of a Job never
+    can). Only the controller may send it, because only it may change a job.
     """
     if kind not in CHANGEABLE or not hosts:
         return {}

@@ -1,4 +1,4 @@
-"""Delete pods and wait: one pod whose node may be unreachable, or all pods of a job."""
+"""Deletes pods and waits for their end: one pod whose node may be unreachable, or all of a job."""
 
 import logging
 
@@ -37,13 +37,13 @@ NAMED: tuple[Kind, ...] = ("pytorchjob",)
 def end_pod(
     api: Api, clock: Clock, kind: Kind, host: str, pod: Object, force_after_s: float
 ) -> None:
-    """Delete a pod and see it go.
+    """Delete a pod and wait until it is gone.
 
-    A node that does not answer never says that its pod is gone: then it goes by force; also where
-    we may not read nodes, once a node that answers would have ended it.
+    An unreachable node never reports the end of its pod, so the deletion is then forced. Without
+    the right to read nodes, it is forced when a reachable node would have ended the pod.
 
     Raises:
-        MustLeave: it is of a kind whose pods the controller alone deletes, and none does.
+        MustLeave: only the controller may delete pods of this kind, and none does.
     """
     if kind not in NAMED:
         _end_by_controller(api, clock, kind, host, pod, force_after_s)

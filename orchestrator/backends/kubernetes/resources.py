@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.contract.spec.kubernetes_spec import Kind
 
 Object = Mapping[str, Any]
-"""A Kubernetes object, as JSON has it."""
+"""A Kubernetes object as parsed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Resource:
 
     @property
     def word(self) -> str:
-        """As `kubectl get` takes it."""
+        """The name of the resource for `kubectl get`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 

@@ -59,7 +59,7 @@ def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]
 
 
 def events_of(api: Api, namespace: str) -> tuple[Sequence[Object], str]:
-    """All pods of the namespace; without the right none, and the missing right."""
+    """All events of the namespace; without the right, none and the missing right."""
     try:
         return api.list(EVENTS, namespace, cached=True).items, ""
     except Forbidden as exc:
@@ -67,7 +67,7 @@ def events_of(api: Api, namespace: str) -> tuple[Sequence[Object], str]:
 
 
 def _without_events(seen: Observed, why: str) -> Observed:
-    """Events explain a waiting pod where its status does not."""
+    """Adds that the reason is unknown, if a waiting job could only be explained by its events."""
     if seen.troubles or seen.meaning not in ("waiting", "suspended"):
         return seen
     said = PendingReason(

@@ -1,9 +1,8 @@
-"""From a rendered job to objects in the cluster: all of them, or none.
+"""Creates the objects of a rendered job in the cluster: all of them, or none.
 
-ConfigMap JOB-launch is made first, and what is beside the job (its Secret, account, policy) is made
-as belonging to it. The job comes last; then the ConfigMap belongs to the job. So whatever is there
-at any moment goes with one object: before there is a job with the ConfigMap, which is deleted
-where something fails, and after that with the job.
+ConfigMap JOB-launch is created first, and it owns the job's Secret, account and policy. The job is
+created last and then becomes the owner of the ConfigMap. So a single delete removes everything at
+any moment: of the ConfigMap if a create fails, and of the job afterwards.
 """
 
 import contextlib
@@ -66,8 +65,8 @@ class Helper:
 
 
 def helpers_of(spec: KubernetesSpec, job: str) -> list[Helper]:
-    """All that may be there, also of a launch that had other settings; the ConfigMap comes last,
-    for as long as it is there the rest is found by it."""
+    """All helper objects that may exist, also those of a launch with other settings. The ConfigMap
+    is last, because its existence shows that others may remain."""
     account = names.account_of(job)
     runtime = [Helper(RUNTIMES, job)] if spec.kind == "trainjob" else []
     return [
@@ -109,7 +108,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
 
 
 def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job: Object) -> None:
-    """`helpers`: the ConfigMap comes first."""
+    """Create all objects; the ConfigMap is the first of `helpers`."""
     kind = next(one for one in JOB_KINDS.values() if one.resource == resource_of(job))
     there: list[Object] = []
     try:
@@ -146,8 +145,8 @@ def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
 
 
 def _found(api: Api, namespace: str, item: Object) -> Object | None:
-    """The object, where it is the one that we made a moment ago; also one that may not be read: no
-    other was there before."""
+    """The existing object, if it is the one that an earlier try created. Without the right to read
+    it, assume so, because it did not exist before."""
     try:
         there = api.get(resource_of(item), namespace, name_of(item))
     except Forbidden:
@@ -184,10 +183,11 @@ def _take_back(
     job: Object,
     why: BaseException,
 ) -> Object | None:
-    """Take away what was made before `why`. The job itself, where it was made after all: then
-    nothing is taken away.
+    """Delete the objects that were created before the error `why`. If the job was created after all
+    (its answer was lost), return it and delete nothing.
 
-    Raises Unsettled where the API server does not answer.
+    Raises:
+        Unsettled: the API server is unreachable.
     """
     name, lost = name_of(job), isinstance(why, Unanswered)
     try:
@@ -246,10 +246,12 @@ def _adopted(api: Api, namespace: str, kind: JobKind, job: Object, config_map: O
 
 
 def adopt(api: Api, namespace: str, kind: JobKind, job: Object, *, uid: str = "") -> None:
-    """One delete of the job takes the ConfigMap with it, and all that belongs to that. What pods of
-    a former job of this name asked for is forgotten. `uid`: of this very ConfigMap alone.
+    """Make the job the owner of its ConfigMap, so that Kubernetes deletes both together, and remove
+    the requests of an earlier job of this name. `uid`: only if the ConfigMap has this uid.
 
-    Raises BackendError; Missing and Conflict where it is not there.
+    Raises:
+        Missing, Conflict: the ConfigMap does not exist, or has another uid.
+        BackendError: the request failed.
     """
     name = names.config_map_of(name_of(job))
     if not uid:
@@ -295,8 +297,7 @@ def strangers(api: ApiReader, namespace: str, spec: KubernetesSpec, job: str) ->
 
 
 def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: Object) -> None:
-    """An object of a launch that is over makes room for the next; returns when it and its pods
-    are gone."""
+    """Delete the job object of an ended launch; returns when it and its pods are gone."""
     name, kind = name_of(job), JOB_KINDS[spec.kind]
     api.delete(kind.resource, namespace, name, uid=job["metadata"]["uid"])
     api.delete_all(PODS, namespace, labels=f"{LABEL}={name}")
@@ -324,8 +325,8 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
 def _take_remains_away(
     api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str
 ) -> None:
-    """Of a submission that was cut off, or of a job that was deleted without them. Where they are
-    fresh, another submission may be at work."""
+    """Delete objects of an interrupted submission, or of a job that was deleted without them. If
+    they are new, another submission may be running, so wait first."""
     found = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
     if found is not None and is_ours(found, job):
         age_s = clock.now() - object_fields.seconds_of(found["metadata"]["creationTimestamp"])
@@ -346,7 +347,7 @@ def _by_another(job: str, namespace: str) -> BackendError:
 
 
 def remove_orphans(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
-    """`remove_remains`, unless a job of another kind has this name and owns them."""
+    """`remove_remains`, unless a job of any kind has this name and owns them."""
     for kind in JOB_KINDS.values():
         with contextlib.suppress(Missing, Forbidden):
             if api.get(kind.resource, namespace, job) is not None:
@@ -355,8 +356,8 @@ def remove_orphans(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
 
 
 def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job: str) -> None:
-    """Delete what is beside a job that is gone, and see it go: by the name, if the labels say that
-    it is of this job. Kubernetes may be at it as well."""
+    """Delete the helper objects of a deleted job and wait until they are gone. Only objects with
+    the job's labels are deleted. Kubernetes may delete them at the same time."""
     deadline = clock.monotonic() + GONE_S
     for helper in helpers_of(spec, job):
         asked = ""
@@ -378,7 +379,7 @@ def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
 
 
 def _looked(api: Api, namespace: str, helper: Helper) -> Object | None:
-    """Also None without the right to read it: Kubernetes deletes it with its owner."""
+    """None also without the right to read it; Kubernetes then deletes it with its owner."""
     try:
         return api.about(helper.resource, namespace, helper.name)
     except (Forbidden, Missing):

@@ -1,1 +1,1 @@
-"""What a step sends, and how long it takes."""
+"""The cost model: the traffic and the time of an optimizer step."""

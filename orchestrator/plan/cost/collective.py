@@ -1,4 +1,4 @@
-"""One collective of a step."""
+"""The traffic of one collective in a step."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from orchestrator.plan.cost.groups import Group
 
 
 class Flow(NamedTuple):
-    """All calls of it in a step, on the rank that sends the most of it."""
+    """All calls of one collective in a step, on the rank that sends most."""
 
     axis: str
     collective: str
@@ -17,4 +17,4 @@ class Flow(NamedTuple):
     group: Group
     seconds: float
     exposed: float
-    """Of these, what no computation hides."""
+    """Part of `seconds` that does not overlap with computation."""

@@ -1,8 +1,8 @@
-"""What collectives send, and how long they take: latency and bandwidth (Thakur et al. 2005).
+"""Bytes and seconds of collectives, from latency and bandwidth (Thakur et al. 2005).
 
-A rank of `size` sends, of `whole` bytes that all of them end up with or begin with: see each.
-Seconds follow the model by which NCCL itself chooses an algorithm (`src/graph/tuning.cc`): a start,
-a latency for each hop, and the bytes over the bus bandwidth.
+The functions return the bytes that one of `size` ranks sends; `whole` is the size of the full
+buffer. Seconds follow the model that NCCL uses to choose an algorithm (`src/graph/tuning.cc`): a
+start-up time, a latency per hop, and the bytes divided by the bus bandwidth.
 """
 
 import math
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from orchestrator.plan.cost.groups import Group
 
 TREE_SHARE = 0.9
-"""Of the bandwidth that a ring has (NCCL's tuning.cc: a tree's is multiplied by 0.9)."""
+"""Bandwidth of a tree relative to a ring (NCCL's tuning.cc multiplies a tree's by 0.9)."""
 
 
 def ring_gather_bytes(size: int, whole: float) -> float:
-    """All-gather, or reduce-scatter: every part but one passes each rank."""
+    """All-gather or reduce-scatter: each rank sends all parts but one."""
     return whole * (size - 1) / size
 
 
@@ -25,41 +25,42 @@ def ring_all_reduce_bytes(size: int, whole: float) -> float:
 
 
 def tree_all_reduce_bytes(size: int, whole: float) -> float:
-    """Up a tree and down again, what the busiest rank sends; two trees share it (Sanders et al.
-    2009), so that each rank is a leaf in one of them."""
+    """Bytes that the busiest rank sends up and down a tree. Two trees share the data, so that each
+    rank is a leaf in one of them (Sanders et al. 2009)."""
     return 2 * whole if size > 1 else 0.0
 
 
 def exchange_bytes(size: int, own: float) -> float:
-    """All-to-all of a rank's `own` bytes: all but the part that stays."""
+    """All-to-all: a rank sends its `own` bytes except the part that it keeps."""
     return own * (size - 1) / size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What a group's ranks are connected by, calibrated."""
+    """The calibrated links between the ranks of a group."""
 
     group: Group
     bus_bytes_per_s: float
-    """That each rank sends in large collectives."""
+    """Rate at which each rank sends in large collectives."""
     pair_bytes_per_s: float
-    """From one rank to one other."""
+    """Rate from one rank to another."""
     near_bytes_per_s: float
-    """From one rank to others of its NVLink block, or of its host where that is in none."""
+    """Rate inside an NVLink block, or inside a host that is in no block."""
     half_bytes: float
+    """Bytes at which a collective reaches half of its bandwidth."""
     base_s: float
     hop_s: float
-    """Within a block, or a host."""
+    """Latency inside a block, or inside a host."""
     far_hop_s: float
-    """Between them."""
+    """Latency between blocks, or between hosts."""
     contention: float
-    """By how much a second of a collective slows down what is computed beside it, in seconds."""
+    """Seconds by which one second of a collective delays the computation that overlaps with it."""
 
     gather_fixed_s: float = field(init=False)
-    """Of an all-gather, whatever its size."""
+    """Seconds of an all-gather that do not depend on its size."""
     gather_s_per_byte: float = field(init=False)
-    sum_ways: tuple[tuple[float, float], ...] = field(init=False)
-    """Of an all-reduce by a ring and by trees: seconds whatever its size, and for each byte."""
+    all_reduce_costs: tuple[tuple[float, float], ...] = field(init=False)
+    """For a ring and for trees: fixed seconds, and seconds per byte, of an all-reduce."""
 
     def __post_init__(self) -> None:
         size, blocks = self.group.size, self.group.blocks
@@ -70,24 +71,24 @@ class Wire:
         tree = start + 2 * ((self.group.per_block - 1) * self.hop_s + deep * self.far_hop_s)
         per_byte = ring_gather_bytes(size, 1) / self.bus_bytes_per_s
         tree_per_byte = tree_all_reduce_bytes(size, 1) / (TREE_SHARE * self.bus_bytes_per_s)
-        store = object.__setattr__
+        store = object.__setattr__  # the dataclass is frozen
         store(self, "gather_fixed_s", ring)
         store(self, "gather_s_per_byte", per_byte)
-        store(self, "sum_ways", ((2 * ring - start, 2 * per_byte), (tree, tree_per_byte)))
+        store(self, "all_reduce_costs", ((2 * ring - start, 2 * per_byte), (tree, tree_per_byte)))
 
     def gather_s(self, whole: float) -> float:
-        """All-gather or reduce-scatter, in a ring."""
+        """Seconds of an all-gather or reduce-scatter in a ring."""
         return self.gather_fixed_s + whole * self.gather_s_per_byte if self.group.size > 1 else 0.0
 
     def all_reduce_s(self, whole: float) -> float:
-        """By the faster of a ring and trees."""
+        """Seconds of an all-reduce with the faster of ring and trees."""
         if self.group.size == 1:
             return 0.0
-        (ring, ring_byte), (tree, tree_byte) = self.sum_ways
+        (ring, ring_byte), (tree, tree_byte) = self.all_reduce_costs
         return min(ring + whole * ring_byte, tree + whole * tree_byte)
 
     def exchange_s(self, own: float) -> float:
-        """All-to-all: every rank talks to every other, most of them far away."""
+        """Seconds of an all-to-all. Most peers of a rank are outside its block."""
         size = self.group.size
         if size == 1:
             return 0.0
@@ -98,7 +99,7 @@ class Wire:
         return self.base_s + hop + self.half_bytes / self.bus_bytes_per_s + seconds
 
     def send_s(self, size: float) -> float:
-        """To a neighbour along the axis, the farthest of them."""
+        """Seconds to send `size` bytes to the farthest neighbour along the axis."""
         if self.group.size == 1:
             return 0.0
         hop = self.far_hop_s if self.group.blocks > 1 else self.hop_s

@@ -1,8 +1,8 @@
-"""What data-parallel ranks send each other of weights and gradients, and what of it shows.
+"""The traffic of data parallelism (weights and gradients), and how much of it is exposed.
 
-As the trainer does it (`trainer/parallel/fsdp.py`, `ddp.py`, `zero1.py`): gradients are reduced
-with the last micro batch of a step alone; FSDP gathers weights for each forward and each backward
-pass, or once a step where they are not freed in between.
+It follows the trainer (`trainer/parallel/fsdp.py`, `ddp.py`, `zero1.py`): gradients are reduced
+only with the last micro batch of a step. FSDP gathers weights for each forward and each backward
+pass, or once per step if they are not freed in between.
 """
 
 import math
@@ -23,12 +23,12 @@ from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 from orchestrator.plan.stages import StageLayers, layers_along_pp, stage_gathers
 
 BUCKET_BYTES = 25 * 2**20
-"""Of the trainer's buckets (`trainer/parallel/buckets.py`)."""
+"""Size of the trainer's buckets (`trainer/parallel/buckets.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Seconds in which a collective may hide: of one layer, and of the head's whole work."""
+    """Seconds of computation that a collective can overlap with: per layer, and for the head."""
 
     forward: float
     backward: float
@@ -36,14 +36,14 @@ class Windows:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sharing:
-    """What a step spends on weights and gradients, beside the passes themselves."""
+class DataTraffic:
+    """The cost of data parallelism in a step, in addition to the passes."""
 
     flows: list[Flow] = field(default_factory=list)
     contention: float = 0.0
-    """Seconds by which collectives slow down what is computed beside them."""
+    """Seconds by which collectives delay the computation that they overlap with."""
     copied: float = 0.0
-    """Bytes that are moved on the device to put weights and gradients in place."""
+    """Bytes that are copied on the device before and after collectives."""
 
     def add(self, flow: Flow, wire: Wire) -> None:
         self.flows.append(flow)
@@ -54,33 +54,34 @@ class Sharing:
         return sum(flow.exposed for flow in self.flows)
 
 
-def shard_count(
+def data_traffic(
     setup: Setup, machine: Machine, rank: StageLayers, units: Units, windows: Windows
-) -> Sharing:
+) -> DataTraffic:
     if setup.data == "fsdp":
         return _fsdp(setup, machine, _gathers(setup, rank), units, windows)
-    return _copies(setup, machine, units, windows)
+    return _replicated(setup, machine, units, windows)
 
 
-class Again(NamedTuple):
-    """One stage that a pipeline's schedule freed, and gathers once more."""
+class Regather(NamedTuple):
+    """A stage that a pipeline schedule has freed and gathers again."""
 
     layers: int
     has_end: bool
-    """It has the embedding or the head."""
+    """The stage has the embedding or the head."""
     ahead: int
-    """Passes through other stages between the asking and the use."""
+    """Passes through other stages between the start of the gather and its use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathers:
-    """How often a step gathers what a rank holds."""
+    """How often a step gathers the weights of a rank."""
 
     forward: int
-    """All of it, for forward passes."""
+    """Gathers of all weights for forward passes."""
     backward: int
-    """All of it, for backward passes."""
-    again: tuple[Again, ...] = ()
+    """Gathers of all weights for backward passes."""
+    again: tuple[Regather, ...] = ()
+    """Further gathers of single stages, with several stages per rank."""
 
 
 def _gathers(setup: Setup, rank: StageLayers) -> Gathers:
@@ -89,90 +90,92 @@ def _gathers(setup: Setup, rank: StageLayers) -> Gathers:
         once = setup.reshard is False
         return Gathers(forward=1 if once else micro, backward=0 if once else micro)
     if spec.stages == 1:
-        # torch's schedules keep what a backward pass gathered for the forward pass that follows.
+        # torch's schedules keep the weights of a backward pass for the next forward pass.
         return Gathers(forward=1, backward=0 if setup.reshard is False else micro)
-    alike = [
-        _again(rank, stage_gathers(spec, mesh.pp, number, micro))
+    # Several ranks along pp may hold the same layers; the one that gathers most is the slowest.
+    same_layers = [
+        _regathers(rank, stage_gathers(spec, mesh.pp, number, micro))
         for number, held in enumerate(layers_along_pp(setup.shape, mesh.pp, spec, setup.tokens))
         if held == rank
     ]
-    most = max(alike, key=lambda again: sum(one.layers for one in again))
+    most = max(same_layers, key=lambda found: sum(one.layers for one in found))
     return Gathers(forward=1, backward=0, again=most)
 
 
-def _again(rank: StageLayers, gathers: Sequence[Sequence[int]]) -> tuple[Again, ...]:
-    """All but the first gathering of each stage of `rank`."""
+def _regathers(rank: StageLayers, gathers: Sequence[Sequence[int]]) -> tuple[Regather, ...]:
+    """All gathers of each stage of `rank` except its first one."""
     last = len(gathers) - 1
     return tuple(
-        Again(layers, (stage == 0 and rank.is_first) or (stage == last and rank.is_last), ahead)
+        Regather(layers, (stage == 0 and rank.is_first) or (stage == last and rank.is_last), ahead)
         for stage, (layers, times) in enumerate(zip(rank.stages, gathers, strict=True))
         for ahead in times[1:]
     )
 
 
 def _fsdp(
-    setup: Setup, machine: Machine, often: Gathers, units: Units, windows: Windows
-) -> Sharing:
-    mesh, sharing = setup.mesh, Sharing()
+    setup: Setup, machine: Machine, gathers: Gathers, units: Units, windows: Windows
+) -> DataTraffic:
+    mesh, traffic = setup.mesh, DataTraffic()
     shards = mesh.dp_shard * mesh.cp
-    times = often.forward + often.backward + _again_bytes(often, units) / units.gathered
-    # What is gathered is cast before, and copied to its place behind; gradients are cast, added up
-    # and copied to where each rank's part lies together.
-    sharing.copied = (units.gathered * 2 + units.held / shards * 6) * times
+    times = gathers.forward + gathers.backward + _regathered_bytes(gathers, units) / units.gathered
+    # Weights are cast before a gather and copied out of the buffer after it. Gradients are cast,
+    # accumulated, and copied into a buffer where each rank's part is contiguous.
+    traffic.copied = (units.gathered * 2 + units.held / shards * 6) * times
     reduced = units.trained
-    sharing.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
+    traffic.copied += reduced * 6 + reduced * 10 * (setup.micro_batches - 1)
     if shards * mesh.dp_replicate == 1:
-        return sharing
+        return traffic
     wire = machine.wire(shards, mesh.tp)
     inner = wire
+    # With a numeric reshard_after_forward, the backward pass gathers from fewer ranks.
     if not isinstance(setup.reshard, bool) and setup.reshard < shards:
         inner = machine.wire(setup.reshard, mesh.tp)
-    ways = Ways(wire, inner, _together("dp_shard", mesh.dp_shard, mesh.cp), often)
+    links = ShardLinks(wire, inner, _joint_axis("dp_shard", mesh.dp_shard, mesh.cp), gathers)
     if shards > 1:
-        _gather(sharing, setup, machine, units, windows, ways)
-    _reduce(sharing, setup, machine, units, windows, ways)
-    return sharing
+        _gather(traffic, setup, machine, units, windows, links)
+    _reduce(traffic, setup, machine, units, windows, links)
+    return traffic
 
 
-def _together(axis: str, size: int, cp: int) -> str:
-    """The name of a group along `axis` and cp."""
+def _joint_axis(axis: str, size: int, cp: int) -> str:
+    """The name of the group along `axis` and cp."""
     if cp == 1:
         return axis
     return f"{axis} x cp" if size > 1 else "cp"
 
 
-class Ways(NamedTuple):
+class ShardLinks(NamedTuple):
     wire: Wire
     """Between all shards."""
     inner: Wire
-    """Between those that hold a copy from forward to backward."""
+    """Between the ranks that together hold one copy from forward to backward."""
     axis: str
-    """Theirs."""
-    often: Gathers
+    """Name of the sharding group."""
+    gathers: Gathers
 
 
-def _again_bytes(often: Gathers, units: Units) -> float:
+def _regathered_bytes(gathers: Gathers, units: Units) -> float:
     outer = sum(unit.gathered for unit in units.outer)
-    return sum(one.layers * units.layer.gathered + one.has_end * outer for one in often.again)
+    return sum(one.layers * units.layer.gathered + one.has_end * outer for one in gathers.again)
 
 
 def _gather(
-    sharing: Sharing,
+    traffic: DataTraffic,
     setup: Setup,
     machine: Machine,
     units: Units,
     windows: Windows,
-    ways: Ways,
+    links: ShardLinks,
 ) -> None:
-    wire, inner, axis, often = ways
-    forward, backward = often.forward, often.backward
+    wire, inner, axis, gathers = links
+    forward, backward = gathers.forward, gathers.backward
     fetched = _offloaded(setup, machine, units.held / units.layers)
     first = fetched + wire.gather_s(units.layer.gathered)
     again = fetched + inner.gather_s(units.layer.gathered)
     root, embedding, head = (_gather_s(wire, unit.gathered) for unit in units.outer)
     embedding_again = _gather_s(inner, units.embedding.gathered)
-    # The first units and the first layer have nothing to hide behind; any other has the layer
-    # before, if it is asked for early enough.
+    # The gathers of the first units and of the first layer are fully exposed. Each other gather
+    # overlaps with the computation of the previous layer.
     room, room_back = windows.forward, windows.backward
     shown = root + embedding + first + (units.layers - 1) * max(0.0, first - room)
     shown += max(0.0, head - room)
@@ -181,11 +184,11 @@ def _gather(
     )
     shown_back += max(0.0, embedding_again - room_back)
     outer = root + embedding + head
-    more = [(one, one.layers * first + one.has_end * outer) for one in often.again]
-    # Passes are taken to be forward ones, through stages as long as the one that is waited for.
+    more = [(one, one.layers * first + one.has_end * outer) for one in gathers.again]
+    # Assumption: the passes in between are forward passes through equally long stages.
     shown_more = sum(max(0.0, time - one.ahead * one.layers * room) for one, time in more)
     ends = units.number - units.layers
-    whole = forward * units.gathered + _again_bytes(often, units)
+    whole = forward * units.gathered + _regathered_bytes(gathers, units)
     ahead = (
         ring_gather_bytes(wire.group.size, whole),
         forward * units.number + sum(one.layers + one.has_end * ends for one, _ in more),
@@ -201,22 +204,22 @@ def _gather(
     )
     if inner is wire:
         both = [one + other for one, other in zip(ahead, behind, strict=True)]
-        _add_gathers(sharing, axis, "weights", wire, both)
+        _add_gathers(traffic, axis, "weights", wire, both)
     else:
-        _add_gathers(sharing, axis, "weights", wire, ahead)
-        _add_gathers(sharing, axis, "weights again", inner, behind)
+        _add_gathers(traffic, axis, "weights", wire, ahead)
+        _add_gathers(traffic, axis, "weights again", inner, behind)
 
 
 def _add_gathers(
-    sharing: Sharing, axis: str, what: str, wire: Wire, numbers: Iterable[float]
+    traffic: DataTraffic, axis: str, what: str, wire: Wire, numbers: Iterable[float]
 ) -> None:
     sent, calls, seconds, exposed = numbers
     flow = Flow(axis, "all-gather", what, sent, calls, wire.group, seconds, exposed)
-    sharing.add(flow, wire)
+    traffic.add(flow, wire)
 
 
 def _offloaded(setup: Setup, machine: Machine, parameters: float) -> float:
-    """Seconds in which a rank's part of so many float32 values comes from its host, or goes."""
+    """Seconds to copy a rank's part of so many float32 values to or from host memory."""
     if not setup.cpu_offload:
         return 0.0
     own = parameters / (setup.mesh.dp_shard * setup.mesh.cp)
@@ -228,15 +231,16 @@ def _gather_s(wire: Wire, size: float) -> float:
 
 
 def _reduce(
-    sharing: Sharing,
+    traffic: DataTraffic,
     setup: Setup,
     machine: Machine,
     units: Units,
     windows: Windows,
-    ways: Ways,
+    links: ShardLinks,
 ) -> None:
-    """Once a step, with the last backward pass: between shards, then between their copies."""
-    mesh, (wire, inner, axis, often) = setup.mesh, ways
+    """Once per step, in the last backward pass: reduce-scatter over shards, then all-reduce over
+    replicas."""
+    mesh, (wire, inner, axis, gathers) = setup.mesh, links
     shards = wire.group.size
     copies = machine.wire(mesh.dp_replicate, mesh.dp_shard * mesh.cp * mesh.tp)
     outer = [unit.reduced for unit in units.outer if unit.reduced]
@@ -247,47 +251,48 @@ def _reduce(
     rest_summed = sum(copies.all_reduce_s(size / shards) for size in outer)
     total, total_summed = units.layers * one + rest, units.layers * summed + rest_summed
     if mesh.pp > 1:
-        # torch's schedules reduce all of a stage after its last backward pass.
+        # torch's schedules reduce a whole stage after its last backward pass, without overlap.
         shown, shown_summed = total, total_summed
     else:
-        # Gathers of the same pass go over the same links.
-        busy = inner.gather_s(units.layer.gathered) if often.backward else 0.0
+        # The gathers of the same pass use the same links, so less time is left for reductions.
+        busy = inner.gather_s(units.layer.gathered) if gathers.backward else 0.0
         room = max(0.0, windows.backward - busy)
         more = units.layers - 1
-        # The last to be reduced, the first layer's and the embedding's, are waited for.
+        # The last reductions (first layer and embedding) have no computation left to overlap with.
         shown = one + more * max(0.0, one - room) + (wire.gather_s(outer[0]) if outer else 0.0)
-        apart = copies.group.level != wire.group.level and copies.group.blocks > 1
-        room = windows.backward if apart else max(0.0, room - one)
+        # Replicas on links of another level do not compete with the reduce-scatter.
+        other_links = copies.group.level != wire.group.level and copies.group.blocks > 1
+        room = windows.backward if other_links else max(0.0, room - one)
         shown_summed = summed + more * max(0.0, summed - room)
         shown_summed += copies.all_reduce_s(outer[0] / shards) if outer else 0.0
     calls = units.layers + len(outer)
     if shards > 1:
         sent = ring_gather_bytes(shards, units.reduced)
         flow = Flow(axis, "reduce-scatter", "gradients", sent, calls, wire.group, total, shown)
-        sharing.add(flow, wire)
+        traffic.add(flow, wire)
     if mesh.dp_replicate > 1:
         sent = ring_all_reduce_bytes(mesh.dp_replicate, units.reduced / shards)
         where = ("dp_replicate", "all-reduce", "gradients")
         flow = Flow(*where, sent, calls, copies.group, total_summed, shown_summed)
-        sharing.add(flow, copies)
+        traffic.add(flow, copies)
 
 
-def _copies(setup: Setup, machine: Machine, units: Units, windows: Windows) -> Sharing:
-    """DDP's and ZeRO-1's buckets: behind the last backward pass, one after the other."""
+def _replicated(setup: Setup, machine: Machine, units: Units, windows: Windows) -> DataTraffic:
+    """DDP and ZeRO-1: buckets are reduced one after the other during the last backward pass."""
     mesh, zero1 = setup.mesh, setup.data == "zero1"
     ranks = mesh.dp_replicate * mesh.cp
-    # Autocast casts float32 weights for each micro batch, and gradients back, to add them up.
+    # For each micro batch, autocast casts float32 weights, and gradients back to accumulate them.
     cast = 6 * (setup.dtype != "float32")
-    sharing = Sharing(
+    traffic = DataTraffic(
         copied=(units.held * cast + units.trained * (cast + 12)) * setup.micro_batches
     )
     if ranks == 1:
-        return sharing
+        return traffic
     wire = machine.wire(ranks, mesh.tp)
-    axis = _together("dp_replicate", mesh.dp_replicate, mesh.cp)
+    axis = _joint_axis("dp_replicate", mesh.dp_replicate, mesh.cp)
     reduce_s = wire.gather_s if zero1 else wire.all_reduce_s
     reduce_bytes = ring_gather_bytes if zero1 else ring_all_reduce_bytes
-    # Most matrices are larger than a bucket, and each of these is one.
+    # A matrix that is larger than a bucket is a bucket of its own.
     matrices = units.layers * len(setup.shape.linear)
     buckets = max(1, min(matrices, math.ceil(units.trained * FLOAT32_BYTES / BUCKET_BYTES)))
     one = reduce_s(units.reduced / buckets)
@@ -296,15 +301,15 @@ def _copies(setup: Setup, machine: Machine, units: Units, windows: Windows) -> S
     shown = max(one, total - room)
     kind = "reduce-scatter" if zero1 else "all-reduce"
     sent = reduce_bytes(ranks, units.reduced)
-    sharing.add(Flow(axis, kind, "gradients", sent, buckets, wire.group, total, shown), wire)
-    sharing.copied += units.trained * 2 * (FLOAT32_BYTES + COMPUTE_BYTES[setup.reduce_dtype])
+    traffic.add(Flow(axis, kind, "gradients", sent, buckets, wire.group, total, shown), wire)
+    traffic.copied += units.trained * 2 * (FLOAT32_BYTES + COMPUTE_BYTES[setup.reduce_dtype])
     if zero1:
-        # After the update, as float32, and nothing is computed meanwhile.
+        # Updated weights are gathered as float32 after the update, without any overlap.
         whole = units.trained * FLOAT32_BYTES
         total = buckets * wire.gather_s(whole / buckets)
         sent = ring_gather_bytes(ranks, whole)
-        sharing.add(
+        traffic.add(
             Flow(axis, "all-gather", "weights", sent, buckets, wire.group, total, total), wire
         )
-        sharing.copied += whole * 2
-    return sharing
+        traffic.copied += whole * 2
+    return traffic

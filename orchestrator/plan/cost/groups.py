@@ -1,7 +1,7 @@
-"""Groups of ranks that talk to each other, and which links they do it over.
+"""Groups of ranks that communicate, and the links that they use.
 
-Ranks are numbered with `pp` outermost and `tp` innermost, and host n has the n-th so many of them.
-A group along an axis is every `stride`-th rank, `size` of them.
+Ranks are numbered with `pp` outermost and `tp` innermost, and hosts are filled in this order. A
+group along an axis has `size` ranks, every `stride`-th one.
 """
 
 import math
@@ -16,9 +16,12 @@ Pattern = Literal["ring", "chain", "ends", "pairs"]
 
 
 def pattern_of(axis: str, collective: str) -> Pattern:
-    """Who sends to whom: stages to the next one, or the first and the last to each other; exchanges
-    from each to every other; all else to the next rank around a ring, as NCCL's rings do and the
-    keys of ring attention."""
+    """The communication pattern of a collective.
+
+    Pipeline stages send to the next one ("chain"); the first and the last exchange tied gradients
+    ("ends"). In an all-to-all each rank sends to each other ("pairs"). All others send around a
+    ring, as NCCL and ring attention do.
+    """
     if axis == "pp" and collective in ("send", "exchange"):
         return "chain" if collective == "send" else "ends"
     return "pairs" if collective == "all-to-all" else "ring"
@@ -28,15 +31,15 @@ def pattern_of(axis: str, collective: str) -> Pattern:
 class Group:
     size: int
     per_block: int
-    """Of its ranks in one NVLink block; a host that is in none is one by itself."""
+    """Ranks of the group in one NVLink block. A host in no block counts as a block."""
     hosts: int
     blocks: int
     leaves: int
-    """Leaf switches that it is under."""
+    """Leaf switches above the group."""
 
     @property
     def level(self) -> str:
-        """The widest link that it crosses."""
+        """The highest level of links that the group crosses."""
         if self.hosts == 1:
             return "host"
         if self.blocks == 1:
@@ -44,9 +47,9 @@ class Group:
         return "leaf" if self.leaves == 1 else "spine"
 
     def crossings(self, pattern: Pattern) -> dict[str, float]:
-        """Which share of what its ranks send together crosses the links of each level; of NVLink
-        blocks, where any does."""
-        # Each level's links are those between its parts that no part of the next one has.
+        """The share of the group's bytes that crosses the links of each level. NVLink blocks are
+        listed only if they carry any."""
+        # Bytes between hosts, for example, cross host links unless they also leave a block.
         parts = (self.size, self.hosts, self.blocks, self.leaves)
         crossed = [_between(number, self.size, pattern) for number in parts]
         return {
@@ -57,19 +60,19 @@ class Group:
 
 
 def _between(parts: int, size: int, pattern: Pattern) -> float:
-    """How many of the hops of `size` ranks are between the `parts` that these are in."""
+    """How many hops of `size` ranks cross the borders of `parts` equal parts."""
     match pattern:
         case "ring":
             return parts if parts > 1 else 0
-        case "chain" | "ends":  # the group of an exchange is of the two that are the ends
+        case "chain" | "ends":  # a group of pattern "ends" has just the two ends
             return parts - 1
-        case "pairs":  # of each rank's messages to all others
+        case "pairs":  # per rank: its messages to ranks outside its own part
             return size - size / parts
 
 
 def group(size: int, stride: int, fabric: Fabric) -> Group:
     def within(ranks: int) -> int:
-        """How many of the group are among so many neighbouring ranks."""
+        """How many ranks of the group are among `ranks` consecutive ranks."""
         return max(1, min(size, ranks // stride))
 
     devices = fabric.devices_per_host

@@ -1,4 +1,4 @@
-"""How long single operations take on one device."""
+"""The time of single operations on one device."""
 
 import math
 from functools import lru_cache
@@ -7,17 +7,19 @@ from orchestrator.plan.cost.machine import Machine
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
 PARTS = (1, 2, 4, 8)
-"""Into which a kernel may cut the inner size, to have tiles for all processors."""
+"""Numbers of parts into which a kernel may split the inner size (split-K), to fill all
+processors."""
 NARROW, WIDE = 64, 256
-"""Heads for which the attention kernel was measured, beside 128."""
+"""Head sizes for which the attention kernel was calibrated, in addition to 128."""
 
 
 @lru_cache(maxsize=16384)
 def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -> float:
-    """[rows, inner] times [inner, columns] in `kind`: the slower of arithmetic and memory.
+    """Seconds of [rows, inner] x [inner, columns] in type `kind`: the maximum of arithmetic and
+    memory time.
 
-    Arithmetic in tiles: the last round of tiles leaves processors idle, and a tile has to be begun
-    and written out, which matters the less the deeper it is.
+    A matrix product is computed in tiles. The last round of tiles leaves processors idle. The fixed
+    time to start and to write a tile matters less the larger `inner` is.
     """
     if min(rows, columns, inner) == 0:
         return 0.0
@@ -30,7 +32,7 @@ def matmul_s(machine: Machine, rows: int, columns: int, inner: int, kind: str) -
 
 
 def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
-    """Share of the processors' time that goes into the product, at the best cut into tiles."""
+    """Utilisation of the processors with the best choice of tiles, 0 to 1."""
     calibration = machine.calibration
     if calibration.processors == 1:
         return inner / (inner + calibration.depth_half)
@@ -48,21 +50,26 @@ def _filled(machine: Machine, rows: int, columns: int, inner: int) -> float:
 
 
 def least_matmul_s(machine: Machine, flops: float, inner: int, kind: str) -> float:
-    """No more than `matmul_s` takes: as if tiles of the quickest kind filled all processors."""
+    """A lower bound of `matmul_s`: all processors are filled with the fastest tiles."""
     if flops == 0:
         return 0.0
     calibration = machine.calibration
-    share = machine.quickest_tile * inner / (inner + calibration.depth_half)
+    share = machine.fastest_tile * inner / (inner + calibration.depth_half)
     return flops / (machine.rates[kind] * share) + calibration.gap_s
 
 
 def attention_s(
     machine: Machine, scores: float, width: int, head: int, seen: float
 ) -> tuple[float, float]:
-    """Forward and backward, of `scores` pairs of a query and a key and heads that are `width` wide
-    together, `head` each; `seen` is how many tokens a kernel gets of a sequence.
+    """Seconds of attention, forward and backward.
 
-    Two products forward; backward five, the first of which is the scores again (Dao 2023).
+    There are two products forward and five backward, because the scores are recomputed (Dao 2023).
+
+    Args:
+        scores: number of (query, key) pairs.
+        width: features of all heads together.
+        head: features of one head.
+        seen: tokens of a sequence that one kernel call gets.
     """
     calibration = machine.calibration
     speed = seen / (seen + calibration.attention_half)
@@ -76,5 +83,5 @@ def attention_s(
 
 
 def move_s(machine: Machine, size: float, kernels: int = 0) -> float:
-    """Reading and writing `size` bytes, in so many kernels."""
+    """Seconds to read and write `size` bytes with `kernels` kernels."""
     return size / machine.memory_bytes_per_s + kernels * machine.calibration.gap_s

@@ -1,7 +1,8 @@
-"""How long the layers of a model take on one rank, without any communication.
+"""The computation time of a model's layers on one rank, without communication.
 
-Matrix products and attention by their operations, all else by the bytes that it reads and writes:
-operation by operation as transformers' models are written, or fused as torch.compile fuses them.
+Matrix products and attention are costed by their operations. Everything else is costed by the bytes
+that it reads and writes: either operation by operation, as transformers' models run in eager mode,
+or fused, as with torch.compile.
 """
 
 import math
@@ -18,40 +19,42 @@ from orchestrator.plan.sizes import COMPUTE_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What one rank has of a micro batch."""
+    """One rank's part of a micro batch, and the settings that its time depends on."""
 
     sequences: int
     tokens: int
-    """Of a whole sequence."""
+    """Length of a whole sequence."""
     tp: int = 1
     cp: int = 1
     context: str = "ring"
-    """How attention sees what cp cuts."""
+    """Method of context parallelism."""
     dtype: str = "bfloat16"
     compiled: bool = False
     float8: bool = False
     lora: LoraSpec | None = None
-    """The weights are frozen then: they need no gradients of their own."""
+    """With LoRA the weights are frozen, so they need no weight gradients."""
 
     @property
     def rows(self) -> int:
-        """Tokens that this rank's matrix products see: tp gathers them, cp does not."""
+        """Rows of this rank's matrix products. tp gathers the tokens of its ranks, cp does not."""
         return self.sequences * self.tokens // self.cp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Seconds on the device and on its host, of one micro batch."""
+    """Seconds of one micro batch on the device, and the number of operations that the host
+    starts."""
 
     forward: float
     inputs: float
-    """Of the backward pass, what gradients of inputs take."""
+    """Part of the backward pass that computes gradients of inputs."""
     weights: float
-    """And what gradients of weights take, which nobody waits for but the optimizer."""
+    """Part of the backward pass that computes gradients of weights. Only the optimizer needs
+    these."""
     forward_ops: int = 0
     backward_ops: int = 0
     cheap: float = 0.0
-    """Of the forward pass, what is neither a matrix product nor attention."""
+    """Part of the forward pass other than matrix products and attention."""
 
     @property
     def backward(self) -> float:
@@ -60,7 +63,8 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """Bytes that a value of the given kind is read and written, for values of 2 bytes."""
+    """Bytes read and written per value of 2 bytes, forward and backward, for each kind of
+    operation."""
 
     norm: tuple[float, float]
     layer_norm: tuple[float, float]
@@ -69,12 +73,13 @@ class Fusion:
     gated: tuple[float, float]
     gelu: tuple[float, float]
     ops: tuple[int, int]
-    """Kernels of a layer, forward and backward, beside matrix products and attention."""
+    """Kernels of a layer, forward and backward, without matrix products and attention."""
 
 
-# Counted from transformers' modules, as autograd runs them. A root mean square norm: to float32,
-# square, mean, times the inverse root, back, times the weight. Rotary: two halves, cat, two
-# products, a sum, for queries and keys. Gated: silu and a product; gelu_new: eight operations.
+# Counted from transformers' modules, as autograd runs them. RMS norm: cast to float32, square,
+# mean, multiply by the inverse root, cast back, multiply by the weight. Rotary: two halves, cat,
+# two products, one sum, for queries and keys. Gated: silu and a product. gelu_new: eight
+# operations.
 EAGER = Fusion(
     norm=(36, 76),
     layer_norm=(4, 10),
@@ -84,7 +89,8 @@ EAGER = Fusion(
     gelu=(36, 72),
     ops=(36, 70),
 )
-# One kernel for each chain: values are read once and written once; norms' backward reads twice.
+# One kernel per chain of operations: values are read once and written once. The backward pass of a
+# norm reads them twice.
 COMPILED = Fusion(
     norm=(4, 10),
     layer_norm=(4, 10),
@@ -95,12 +101,13 @@ COMPILED = Fusion(
     ops=(7, 12),
 )
 EXPERT_TILE = 64
-"""Rows to which those of an expert are filled up."""
+"""The rows of an expert are padded to a multiple of this."""
 DISPATCH_BYTES = 8
-"""Read and written of each value of 2 bytes that goes to an expert, and as much on its way back."""
+"""Bytes read and written per value of 2 bytes that is sent to an expert, and the same on the way
+back."""
 FLOAT8_BYTES = {False: 14, True: 6}
-"""Of each value that goes into a product in float8, to find its largest and to cast it, twice
-(torchao, tensor-wise scales): eager and compiled."""
+"""Bytes per input value of a float8 product, to find the maximum and to cast, twice (torchao,
+tensor-wise scales). Keyed by whether the layer is compiled."""
 
 
 @lru_cache(maxsize=4096)
@@ -123,7 +130,7 @@ def layer_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
 
 
 def _inner_values(shape: ModelShape) -> float:
-    """Of a token inside the MLP, on average over the layers."""
+    """Inner features of the MLP per token, averaged over the layers."""
     if not shape.num_experts:
         return shape.intermediate_size
     share = shape.expert_layers / shape.num_layers
@@ -132,20 +139,20 @@ def _inner_values(shape: ModelShape) -> float:
 
 
 class Product(NamedTuple):
-    """A layer's matrix products that are `alike`: [rows, into] times [into, out], one for each of
-    `experts`, which share the rows."""
+    """`alike` equal matrix products of a layer: [rows, into] x [into, out]. With `experts` > 1
+    there is one per expert, and together they have `rows` rows."""
 
     rows: int
     into: int
     out: int
     experts: int
     share: float
-    """Of the layers, that have it."""
+    """Share of the layers that have this product."""
     alike: int = 1
 
 
 def linears(shape: ModelShape, part: Slice) -> list[Product]:
-    """As cut over tp."""
+    """The matrix products of a layer on one tp rank."""
     hidden, tp, rows = shape.hidden_size, part.tp, part.rows
     query, kv = math.ceil(shape.query_size / tp), math.ceil(shape.kv_size / tp)
     if shape.fused:
@@ -156,7 +163,7 @@ def linears(shape: ModelShape, part: Slice) -> list[Product]:
     with_experts = shape.expert_layers / shape.num_layers if shape.num_experts else 0.0
     if with_experts:
         chosen = math.ceil(rows * shape.experts_per_token / shape.num_experts)
-        # A kernel for all experts has tiles of each of them.
+        # One kernel processes all experts, and each expert's rows are padded to whole tiles.
         together = shape.num_experts * math.ceil(chosen / EXPERT_TILE) * EXPERT_TILE
         found.append(Product(rows, hidden, shape.num_experts, 1, with_experts))
         inner = math.ceil(shape.intermediate_size / tp)
@@ -182,7 +189,7 @@ def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, 
     forward = inputs = weights = 0.0
     for rows, into, out, experts, of_layers, alike in linears(shape, part):
         share = of_layers * alike
-        # Each expert's weights are read, however few rows it has.
+        # The weights of all experts are read, even if an expert has few rows.
         least = move_s(machine, experts * into * out * COMPUTE_BYTES[kind]) if experts > 1 else 0.0
         forward += share * max(least, matmul_s(machine, rows, out, into, kind))
         inputs += share * max(least, matmul_s(machine, rows, into, out, kind))
@@ -196,7 +203,8 @@ def _products(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, 
 
 
 def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
-    """Forward and backward. Half of all pairs, or those inside a window."""
+    """Seconds forward and backward. Causal attention needs half of all (query, key) pairs, or those
+    inside the window."""
     tokens = part.tokens
     window = min(tokens, shape.window or tokens)
     pairs = window * (tokens - window / 2) * part.sequences / part.cp
@@ -206,7 +214,7 @@ def attention_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[floa
 
 
 def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
-    """Norms, residuals, rotary embeddings and activations, forward and backward."""
+    """Seconds of norms, residuals, rotary embeddings and activations, forward and backward."""
     fusion = COMPILED if part.compiled else EAGER
     scale = COMPUTE_BYTES[part.dtype] / 2
     rows, tp = part.rows, part.tp
@@ -229,8 +237,11 @@ def cheap_of(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, f
 def _adapters(
     machine: Machine, shape: ModelShape, part: Slice, lora: LoraSpec
 ) -> tuple[float, float]:
-    """LoRA's narrow products, which memory bounds: inputs are read, results are written and added;
-    and 4-bit weights, which are written out for each pass (Dettmers et al. 2023, section 3)."""
+    """Seconds of LoRA, forward and backward.
+
+    Its narrow products are memory-bound: inputs are read, results are written and added. 4-bit
+    weights are dequantised for each pass (Dettmers et al. 2023, section 3).
+    """
     targets = [(into, out) for name, into, out in shape.linear if name in lora.target_modules]
     size, rows = COMPUTE_BYTES[part.dtype], part.rows / part.tp
     forward = sum(size * rows * (into + 4 * out) for into, out in targets)
@@ -243,8 +254,8 @@ def _adapters(
 
 
 LOSS_BYTES = (14, 24)
-"""Read and written of each logit of 2 bytes, forward and backward: to float32 and log-softmax; its
-gradient, made in float32 and cast back. The loss is not compiled with the layers."""
+"""Bytes read and written per logit of 2 bytes: forward, the cast to float32 and log-softmax;
+backward, the gradient in float32 and the cast back. The loss is never compiled."""
 
 
 @lru_cache(maxsize=4096)
@@ -265,7 +276,7 @@ def head_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
 
 
 def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float, float]:
-    """Of the norm and the loss, forward and backward."""
+    """Seconds of the last norm and the loss, forward and backward."""
     norm = EAGER.layer_norm if shape.norm_bias else EAGER.norm
     values = part.rows * shape.hidden_size / part.tp
     logits = part.rows * math.ceil(shape.vocab_size / part.tp) * COMPUTE_BYTES[part.dtype] / 2
@@ -275,7 +286,7 @@ def head_cheap(machine: Machine, shape: ModelShape, part: Slice) -> tuple[float,
 
 @lru_cache(maxsize=4096)
 def embedding_passes(machine: Machine, shape: ModelShape, part: Slice) -> Passes:
-    """Rows that are looked up, and added up in the backward pass."""
+    """The embedding: a lookup of rows, and a scatter-add in the backward pass."""
     size = COMPUTE_BYTES[part.dtype] * part.rows * shape.hidden_size / part.tp
     forward = move_s(machine, 2 * size, 2)
     return Passes(forward=forward, inputs=0.0, weights=2 * forward, forward_ops=4, backward_ops=4)

@@ -1,8 +1,8 @@
-"""A time below that of any step, for a fraction of what the step's own costs to reckon.
+"""A lower bound of the step time that is much cheaper to compute than `timeline`.
 
-It has the arithmetic at the best rate, what memory bounds, what is said inside the model, and the
-bubble; it leaves out recomputation, the host, weights and gradients, and the optimizer. A search
-passes over most setups by it (`tests/plan/cost/test_lower_bound.py` holds it below `timeline`).
+It counts arithmetic at the best rate, memory-bound operations, tp and cp traffic, and the bubble.
+It ignores recomputation, the host, data-parallel traffic and the optimizer. The search uses it to
+skip most setups. `tests/plan/cost/test_lower_bound.py` checks that it never exceeds `timeline`.
 """
 
 from dataclasses import dataclass
@@ -20,36 +20,36 @@ from orchestrator.plan.cost.layers import (
     linears,
 )
 from orchestrator.plan.cost.machine import Machine
-from orchestrator.plan.cost.timeline import handed_on_bytes
+from orchestrator.plan.cost.timeline import stage_output_bytes
 from orchestrator.plan.cost.tp_cp_traffic import context_traffic, outer_traffic, tensor_traffic
 from orchestrator.plan.model.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
 class LowerBound:
-    """Seconds of one micro batch, forward and backward, with all that tp and cp ranks say."""
+    """Seconds of one micro batch, forward and backward, with tp and cp traffic."""
 
     layer: float
     layers: int
     ends: float
     """Embedding and head."""
-    handed_on: float
-    """Bytes that go from stage to stage."""
+    stage_output: float
+    """Bytes that a stage sends to the next one."""
 
 
 @lru_cache(maxsize=4096)
 def lower_bound_of(machine: Machine, shape: ModelShape, part: Slice) -> LowerBound:
-    merging, talks = 0.0, tensor_traffic(machine, shape, part) if part.tp > 1 else ()
+    merging, traffic = 0.0, tensor_traffic(machine, shape, part) if part.tp > 1 else ()
     if part.cp > 1:
         more, merging = context_traffic(machine, shape, part)
-        talks += more
+        traffic += more
     layer = sum(_products(machine, shape, part)) + 3 * merging
     layer += sum(attention_of(machine, shape, part)) + sum(cheap_of(machine, shape, part))
-    layer += sum(talk.forward.exposed + talk.backward.exposed for talk in talks)
+    layer += sum(one.forward.exposed + one.backward.exposed for one in traffic)
     embedding = embedding_passes(machine, shape, part)
     ends = embedding.forward + embedding.backward + sum(head_cheap(machine, shape, part))
     ends += sum(_head(machine, shape, part)) + 4 * outer_traffic(machine, shape, part).exposed
-    return LowerBound(layer, shape.num_layers, ends, handed_on_bytes(shape, part))
+    return LowerBound(layer, shape.num_layers, ends, stage_output_bytes(shape, part))
 
 
 def lower_bound_s(
@@ -60,20 +60,21 @@ def lower_bound_s(
     spec: PipelineSpec,
     micro_batches: int,
 ) -> float:
-    """Of a step of so many micro batches; `stride` is between neighbours along pp.
+    """Seconds of a step; `stride` is the distance in ranks between neighbours along pp.
 
-    The slowest of pp ranks has the mean of all at least, and no fewer layers; a step is (m - 1 / v)
-    of its micro batches and a v-th of everybody's (see `timeline`).
+    The slowest pp rank takes at least the mean of all ranks, and has at least the mean number of
+    layers. A step takes m of its micro batches plus the bubble (see `timeline`).
     """
     whole = least.layers * least.layer + least.ends
     if pp == 1:
         return micro_batches * whole
     slowest = max(whole / pp, -(-least.layers // pp) * least.layer)
-    handed_on = 2 * spec.stages * machine.wire(pp, stride).send_s(least.handed_on)
-    waits = (pp - 1) * handed_on / spec.stages
+    sends_s = 2 * spec.stages * machine.wire(pp, stride).send_s(least.stage_output)
+    bubble = (pp - 1) * sends_s / spec.stages
+    # With zero bubble schedules, weight gradients may fill all other gaps.
     if spec.schedule != SPLITS_BACKWARD:
-        waits += max(0.0, whole - slowest) / spec.stages
-    return micro_batches * (slowest + handed_on) + waits
+        bubble += max(0.0, whole - slowest) / spec.stages
+    return micro_batches * (slowest + sends_s) + bubble
 
 
 def _products(machine: Machine, shape: ModelShape, part: Slice) -> list[float]:

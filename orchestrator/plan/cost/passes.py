@@ -1,4 +1,5 @@
-"""One micro batch on each rank of a pipeline: forward and backward, with all that tp and cp say."""
+"""The time of one micro batch on each rank along pp: forward and backward, with tp and cp
+traffic."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ from orchestrator.plan.setup import Checkpointing
 from orchestrator.plan.stages import StageLayers, layers_along_pp
 
 UNIT_CALLS = 3
-"""Of FSDP for each unit: two gathers and a reduction, with their hooks and copies."""
+"""FSDP calls per unit: two gathers and one reduction, with their hooks and copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """What of a setup a micro batch's time depends on, beside its shape."""
+class PassOptions:
+    """The settings, besides `Slice`, that the time of a micro batch depends on."""
 
     checkpointing: Checkpointing
     every: int
@@ -39,79 +40,82 @@ class How:
     pp: int
     pipeline: PipelineSpec
     sharded: bool
-    """By FSDP, whose hooks the host runs."""
+    """FSDP is used; the host runs its hooks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One kind of rank along pp."""
+    """Seconds of one micro batch on one kind of rank along pp."""
 
     rank: StageLayers
     compute: float
     weights: float
-    """Of it, gradients of weights."""
-    again: float
-    """Recomputation."""
-    talk: float
+    """Part of `compute` for gradients of weights."""
+    recompute: float
+    traffic: float
+    """Exposed tp and cp traffic."""
     host: float
-    """Seconds by which the host holds up its device."""
+    """Seconds that the device waits for the host to start operations."""
 
     @property
     def seconds(self) -> float:
-        return self.compute + self.again + self.talk + self.host
+        return self.compute + self.recompute + self.traffic + self.host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
     stages: tuple[tuple[Stage, int], ...]
-    """And how many ranks there are of each."""
+    """Each kind of rank, and the number of ranks of this kind."""
     slowest: Stage
-    talks: tuple[tuple[AxisTraffic, Times], ...]
-    """On the slowest rank, all together."""
+    traffic: tuple[tuple[AxisTraffic, Times], ...]
+    """tp and cp traffic of the slowest rank, all layers together."""
     window: Windows
-    """Without what tp ranks say."""
-    talking: tuple[float, float]
-    """Seconds of it in a layer, forward and backward."""
+    """Computation only, without tp traffic."""
+    tp_exposed: tuple[float, float]
+    """Seconds of exposed tp traffic per layer, forward and backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     passes: Passes
     merging: float
-    """Forward seconds of putting attention together from the parts of cp ranks."""
-    talks: tuple[AxisTraffic, ...]
+    """Forward seconds to merge attention from the blocks of cp ranks."""
+    traffic: tuple[AxisTraffic, ...]
     repeated: float
-    """Share of the layers whose forward pass is done again."""
-    again: float
-    """Seconds that a repeated forward pass takes."""
-    repeats_talk: bool
+    """Share of the layers whose forward pass is recomputed."""
+    recompute: float
+    """Seconds to recompute one layer."""
+    repeats_traffic: bool
+    """Recomputation repeats the collectives too."""
 
     @property
     def compute(self) -> float:
-        # Gradients are put together as results are, those of queries and those of keys.
+        # The backward pass merges twice: the gradients of queries and those of keys.
         return self.passes.forward + self.passes.backward + 3 * self.merging
 
 
 @lru_cache(maxsize=16384)
-def micro_batch(machine: Machine, shape: ModelShape, part: Slice, how: How) -> MicroBatch:
-    layer = _layer(machine, shape, part, how)
-    kinds = _kinds(shape, how.pp, how.pipeline, part.tokens)
-    stages = tuple((_stage(machine, shape, part, how, layer, kind), n) for kind, n in kinds)
+def micro_batch(
+    machine: Machine, shape: ModelShape, part: Slice, options: PassOptions
+) -> MicroBatch:
+    layer = _layer(machine, shape, part, options)
+    kinds = _kinds(shape, options.pp, options.pipeline, part.tokens)
+    stages = tuple((_stage(machine, shape, part, options, layer, kind), n) for kind, n in kinds)
     slowest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
     head = head_passes(machine, shape, part)
-    again = layer.repeated * layer.again
-    forward = sum(talk.forward.exposed for talk in layer.talks if talk.axis == "tp")
-    backward = sum(talk.backward.exposed for talk in layer.talks if talk.axis == "tp")
+    recompute = layer.repeated * layer.recompute
+    forward = sum(one.forward.exposed for one in layer.traffic if one.axis == "tp")
+    backward = sum(one.backward.exposed for one in layer.traffic if one.axis == "tp")
     return MicroBatch(
         stages=stages,
         slowest=slowest,
-        talks=tuple((talk, _total(layer, talk, slowest.rank)) for talk in layer.talks),
+        traffic=tuple((one, _total(layer, one, slowest.rank)) for one in layer.traffic),
         window=Windows(
             forward=layer.passes.forward,
-            backward=layer.passes.backward + again,
+            backward=layer.passes.backward + recompute,
             head=head.forward + head.backward,
         ),
-        talking=(forward, backward),
+        tp_exposed=(forward, backward),
     )
 
 
@@ -119,43 +123,48 @@ def micro_batch(machine: Machine, shape: ModelShape, part: Slice, how: How) -> M
 def _kinds(
     shape: ModelShape, pp: int, spec: PipelineSpec, tokens: int
 ) -> tuple[tuple[StageLayers, int], ...]:
-    """Ranks along pp as far as they differ, and how many there are of each kind."""
+    """The kinds of ranks along pp, and the number of ranks of each kind."""
     return tuple(Counter(layers_along_pp(shape, pp, spec, tokens)).items())
 
 
-def _layer(machine: Machine, shape: ModelShape, part: Slice, how: How) -> Layer:
+def _layer(machine: Machine, shape: ModelShape, part: Slice, options: PassOptions) -> Layer:
     passes = layer_passes(machine, shape, part)
-    talks: tuple[AxisTraffic, ...] = tensor_traffic(machine, shape, part) if part.tp > 1 else ()
+    traffic: tuple[AxisTraffic, ...] = tensor_traffic(machine, shape, part) if part.tp > 1 else ()
     merging = 0.0
     if part.cp > 1:
         more, merging = context_traffic(machine, shape, part)
-        talks += more
-    full = how.checkpointing in ("full", "every_k")
+        traffic += more
+    full = options.checkpointing in ("full", "every_k")
     return Layer(
         passes=passes,
         merging=merging,
-        talks=talks,
-        repeated=_repeated(shape, how),
-        # Selective keeps products, attention and collectives: all else is done again.
-        again=passes.forward + merging if full else passes.cheap,
-        repeats_talk=full,
+        traffic=traffic,
+        repeated=_repeated(shape, options),
+        # "selective" stores products, attention and collectives, and recomputes everything else.
+        recompute=passes.forward + merging if full else passes.cheap,
+        repeats_traffic=full,
     )
 
 
-def _repeated(shape: ModelShape, how: How) -> float:
-    """Share of the layers that are treated (`trainer/parallel/activation.py`)."""
-    if how.checkpointing == "none":
+def _repeated(shape: ModelShape, options: PassOptions) -> float:
+    """Share of the layers that are recomputed (`trainer/parallel/activation.py`)."""
+    if options.checkpointing == "none":
         return 0.0
-    if how.checkpointing != "every_k":
+    if options.checkpointing != "every_k":
         return 1.0
-    return shape.num_layers // how.every / shape.num_layers
+    return shape.num_layers // options.every / shape.num_layers
 
 
 def _stage(
-    machine: Machine, shape: ModelShape, part: Slice, how: How, layer: Layer, rank: StageLayers
+    machine: Machine,
+    shape: ModelShape,
+    part: Slice,
+    options: PassOptions,
+    layer: Layer,
+    rank: StageLayers,
 ) -> Stage:
     layers, passes = rank.layers, layer.passes
-    again = layers * layer.repeated * layer.again
+    recompute = layers * layer.repeated * layer.recompute
     compute, weights = layers * layer.compute, layers * passes.weights
     ops = layers * (passes.forward_ops * (1 + layer.repeated) + passes.backward_ops)
     ends = []
@@ -167,30 +176,31 @@ def _stage(
         compute += end.forward + end.backward
         weights += end.weights
         ops += end.forward_ops + end.backward_ops
-    talk = sum(_total(layer, one, rank).exposed for one in layer.talks)
+    traffic = sum(_total(layer, one, rank).exposed for one in layer.traffic)
     if part.tp > 1:
-        talk += 2 * len(ends) * outer_traffic(machine, shape, part).exposed
+        traffic += 2 * len(ends) * outer_traffic(machine, shape, part).exposed
     calibration = machine.calibration
+    # DTensor makes eager operations slow to start; compiled code does not go through it.
     sharded_op = part.tp > 1 and not part.compiled
     each = calibration.sharded_op_s if sharded_op else calibration.host_op_s
-    host = ops * each + layers * UNIT_CALLS * calibration.unit_s * how.sharded
+    host = ops * each + layers * UNIT_CALLS * calibration.unit_s * options.sharded
     return Stage(
         rank=rank,
         compute=compute,
         weights=weights,
-        again=again,
-        talk=talk,
-        host=max(0.0, host - compute - again - talk) if machine.host_apart else 0.0,
+        recompute=recompute,
+        traffic=traffic,
+        host=max(0.0, host - compute - recompute - traffic) if machine.has_device else 0.0,
     )
 
 
-def _total(layer: Layer, talk: AxisTraffic, rank: StageLayers) -> Times:
-    """Of all layers of a rank, forward, again and backward."""
-    more = 1 + (layer.repeated * talk.again if layer.repeats_talk else 0.0)
-    layers, there, back = rank.layers, talk.forward, talk.backward
+def _total(layer: Layer, traffic: AxisTraffic, rank: StageLayers) -> Times:
+    """Sum over all layers of a rank: forward, recomputation and backward."""
+    times = 1 + (layer.repeated * traffic.again if layer.repeats_traffic else 0.0)
+    layers, forward, backward = rank.layers, traffic.forward, traffic.backward
     return Times(
-        sent=layers * (there.sent * more + back.sent),
-        calls=round(layers * (there.calls * more + back.calls)),
-        seconds=layers * (there.seconds * more + back.seconds),
-        exposed=layers * (there.exposed * more + back.exposed),
+        sent=layers * (forward.sent * times + backward.sent),
+        calls=round(layers * (forward.calls * times + backward.calls)),
+        seconds=layers * (forward.seconds * times + backward.seconds),
+        exposed=layers * (forward.exposed * times + backward.exposed),
     )

@@ -1,4 +1,4 @@
-"""What tp and cp ranks say to each other inside the model, for one micro batch."""
+"""The tp and cp traffic inside the model, for one micro batch."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,8 +12,8 @@ from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 MERGED_BYTES = 20
-"""Read and written of each value of attention's result, to let a block's answer count: both in, one
-out, in float32 and in the type of the kernel's (`trainer/parallel/context/blocks.py`)."""
+"""Bytes read and written per value of the attention output to merge one block: two inputs and one
+output, in float32 and in the kernel's type (`trainer/parallel/context/blocks.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,15 @@ class AxisTraffic:
     forward: Times
     backward: Times
     again: float = 1.0
-    """Share of the forward pass's that full recomputation repeats."""
+    """Share of the forward traffic that full recomputation repeats."""
 
 
 def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[AxisTraffic, ...]:
-    """Of one layer. Sequence parallel: the inputs of attention and of the MLP are gathered, their
-    results reduced and scattered; backward mirrors it (Korthikanti et al. 2022, section 4.2.2).
-    Nothing hides it. Recomputation does not need the layer's result again, so it ends before the
-    last reduce-scatter.
+    """The traffic of one layer with sequence parallelism.
+
+    The inputs of attention and MLP are gathered, and their outputs are reduce-scattered; the
+    backward pass mirrors this (Korthikanti et al. 2022, section 4.2.2). Nothing overlaps with it.
+    Recomputation does not need the layer's output, so it stops before the last reduce-scatter.
     """
     each = _of_hidden_states(machine, shape, part, 2)
     group = machine.wire(part.tp, 1).group
@@ -62,8 +63,9 @@ def tensor_traffic(machine: Machine, shape: ModelShape, part: Slice) -> tuple[Ax
 
 @lru_cache(maxsize=8192)
 def outer_traffic(machine: Machine, shape: ModelShape, part: Slice) -> Times:
-    """Of the embedding, whose rows are reduced and scattered, and whose gradients are gathered; and
-    of the head, whose input is gathered and whose gradients are reduced and scattered: each."""
+    """The traffic of the embedding, and equally of the head. The embedding's output is
+    reduce-scattered and its gradient gathered; the head's input is gathered and its gradient
+    reduce-scattered."""
     return Times() if part.tp == 1 else _of_hidden_states(machine, shape, part, 1)
 
 
@@ -77,7 +79,7 @@ def _of_hidden_states(machine: Machine, shape: ModelShape, part: Slice, calls: i
 def context_traffic(
     machine: Machine, shape: ModelShape, part: Slice
 ) -> tuple[tuple[AxisTraffic, ...], float]:
-    """Of one layer; and the seconds that putting attention together takes, forward."""
+    """The traffic of one layer, and the forward seconds to merge attention blocks."""
     match part.context:
         case "ring":
             return _ring(machine, shape, part)
@@ -92,22 +94,22 @@ def _merge_s(machine: Machine, shape: ModelShape, part: Slice) -> float:
 
 
 def _keys(shape: ModelShape, part: Slice) -> float:
-    """Keys and values of a rank's tokens."""
+    """Number of key and value elements of a rank's tokens."""
     return 2 * part.rows * shape.kv_size / part.tp
 
 
 def _ring(
     machine: Machine, shape: ModelShape, part: Slice
 ) -> tuple[tuple[AxisTraffic, ...], float]:
-    """Keys and values travel all hops but the last, twice; the sums of their gradients, float32,
-    follow a hop behind and come home (`trainer/parallel/context/ring.py`)."""
+    """Keys and values make all hops but the last, in both passes. The float32 sums of their
+    gradients follow one hop behind and return to the owner (`trainer/parallel/context/ring.py`)."""
     ranks, hops = part.cp, part.cp - 1
     wire = machine.wire(ranks, part.tp)
     keys, sums = _keys(shape, part) * COMPUTE_BYTES[part.dtype], _keys(shape, part) * FLOAT32_BYTES
     hop, hop_back = wire.send_s(keys), wire.send_s(sums)
-    # The blocks of all hops are equally large, for the sequence is dealt out in zigzag.
+    # With zigzag chunks the blocks of all hops are equally large.
     block, block_back = (seconds / ranks for seconds in attention_of(machine, shape, part))
-    talk = AxisTraffic(
+    traffic = AxisTraffic(
         axis="cp",
         collective="send",
         what="keys and values",
@@ -125,14 +127,15 @@ def _ring(
             exposed=hops * max(0.0, hop + hop_back - block_back) + hop_back,
         ),
     )
-    return (talk,), hops * _merge_s(machine, shape, part)
+    return (traffic,), hops * _merge_s(machine, shape, part)
 
 
 def _gathered(
     machine: Machine, shape: ModelShape, part: Slice
 ) -> tuple[tuple[AxisTraffic, ...], float]:
-    """All keys and values at once, in each direction, beside the attention to a rank's own; sums of
-    their gradients are scattered in float32 (`trainer/parallel/context/gather.py`)."""
+    """Both passes gather all keys and values at once, overlapped with the attention to the rank's
+    own keys. Their gradients are reduce-scattered in float32
+    (`trainer/parallel/context/gather.py`)."""
     ranks = part.cp
     wire = machine.wire(ranks, part.tp)
     whole = ranks * _keys(shape, part) * COMPUTE_BYTES[part.dtype]
@@ -147,7 +150,7 @@ def _gathered(
     scattered = Times(
         sent=ring_gather_bytes(ranks, sums), calls=1, seconds=scatter, exposed=scatter
     )
-    talks = (
+    traffic = (
         AxisTraffic(
             axis="cp",
             collective="all-gather",
@@ -165,14 +168,14 @@ def _gathered(
             backward=scattered,
         ),
     )
-    return talks, 2 * _merge_s(machine, shape, part)
+    return traffic, 2 * _merge_s(machine, shape, part)
 
 
 def _ulysses(
     machine: Machine, shape: ModelShape, part: Slice
 ) -> tuple[tuple[AxisTraffic, ...], float]:
-    """Heads for tokens and back, in each direction; with fewer kv heads than ranks, each gets a
-    copy (`trainer/parallel/context/ulysses.py`)."""
+    """Two all-to-alls in each pass: heads for tokens, and back. With fewer kv heads than ranks,
+    each rank gets a copy of a head (`trainer/parallel/context/ulysses.py`)."""
     ranks = part.cp
     wire = machine.wire(ranks, part.tp)
     copies = max(1, ranks * part.tp // shape.num_kv_heads)
@@ -183,7 +186,7 @@ def _ulysses(
     both = Times(
         sent=exchange_bytes(ranks, into + results), calls=2, seconds=seconds, exposed=seconds
     )
-    talk = AxisTraffic(
+    traffic = AxisTraffic(
         axis="cp",
         collective="all-to-all",
         what="queries, keys and values",
@@ -191,5 +194,5 @@ def _ulysses(
         forward=both,
         backward=both,
     )
-    # Pieces are put in order before and behind each exchange.
-    return (talk,), move_s(machine, 4 * (into + results), 8)
+    # Pieces are reordered before and after each exchange.
+    return (traffic,), move_s(machine, 4 * (into + results), 8)

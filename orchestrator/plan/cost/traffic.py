@@ -1,4 +1,4 @@
-"""What a rank sends in a step, along which axis, by which collective, and over which links."""
+"""The bytes that a rank sends in a step, by axis, collective and level of links."""
 
 from orchestrator.contract.plan import Traffic
 from orchestrator.inventory.profile import Fabric
@@ -10,7 +10,7 @@ from orchestrator.plan.setup import Setup
 
 
 def traffic_of(setup: Setup, fabric: Fabric) -> tuple[Traffic, ...]:
-    """Of the rank that takes the longest, most bytes first."""
+    """The traffic of the slowest rank, most bytes first."""
     found = (
         Traffic(
             axis=flow.axis,

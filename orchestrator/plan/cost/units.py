@@ -1,4 +1,4 @@
-"""The units in which FSDP gathers weights and reduces gradients, as one rank has them."""
+"""The FSDP units of one rank: weights that are gathered, and gradients reduced, together."""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from orchestrator.plan.stages import StageLayers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Bytes that travel together, as far as this rank's pp and tp cut them."""
+    """Bytes of one unit after pp and tp splits."""
 
     gathered: float = 0.0
     reduced: float = 0.0
@@ -23,16 +23,16 @@ class Units:
     layer: Unit
     layers: int
     embedding: Unit
-    """Empty where it is on another rank, or in the root."""
+    """Empty if it is on another rank or in the root."""
     head: Unit
     root: Unit
-    """What is in no other unit; it stays gathered from the forward pass to the backward pass."""
+    """All that is in no other unit. It stays gathered from forward to backward."""
     again: int
-    """Layers that the backward pass gathers again: the last unit stays."""
+    """Layers that the backward pass gathers again. The last unit stays gathered."""
     held: float
     """Parameters."""
     trained: float
-    """Of them."""
+    """Trained parameters."""
     gathered: float
     """Bytes of all units together."""
     reduced: float
@@ -54,7 +54,8 @@ def units_of(
     sizes: tuple[float, int, int],
     lora: LoraSpec | None,
 ) -> Units:
-    """`sizes`: bytes of a layer's gathered weight, of any other one, and of a reduced gradient."""
+    """`sizes` are the bytes per gathered weight of a layer, per other gathered weight, and per
+    reduced gradient."""
     layer_size, size, reduce_size = sizes
     layer = _layer(shape, tp)
     layer_trained = layer if lora is None else adapters(shape, lora)
@@ -85,7 +86,7 @@ def units_of(
 
 
 def _layer(shape: ModelShape, tp: int) -> int:
-    """Parameters of a layer as cut over tp; where some layers have experts, the mean of all."""
+    """Parameters of a layer on one tp rank. If only some layers have experts, the mean."""
     split, whole = shape.layer_weights, shape.layer_replicated
     if shape.num_experts:
         dense = shape.hidden_size * shape.dense_intermediate_size * (3 if shape.gated else 2)
@@ -96,6 +97,7 @@ def _layer(shape: ModelShape, tp: int) -> int:
 
 
 def adapters(shape: ModelShape, lora: LoraSpec) -> int:
-    """Parameters of a layer's LoRA matrices (Hu et al. 2021, section 4.1), as if tp cut none."""
+    """Parameters of a layer's LoRA matrices (Hu et al. 2021, section 4.1), before tp splits
+    them."""
     sizes = (into + out for name, into, out in shape.linear if name in lora.target_modules)
     return lora.rank * sum(sizes)

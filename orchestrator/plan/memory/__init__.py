@@ -1,1 +1,1 @@
-"""How many bytes a rank needs, and for what."""
+"""The memory model: the peak memory of a rank, by item."""

@@ -1,9 +1,9 @@
-"""What a decoder layer keeps of each token from its forward pass to its backward pass.
+"""The activations of a decoder layer, in bytes per token.
 
-Counted tensor by tensor, as Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1) count, for the
-operations of transformers' models and an attention kernel that keeps no score matrix
-(FlashAttention, Dao et al. 2022). `tests/plan/memory/test_traced.py` compares with what the
-trainer itself allocates.
+They are counted tensor by tensor, as in Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1),
+for the operations of transformers' models and an attention kernel without a score matrix
+(FlashAttention, Dao et al. 2022). `tests/plan/memory/test_traced.py` compares them with the
+trainer's allocations.
 """
 
 import math
@@ -18,29 +18,28 @@ from orchestrator.plan.sizes import COMPUTE_BYTES, FLOAT32_BYTES
 
 
 class LayerUsage(NamedTuple):
-    """A point of one layer's backward pass at which much is there at once."""
+    """Memory at one point of a layer's backward pass."""
 
     tokens: float
-    """Bytes per token, of what the layer keeps by then and of temporary values."""
+    """Bytes per token: activations that are still stored, and temporary values."""
     weights: int
-    """Elements of the layer's weight gradients that are there, on this rank."""
+    """Elements of weight gradients of this layer that exist on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Bytes per token of the sequence part that a rank has."""
+    """Bytes per token of a rank's part of the sequence."""
 
     whole: float
-    """Without checkpointing."""
+    """Stored from forward to backward without checkpointing."""
     kept: float
-    """With it, from forward to backward; the layer's input among it."""
+    """Stored with checkpointing, the layer's input included."""
     usages: tuple[LayerUsage, ...]
-    """Of the backward pass, with what is computed again; of the kept there is what is not told
-    apart from it."""
+    """Points of the backward pass, with recomputed activations."""
     plain_usages: tuple[LayerUsage, ...]
     """The same without checkpointing."""
     last_norm: float
-    """What the norm after the last layer keeps, and what goes into the head."""
+    """Stored by the norm after the last layer, and the input of the head."""
 
 
 def layer_of(setup: Setup) -> Layer:
@@ -51,17 +50,17 @@ def layer_of(setup: Setup) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Bytes of a value."""
+    """Bytes per value."""
 
     size: int
-    """That is computed with."""
+    """Of the compute type."""
     hidden: int
-    """Of the hidden states. FSDP casts weights and inputs; autocast, which DDP and ZeRO-1 have,
-    leaves float32 weights where they are, so that all but products comes out in float32."""
+    """Of hidden states. FSDP casts weights and inputs. Under autocast (DDP and ZeRO-1) weights stay
+    float32, so the results of all operations except matrix products are float32."""
 
     @property
     def autocast(self) -> bool:
-        """Each product casts its own input, and keeps that."""
+        """Under autocast each matrix product casts its input and stores the result."""
         return self.hidden > self.size
 
 
@@ -85,10 +84,10 @@ def _layer(
     kept = {"none": parts.whole, "selective": _by_matmuls(shape, tp, values, ulysses)}.get(
         kind, hidden
     )
-    # What was kept and is computed again all the same goes with the layer; the rest is there twice.
+    # Some stored tensors are also recomputed, and then they exist twice.
     twice = {"none": 0.0, "full": hidden, "selective": _twice(shape, tp, values.size)}[kind]
     if values.autocast:
-        # The first norm takes its input as it is.
+        # The first norm uses the stored input without a cast, so it is not there twice.
         twice -= {"none": 0.0, "full": hidden, "selective": 0.0}[kind]
     return Layer(
         whole=parts.whole,
@@ -102,10 +101,10 @@ def _layer(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Bytes per token that a layer without checkpointing keeps."""
+    """Bytes per token that a layer stores without checkpointing."""
 
     attention: float
-    """With the norm before it."""
+    """Including the norm before it."""
     mlp_norm: float
     mlp: float
 
@@ -117,10 +116,8 @@ class _Parts:
     def of(
         cls, shape: ModelShape, tp: int, values: _Values, ulysses: bool, lora: LoraSpec | None
     ) -> "_Parts":
-        """The matmuls keep the norms' results, which tensor parallelism gathers.
-
-        Adapters alone need their own inputs; a frozen matrix needs none for its gradient.
-        """
+        """The matrix products store the gathered outputs of the norms. With LoRA only the adapters
+        store their inputs, because a frozen matrix has no weight gradient."""
         targets, size = None if lora is None else set(lora.target_modules), values.size
         query, kv, heads = shape.query_size, shape.kv_size, shape.num_heads
         attention = (2 * query + 2 * kv + query * ulysses) * size + heads * FLOAT32_BYTES
@@ -129,28 +126,29 @@ class _Parts:
         into = shape.hidden_size * size
         norm = _norm(shape, tp, values, trained=lora is None)
         further = (shape.layer_norms - 2) / 2 * norm
-        enters = _met(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
-        mlp_enters = _met(shape, targets, "gate_proj", "up_proj", "c_fc")
+        inputs = _count_matrices(shape, targets, "q_proj", "k_proj", "v_proj", "c_attn")
+        mlp_inputs = _count_matrices(shape, targets, "gate_proj", "up_proj", "c_fc")
+        # Without autocast the matrices share one stored input; with it each stores its own cast.
         if not values.autocast:
-            enters, mlp_enters = min(1, enters), min(1, mlp_enters)
+            inputs, mlp_inputs = min(1, inputs), min(1, mlp_inputs)
         return cls(
-            attention=norm + into * enters + further + attention / tp,
-            mlp_norm=norm + into * mlp_enters + further,
+            attention=norm + into * inputs + further + attention / tp,
+            mlp_norm=norm + into * mlp_inputs + further,
             mlp=_mlp(shape, size, targets) / tp,
         )
 
 
-def _met(shape: ModelShape, targets: set[str] | None, *names: str) -> int:
-    """How many of the layer's matrices by these names are trained, or have adapters."""
-    there = {name for name, _, _ in shape.linear}.intersection(names)
-    return len(there if targets is None else there & targets)
+def _count_matrices(shape: ModelShape, targets: set[str] | None, *names: str) -> int:
+    """How many of the layer's matrices with these names are trained or have adapters."""
+    existing = {name for name, _, _ in shape.linear}.intersection(names)
+    return len(existing if targets is None else existing & targets)
 
 
 def _norm(shape: ModelShape, tp: int, values: _Values, trained: bool = True) -> float:
-    """Of one norm, whose tokens sequence parallelism cuts.
+    """Bytes that one norm stores. Sequence parallelism splits its tokens over tp.
 
-    transformers computes RMS norms in float32 and keeps their input so, and, for the gradient of
-    the scale, what is scaled. A layer norm keeps its input.
+    transformers computes RMS norms in float32 and stores the float32 input and, for the gradient of
+    the scale, the normalised value. A layer norm stores its input.
     """
     if shape.norm_bias:
         return shape.hidden_size * values.hidden / tp
@@ -159,9 +157,12 @@ def _norm(shape: ModelShape, tp: int, values: _Values, trained: bool = True) -> 
 
 
 def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
-    """Before tensor parallelism cuts it: gate, up, the activated gate and their product; without a
-    gate the five values that GPT-2's approximated GELU is made of. Each of a token's experts has
-    its own, and a copy of what goes in and of what comes out."""
+    """Bytes that the MLP stores, before tp splits them.
+
+    With a gate: gate, up, the activated gate and the product. Without: the five intermediate values
+    of GPT-2's approximate GELU. With experts: these values for each expert of a token, and copies
+    of the expert's input and output.
+    """
     if not shape.gated:
         return 5 * shape.intermediate_size * size
     product = targets is None or "down_proj" in targets
@@ -173,22 +174,23 @@ def _mlp(shape: ModelShape, size: int, targets: set[str] | None) -> float:
 
 
 def _by_matmuls(shape: ModelShape, tp: int, values: _Values, ulysses: bool) -> float:
-    """Of one layer's input and the results of its matmuls and its attention.
+    """Bytes that `selective` stores: the layer's input and the outputs of matrix products and
+    attention.
 
-    Two of the matmuls are as wide as the model on every tp rank, before their sum is scattered;
-    with tp the two gathered inputs and the two scattered sums are kept as well.
+    Two products have full-width outputs on each tp rank, before they are reduce-scattered. With tp,
+    the two gathered inputs and the two scattered outputs are stored too.
     """
-    met = shape.experts_per_token if shape.num_experts else 1
-    split = 2 * shape.query_size + 2 * shape.kv_size + met * shape.up_size
+    experts = shape.experts_per_token if shape.num_experts else 1
+    split = 2 * shape.query_size + 2 * shape.kv_size + experts * shape.up_size
     split += shape.query_size * ulysses + shape.hidden_size * (3 if tp > 1 else 1)
-    whole = shape.hidden_size * (4 if tp > 1 else 1 + met)
+    whole = shape.hidden_size * (4 if tp > 1 else 1 + experts)
     wider = shape.hidden_size * (1 / tp + 2 * (tp > 1)) * (values.hidden - values.size)
     return (whole + split / tp) * values.size + wider + shape.num_heads * FLOAT32_BYTES / tp
 
 
 def _twice(shape: ModelShape, tp: int, size: int) -> float:
-    """Of what `selective` keeps: the layer's input, and what its two last matmuls came to, which no
-    gradient needs."""
+    """Bytes that `selective` stores although no gradient needs them: the layer's input, and the
+    outputs of its last two matrix products."""
     if tp == 1:
         return 2 * shape.hidden_size * size
     return (2 + 3 / tp) * shape.hidden_size * size
@@ -197,31 +199,31 @@ def _twice(shape: ModelShape, tp: int, size: int) -> float:
 def _usages(
     shape: ModelShape, tp: int, values: _Values, parts: _Parts, lora: LoraSpec | None
 ) -> tuple[LayerUsage, ...]:
-    """In the order of the backward pass: in the MLP, before it, and in the first norm.
+    """Points in the order of the backward pass: in the MLP, before the MLP, and in the first norm.
 
-    An RMS norm's backward pass has five float32 values at once beside its input, which the
-    derivatives of its square, mean and product are made of; a layer norm's has its result.
+    The backward pass of an RMS norm holds five float32 values at once besides its input: the
+    derivatives of its square, mean and product. That of a layer norm holds its result.
     """
     hidden, inner = shape.hidden_size * values.size, shape.up_size * values.size / tp
     incoming = shape.hidden_size * values.hidden / tp
-    met = shape.experts_per_token if shape.num_experts else 1
+    experts = shape.experts_per_token if shape.num_experts else 1
     outward, into = shape.hidden_size * shape.intermediate_size, shape.hidden_size * shape.up_size
     weights = (math.ceil(outward / tp), math.ceil((outward + into) / tp), _split(shape, tp))
     if lora is not None:
         weights = (0, 0, 0)
     elif shape.num_experts:
-        # The gradient of all experts is one tensor, whichever were chosen.
+        # The gradient of all experts is one tensor, no matter which were chosen.
         weights = (
             shape.num_experts * weights[0],
             shape.num_experts * weights[1],
             _split(shape, tp),
         )
-    # The gradients of what the gate and the way up came to take the place of their product's.
+    # The gradients of gate and up replace that of their product.
     product = 0 if lora is not None and "down_proj" not in lora.target_modules else 1
     if shape.gated:
-        widest = met * inner * (3 - product) / 2
+        widest = experts * inner * (3 - product) / 2
         if tp > 1:
-            widest = max(widest, hidden + met * inner / 2)
+            widest = max(widest, hidden + experts * inner / 2)
     else:
         widest = 2 * inner
     in_norm = 2 * hidden / tp
@@ -233,7 +235,7 @@ def _usages(
         LayerUsage(in_norm + 3 * incoming, weights[2]),
     ]
     if tp > 1:
-        # The gradients of gate's and up's inputs, and their sum laid out for the reduce-scatter.
+        # The gradients of the inputs of gate and up, and the reduce-scatter buffer for their sum.
         found.append(
             LayerUsage(parts.attention + parts.mlp_norm + 3 * hidden + incoming, weights[1])
         )

@@ -1,9 +1,9 @@
-"""Peak memory of the fullest rank, by item.
+"""Peak memory of the rank that needs most, by item.
 
 peak = parameters + optimizer + pipeline buffers + max(gradients, highest usage in a step) + reserve
 
-The terms and their sources: `states.py`, `activations.py`, `timeline.py` and `reserve.py`.
-How far off they are: `docs/planner_model.md`.
+`states.py`, `activations.py`, `timeline.py` and `reserve.py` have the terms and their sources.
+`docs/planner_model.md` has their accuracy.
 """
 
 import math
@@ -110,13 +110,13 @@ def _first(
 def _largest_ranks(
     shape: ModelShape, pp: int, spec: PipelineSpec, micro_batches: int, tokens: int
 ) -> Mapping[int, StageRank]:
-    """The ranks that can be the fullest: no other rank has as much of everything. Cached, because a
-    search asks again for every arrangement of data-parallel ranks."""
-    told: dict[int, StageRank] = {}
+    """The ranks that may need most: no other rank has at least as much of everything. Cached,
+    because a search asks again for each arrangement of data-parallel ranks."""
+    largest: dict[int, StageRank] = {}
     for number, rank in enumerate(stage_ranks(shape, pp, spec, micro_batches, tokens)):
-        if not any(_covers(other, rank) for other in told.values()):
-            told[number] = rank
-    return told
+        if not any(_covers(other, rank) for other in largest.values()):
+            largest[number] = rank
+    return largest
 
 
 def _covers(one: StageRank, other: StageRank) -> bool:
@@ -167,11 +167,11 @@ def _host(setup: Setup, states: States) -> dict[str, int]:
 
 
 def boundary_bytes(setup: Setup, rank: StageRank) -> int:
-    """What goes between stages; 0 without a pipeline.
+    """Bytes of the buffers between pipeline stages; 0 without a pipeline.
 
-    torch makes a buffer for each micro batch of a step, for the hidden states that each stage gets
-    and for the gradients that come back (`PipelineStage`, `_RecvInfo`); what a stage handed on is
-    kept until it has gone back.
+    For each micro batch of a step torch allocates buffers for the hidden states that a stage
+    receives and for the gradients that come back (`PipelineStage`, `_RecvInfo`). A stage keeps its
+    output until the backward pass of that micro batch.
     """
     shape, mesh = setup.shape, setup.mesh
     if mesh.pp == 1:

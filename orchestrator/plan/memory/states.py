@@ -1,4 +1,4 @@
-"""Weights, gradients and the optimizer's state: what a rank keeps from step to step."""
+"""The model states of a rank: weights, gradients and optimizer state."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,15 +13,15 @@ from orchestrator.plan.sizes import FLOAT32_BYTES, LARGE, NF4_BYTES
 from orchestrator.plan.stages import StageRank
 
 MASTER_BYTES = FLOAT32_BYTES
-"""Of a weight, its gradient and each moment: the trainer's are float32, whatever it computes in."""
+"""Bytes of a master weight, of its gradient, and of each moment. They are float32 for any dtype."""
 MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd": 1}
-"""float32 values that the optimizer keeps of each weight; Adafactor keeps sums of rows and columns,
-which are few (Shazeer and Stern 2018)."""
+"""float32 values per weight in the optimizer. Adafactor keeps only sums of rows and columns, which
+are few (Shazeer and Stern 2018)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerParameter:
-    """Bytes of the model states for each parameter."""
+    """Bytes of the model states per parameter."""
 
     weights: int = 4
     gradients: int = 4
@@ -29,7 +29,7 @@ class PerParameter:
 
 
 class ModelStates(NamedTuple):
-    """Bytes of a rank."""
+    """Bytes on one rank."""
 
     weights: int
     gradients: int
@@ -37,10 +37,10 @@ class ModelStates(NamedTuple):
 
 
 def model_states(parameters: int, ranks: int, level: int, each: PerParameter) -> ModelStates:
-    """Of one of `ranks`, at a ZeRO level.
+    """The model states on one of `ranks` at a ZeRO level.
 
-    Level 1 shards the optimizer's state, 2 the gradients as well, 3 all (Rajbhandari et al. 2020,
-    section 5, figure 1). Rounded up: the first ranks hold what does not divide.
+    Level 1 shards the optimizer state, level 2 also the gradients, level 3 also the weights
+    (Rajbhandari et al. 2020, section 5, figure 1). Rounded up, as on the first ranks.
     """
     part = math.ceil(parameters / ranks)
     return ModelStates(
@@ -55,9 +55,9 @@ class Piece:
     """One or several tensors on one rank."""
 
     whole: int
-    """Elements after pipeline and tensor parallelism: what is gathered for use."""
+    """Elements after pp and tp splits, which FSDP gathers for use."""
     shard: int
-    """Elements that the rank keeps, padded as FSDP2 pads: rows that do not divide are filled up."""
+    """Elements that the rank keeps. FSDP2 pads the rows to a multiple of the ranks."""
 
     def __add__(self, other: "Piece") -> "Piece":
         return Piece(self.whole + other.whole, self.shard + other.shard)
@@ -71,19 +71,20 @@ NOTHING = Piece(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What one rank has of the model, by what FSDP gathers at once."""
+    """One rank's part of the model, by FSDP unit."""
 
     layer: Piece
     """One decoder layer."""
     layers: int
     embedding: Piece
-    """Where it is large enough for a unit of its own, else it belongs to `root`."""
+    """Empty if it is too small for a unit of its own; then it belongs to `root`."""
     head: Piece
-    """With the norm before it, if the head is large enough."""
+    """Head and the norm before it; empty if the head is too small."""
     root: Piece
-    """All the rest; stays gathered from the first pass to the last."""
+    """All the rest. It stays gathered during the whole step."""
     late_root: Piece
-    """Of the root, what is used after the layers, so that its gradient waits for all others."""
+    """Part of the root that is used after the layers. Its gradient is computed first and reduced
+    last."""
     all: Piece = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,17 +93,17 @@ class Units:
 
 
 Tensor = tuple[int, int, int | None]
-"""Rows, columns, and which of the two tensor parallelism cuts, if any."""
+"""Rows, columns, and the dimension that tp splits (None: neither)."""
 
 
 def units_of(setup: Setup, rank: StageRank) -> Units:
-    """Of the rank's part of the pipeline, tensor parallel and sharded as `setup` says."""
+    """The units of a pipeline rank, split over tp and sharded as in `setup`."""
     mesh = setup.mesh
     return _units(setup.shape, mesh.tp, shard_count(setup), rank, mesh.pp == 1)
 
 
 def shard_count(setup: Setup) -> int:
-    """Ranks among which the weights, or under ZeRO-1 the moments, are cut."""
+    """Number of ranks that shard the weights or, under ZeRO-1, the moments."""
     mesh = setup.mesh
     return mesh.cp * (mesh.dp_shard if setup.data == "fsdp" else mesh.dp_replicate)
 
@@ -116,7 +117,7 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
     large = shape.vocabulary_parameters >= LARGE and not shape.tied_embeddings
     norm = piece(_norm(shape))
     before = piece([vocabulary]) if rank.is_first else NOTHING
-    # A tied head on another stage than the embedding is a copy of it.
+    # In a pipeline the last stage has a copy of a tied embedding.
     copied = rank.is_last and not (shape.tied_embeddings and whole_model)
     after = piece([vocabulary]) if copied else NOTHING
     positions = piece([(shape.max_positions, shape.hidden_size, None)])
@@ -136,7 +137,7 @@ def _units(shape: ModelShape, tp: int, sharing: int, rank: StageRank, whole_mode
 
 
 def _cut(tensors: Iterable[Tensor], tp: int) -> list[tuple[int, int]]:
-    """Rows and columns of each on a tp rank."""
+    """Rows and columns of each tensor on one tp rank."""
     return [
         (-(-rows // tp) if cut == 0 else rows, -(-columns // tp) if cut == 1 else columns)
         for rows, columns, cut in tensors
@@ -149,7 +150,7 @@ def _layer(shape: ModelShape, tp: int) -> Sequence[tuple[int, int]]:
 
 
 def _piece(sides: Iterable[tuple[int, int]], sharing: int) -> Piece:
-    """Of tensors with so many rows and columns, whose rows are cut."""
+    """The sum of tensors with these rows and columns, sharded by rows."""
     whole = shard = 0
     for rows, columns in sides:
         whole += rows * columns
@@ -162,12 +163,12 @@ def _norm(shape: ModelShape) -> list[Tensor]:
 
 
 def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
-    """Of one decoder layer, as transformers has them; experts as if each were cut by itself."""
+    """The tensors of one decoder layer in transformers. Each expert is split by itself."""
     hidden, query, kv = shape.hidden_size, shape.query_size, shape.kv_size
     yield from _norm(shape) * shape.layer_norms
     yield from [(shape.head_dim, 1, None)] * (2 * shape.qk_norm)
     if shape.fused:
-        # GPT-2's matrices are stored by their inputs.
+        # GPT-2 stores its matrices transposed: rows are inputs.
         yield from ((inputs, outputs, None) for _, inputs, outputs in shape.linear)
         yield from ((outputs, 1, None) for _, _, outputs in shape.linear)
         return
@@ -187,16 +188,16 @@ def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of what is kept from step to step, and of the gradients of a step."""
+    """Bytes of the model states on a device."""
 
     parameters: int
     gradients: int
-    """As the optimizer finds them."""
+    """At the optimizer step."""
     optimizer: int
     trained: Piece
-    """What is trained: all, or the adapters."""
+    """The trained parameters: all, or the adapters."""
     host: dict[str, int]
-    """What is in the host's memory instead, and then 0 above."""
+    """With CPU offload, the states in host memory; those above are then 0."""
 
 
 def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
@@ -216,7 +217,7 @@ def states_of(setup: Setup, rank: StageRank, units: Units) -> States:
 
 
 def adapters(setup: Setup, rank: StageRank) -> Piece:
-    """LoRA's two matrices beside each target (Hu et al. 2021, section 4.1)."""
+    """LoRA's two matrices per target module (Hu et al. 2021, section 4.1)."""
     assert setup.lora is not None
     one = _adapters(setup.shape, setup.lora, setup.mesh.tp, shard_count(setup))
     return one.times(rank.layers)
@@ -229,7 +230,7 @@ def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece
     for name, inputs, outputs in shape.linear:
         if name not in lora.target_modules:
             continue
-        # The linear layer's outputs are cut as those of B are, its inputs as those of A.
+        # tp splits the outputs of B like those of the linear layer, or the inputs of A like its.
         by_inputs = name in ("o_proj", "down_proj")
         tensors += [
             (lora.rank, inputs, 1 if by_inputs else None),
@@ -239,7 +240,7 @@ def _adapters(shape: ModelShape, lora: LoraSpec, tp: int, sharing: int) -> Piece
 
 
 def frozen_bytes(setup: Setup, units: Units) -> int:
-    """Of the weights that LoRA leaves as they are; NF4 has those of the layers' matrices."""
+    """Bytes of the frozen weights under LoRA. With NF4, the layers' matrices have 4 bits."""
     assert setup.lora is not None
     every, sharded = units.all, setup.data == "fsdp"
     kept = every.shard if sharded else every.whole

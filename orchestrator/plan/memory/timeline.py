@@ -41,8 +41,8 @@ class Usage(NamedTuple):
     logits: float = 0
     temporary: float = 0
     """Unsharded gradients of whole units, and reduction buffers."""
-    apart: float = 0
-    """Zero or negative: a correction where two items peak at different times inside one layer."""
+    correction: float = 0
+    """Zero or negative, because two items may peak at different times inside one layer."""
 
 
 class _LayerBackward(NamedTuple):
@@ -51,24 +51,25 @@ class _LayerBackward(NamedTuple):
     activations: float
     weights: float
     """Gradients of the layer's weights."""
-    apart: float
+    correction: float
     """As in `Usage`."""
 
 
 def _layer_backward(
     usages: tuple[LayerUsage, ...], tokens: int, weight_bytes: int
 ) -> _LayerBackward:
-    """Without waiting micro batches; `weight_bytes` is the size of a gradient element."""
+    """The peaks without activations of other micro batches; `weight_bytes` is the size of a
+    gradient element."""
     most = weights = both = 0.0
-    for of_token, grown in usages:
-        activations, gradients = of_token * tokens, grown * weight_bytes
+    for per_token, elements in usages:
+        activations, gradients = per_token * tokens, elements * weight_bytes
         most, weights = max(most, activations), max(weights, gradients)
         both = max(both, activations + gradients)
     return _LayerBackward(most, weights, both - most - weights)
 
 
 class _Rank(NamedTuple):
-    """The inputs from which the usages of one rank are computed."""
+    """The inputs of the usages of one rank."""
 
     setup: Setup
     units: Units
@@ -76,17 +77,17 @@ class _Rank(NamedTuple):
     kept: float
     """Micro batches whose activations are kept at once."""
     tokens: int
-    """Of a micro batch, on this rank."""
+    """Tokens of a micro batch on this rank."""
     size: int
-    """Bytes of a value that is computed with."""
+    """Bytes of a value in the compute type."""
     has_loss: bool
     weight_bytes: int
-    """Of an element of a gradient as it is computed."""
+    """Bytes of a gradient element when it is computed."""
     accumulates: bool
-    """Gradients of several micro batches are added up before ranks reduce them."""
+    """Gradients of several micro batches are accumulated before they are reduced."""
 
-    turn: _LayerBackward
-    """Of each layer, but for those of `every_k` that keep all."""
+    layer_peak: _LayerBackward
+    """Of each layer, except those that `every_k` does not recompute."""
 
     @property
     def others(self) -> float:
@@ -110,16 +111,16 @@ class _Rank(NamedTuple):
 
     @property
     def loss(self) -> Usage:
-        """During the loss' backward pass, before that of any layer."""
+        """Usage in the backward pass of the loss, before that of any layer."""
         if not self.has_loss:
             return Usage()
         setup, shape = self.setup, self.setup.shape
         tp = setup.mesh.tp
         backward = PARALLEL_LOSS_BACKWARD_BYTES if tp > 1 else LOSS_BACKWARD_BYTES
-        # GPipe goes forward with all micro batches before it goes back with one.
+        # GPipe runs the forward pass of all micro batches before the first backward pass.
         waiting = self.kept if setup.pipeline.schedule == "gpipe" else 1
         logits = self.tokens * math.ceil(shape.vocab_size / tp)
-        # A pipeline's stage keeps what it came to until it has gone back.
+        # A pipeline stage keeps its output (the logits) until its backward pass.
         each = LOSS_KEPT_BYTES + (self.size if setup.mesh.pp > 1 else 0)
         kept = self.kept * self.below(self.units.layers)
         return Usage(
@@ -128,31 +129,32 @@ class _Rank(NamedTuple):
         )
 
     def layer_back(self, done: int) -> "_LayerBackward":
-        """Of the layer that goes backward after `done` others."""
+        """Peaks in the backward pass of the next layer, after `done` layers."""
         waiting = self.others + self.below(self.units.layers - 1 - done)
-        turn = self.turn
+        peak = self.layer_peak
         if self.setup.checkpointing == "every_k" and self._is_plain(done):
-            turn = _layer_backward(self.layer.plain_usages, self.tokens, self.weight_bytes)
-        return _LayerBackward(waiting + turn.activations, turn.weights, turn.apart)
+            peak = _layer_backward(self.layer.plain_usages, self.tokens, self.weight_bytes)
+        return _LayerBackward(waiting + peak.activations, peak.weights, peak.correction)
 
     def _is_plain(self, done: int) -> bool:
         return (self.units.layers - done) % every(self.setup) != 0
 
     @property
-    def turns(self) -> list[int]:
-        """Layers done before those whose backward pass may be the peak: the last two to have gone
-        forward and the first one; with `every_k` also the first that is computed again."""
+    def peak_candidates(self) -> list[int]:
+        """The layers whose backward pass may be the peak, as the number of layers done before them:
+        the last two layers and the first one; with `every_k` also the last recomputed one."""
         last = self.units.layers - 1
         if self.setup.checkpointing == "every_k":
             return sorted({0, min(1, last), last, min(last, (last + 1) % every(self.setup))})
-        # The second has nothing more than the first where gradients only add up.
+        # With accumulation the second layer needs no more than the first.
         return [0] if last < 1 else [0, last] if last == 1 or self.accumulates else [0, 1, last]
 
 
 def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> list[Usage]:
-    """Every point of a step at which `rank` may peak."""
+    """All points of a step at which `rank` may peak."""
     mesh = setup.mesh
     alone = shard_count(setup) * mesh.dp_replicate == 1
+    # The trainer does not apply FSDP then.
     plain = alone and setup.dtype == "float32" and not setup.cpu_offload
     sharded, size = setup.data == "fsdp" and not plain, COMPUTE_BYTES[setup.dtype]
     tokens = setup.micro_batch_size * math.ceil(setup.tokens / mesh.cp)
@@ -169,7 +171,7 @@ def usages_of(setup: Setup, rank: StageRank, units: Units, states: States) -> li
         setup.micro_batches > 1,
         _layer_backward(layer.usages, tokens, weight_bytes),
     )
-    return list(_sharded(one, states) if sharded else _copied(one, states))
+    return list(_sharded(one, states) if sharded else _replicated(one, states))
 
 
 def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
@@ -184,10 +186,11 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
     parts = 0.0 if isinstance(setup.reshard, bool) else layer / setup.reshard
     unsummed = 0.0
     if setup.pipeline.schedule == SPLITS_BACKWARD and setup.mesh.pp > 1:
-        # A stage's weight gradients stay as they were computed until it goes backward once more.
+        # Weight gradients of a stage stay in the compute type until its second backward pass.
         unsummed = layer * units.layers / 2
     if rank.has_loss:
-        # The unit that goes back first is not freed; with a head in the root that is a layer.
+        # The first unit of the backward pass is not freed: the head, or a layer if the head is in
+        # the root.
         kept = everything if stays else root + (head or layer) + parts * units.layers
         loss = rank.loss
         yield Usage(
@@ -198,9 +201,9 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
             temporary=unsummed + head * (unsummed > 0),
         )
         if head:
-            yield from _head_back(rank, grads, kept + ahead * layer, everything if stays else 0)
+            yield from _head_backward(rank, grads, kept + ahead * layer, everything if stays else 0)
     accumulates = rank.accumulates
-    for done in rank.turns:
+    for done in rank.peak_candidates:
         last = done == units.layers - 1
         gathered = root + layer * (1 + ahead) + parts * (units.layers - done - 1)
         if last:
@@ -208,15 +211,15 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
         if stays:
             gathered = everything - (head + layer * done) * (not accumulates)
         if last and setup.mesh.pp > 1:
-            # Between two backward passes a schedule's stages are left as they are.
+            # A pipeline schedule keeps its stages gathered between two backward passes.
             gathered = everything
-        flying = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
-        reduced, flying = grads.after(done), grads.early + flying
-        turn = rank.layer_back(done)
-        there = flying + unsummed + turn.weights
-        yield Usage(reduced, gathered, turn.activations, 0, there, turn.apart)
+        in_flight = 0.0 if accumulates else (grads.layer if done else grads.head).whole * reduce
+        reduced, in_flight = grads.after(done), grads.early + in_flight
+        peak = rank.layer_back(done)
+        temporary = in_flight + unsummed + peak.weights
+        yield Usage(reduced, gathered, peak.activations, 0, temporary, peak.correction)
     if setup.mesh.pp > 1 and units.embedding.whole and not stays:
-        # The embedding alone is gathered anew, into one buffer, and from it into its own place.
+        # Only the embedding is gathered again: into a buffer, and from there into its place.
         incoming = setup.shape.hidden_size * size * rank.tokens / setup.mesh.tp
         embedding = units.embedding.whole * size
         yield Usage(grads.summed, everything + embedding, rank.others + incoming)
@@ -224,8 +227,11 @@ def _sharded(rank: _Rank, states: States) -> Iterator[Usage]:
     yield _ends(rank, grads, everything if left and accumulates else root)
 
 
-def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -> Iterator[Usage]:
-    """The head's unit: as its gradient is computed, and as it is reduced, freed by then itself."""
+def _head_backward(
+    rank: _Rank, grads: "_Gradients", gathered: float, stay: float
+) -> Iterator[Usage]:
+    """The head's unit: when its gradient is computed, and when it is reduced (its weights are freed
+    by then)."""
     setup, size = rank.setup, rank.size
     width = setup.shape.hidden_size * size
     activations = rank.others + rank.below(rank.units.layers)
@@ -247,8 +253,8 @@ def _head_back(rank: _Rank, grads: "_Gradients", gathered: float, stay: float) -
 
 
 def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
-    """The last unit of the backward pass, which has the embedding; its own weights are freed,
-    unless they stay with all others."""
+    """The last unit of the backward pass, which has the embedding. Its weights are freed by then,
+    unless all weights stay gathered."""
     setup, size = rank.setup, rank.size
     has_embedding = rank.units.embedding.whole > 0
     unit = grads.embedding if has_embedding else grads.root
@@ -261,11 +267,11 @@ def _ends(rank: _Rank, grads: "_Gradients", gathered: float) -> Usage:
 
 
 def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
-    """As a unit's gradient is reduced: the input of the reduce-scatter, before it what was computed
-    and after it the outcome, also in the optimizer's own type if that is another.
+    """Bytes while a unit's gradient is reduced: the reduce-scatter buffer plus the larger of the
+    computed gradient (before) and the result (after), which is also cast to float32 if needed.
 
-    torch's `foreach_reduce` does not let go of a unit's last gradient before it returns, if there
-    is more than one rank. In a unit that is one matrix that is all of it.
+    With more than one rank, torch's `foreach_reduce` holds a unit's last gradient until it returns.
+    In a unit with a single matrix, that is the whole gradient.
     """
     size, reduce = COMPUTE_BYTES[setup.dtype], COMPUTE_BYTES[setup.reduce_dtype]
     outcome = unit.shard * (reduce + (0 if reduce == MASTER_BYTES else MASTER_BYTES))
@@ -275,19 +281,19 @@ def _reduced(setup: Setup, unit: Piece, is_matrix: bool) -> int:
 
 
 class _Gradients(NamedTuple):
-    """Of what is trained, by unit."""
+    """Gradients of trained parameters, by unit."""
 
     layer: Piece
     head: Piece
     embedding: Piece
     root: Piece
     each: int
-    """Bytes of an element of a shard on the device."""
+    """Bytes per element of a shard on the device; 0 with CPU offload."""
     summed: float
-    """Whole gradients that wait for the last micro batch: each rank adds up its own until then
+    """Bytes of unsharded gradients that each rank accumulates until the last micro batch
     (`FSDPModule.set_requires_gradient_sync`)."""
     early: float
-    """Those of the root's that are computed first and reduced last."""
+    """Bytes of the root's gradients that are computed first and reduced last."""
 
     @classmethod
     def of(cls, rank: _Rank, states: States) -> "_Gradients":
@@ -302,20 +308,20 @@ class _Gradients(NamedTuple):
         return cls(layer, NOTHING, NOTHING, NOTHING, each, summed, 0)
 
     def after(self, done: int) -> float:
-        """There once `done` layers have gone backward."""
+        """Bytes of gradients after the backward pass of `done` layers."""
         if self.summed:
             return self.summed
         return (self.head.shard + self.layer.shard * done) * self.each
 
 
-def _copied(rank: _Rank, states: States) -> Iterator[Usage]:
-    """With whole weights on every rank: gradients stay, and under DDP and ZeRO-1 each bucket they
-    are averaged in lives until the last one is done."""
+def _replicated(rank: _Rank, states: States) -> Iterator[Usage]:
+    """Without FSDP: gradients stay, and under DDP and ZeRO-1 each bucket buffer lives until the
+    last bucket is done."""
     setup, units, size = rank.setup, rank.units, rank.size
     whole = states.trained.whole * MASTER_BYTES
     per_layer = states.trained.whole // max(1, units.layers) if setup.lora else units.layer.whole
-    # Autocast keeps what it cast of the matrices: all to the end of the forward pass, and for the
-    # backward pass those of layers that are not computed again.
+    # Autocast keeps cast copies of the matrices: all until the end of the forward pass, and those
+    # of layers without recomputation until the backward pass.
     cast = 0 if size == MASTER_BYTES else size
     ends = units.head.whole + units.late_root.whole
     first = 0 if setup.lora else ends
@@ -327,27 +333,27 @@ def _copied(rank: _Rank, states: States) -> Iterator[Usage]:
         yield Usage(summed, cast * (all_layers + ends), loss.activations, logits)
         plain = rank.plain(units.layers) * units.layer.whole
         yield Usage(summed, cast * (plain + ends), loss.activations, loss.logits)
-    for done in rank.turns:
-        there = per_layer * done + first
-        # A tied head's gradient waits for the embedding's; a pipeline averages at its end.
+    for done in rank.peak_candidates:
+        computed = per_layer * done + first
+        # A tied head's gradient waits for that of the embedding. A pipeline averages at its end.
         waits = first if setup.shape.tied_embeddings and setup.mesh.pp == 1 else 0
-        in_buckets = there - waits if setup.mesh.pp == 1 else 0
+        in_buckets = computed - waits if setup.mesh.pp == 1 else 0
         left = units.layers - 1 - done
-        turn = rank.layer_back(done)
+        peak = rank.layer_back(done)
         yield Usage(
-            gradients=whole if rank.accumulates else there * MASTER_BYTES + turn.weights,
+            gradients=whole if rank.accumulates else computed * MASTER_BYTES + peak.weights,
             gathered=cast * units.layer.whole * (rank.plain(left) + 1),
-            activations=turn.activations,
+            activations=peak.activations,
             temporary=in_buckets * bucket,
-            # Gradients that are added up come and go with each weight.
-            apart=0 if rank.accumulates else turn.apart,
+            # With accumulation, the gradient of each weight is temporary.
+            correction=0 if rank.accumulates else peak.correction,
         )
     yield Usage(gradients=whole, activations=rank.others, temporary=states.trained.whole * bucket)
 
 
 def _bucket_bytes(setup: Setup, states: States) -> float:
-    """Of an element whose gradient is being averaged. ZeRO-1 has what is scattered, padded, and
-    the rank's rows of the outcome; it takes the place of the gradients when all are there."""
+    """Bytes of bucket buffers per gradient element. ZeRO-1 has the padded input of the
+    reduce-scatter, and this rank's rows of the result."""
     ranks = shard_count(setup)
     if ranks == 1:
         return 0

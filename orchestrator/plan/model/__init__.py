@@ -1,1 +1,1 @@
-"""What a model is made of, as far as its split, its memory and its speed depend on it."""
+"""The properties of a model that its split, memory and speed depend on."""

@@ -1,7 +1,7 @@
-"""From the values of a transformers `config.json` to the shape of the model.
+"""Computes the shape of a model from the values of its transformers `config.json`.
 
-Keys that are absent have the defaults of the transformers class of that `model_type`, because that
-is what the trainer will build.
+A missing key has the default of the transformers class of its `model_type`, because the trainer
+builds the model with that class.
 """
 
 from collections.abc import Mapping
@@ -150,7 +150,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attn_pdrop": 0.1,
     },
 }
-"""Of transformers 5: `LlamaConfig` and so on, as they are once they have been made."""
+"""Defaults of transformers 5: of `LlamaConfig` and so on, after their constructors ran."""
 
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "gpt2": {
@@ -162,15 +162,15 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "mixtral": {"num_experts": "num_local_experts"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
 }
-"""Other names that transformers takes for keys of a family: its `attribute_map`."""
+"""Other names that transformers accepts for keys of a family (`attribute_map`)."""
 
 FLAGS = frozenset({"tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window"})
 OPTIONAL = frozenset({"num_key_value_heads", "head_dim", "n_inner", "sliding_window"})
 LAYERS = frozenset({"mlp_only_layers"})
-"""Keys that hold numbers of layers."""
+"""Keys that hold lists of layer indices."""
 RATES = frozenset({"attention_dropout", "attn_pdrop"})
 TRAINABLE = frozenset({"llama", "mistral", "qwen2", "qwen3", "gpt2"})
-"""What the bundled trainer can split: its own `model/families.py`, with which a test compares."""
+"""Model types that the bundled trainer supports. A test compares with its `model/families.py`."""
 GEMMAS = frozenset({"gemma", "gemma2", "gemma3_text"})
 QWEN_WINDOW = 4096
 """`sliding_window` of Qwen2Config and Qwen3Config, once `use_sliding_window` is true."""
@@ -180,7 +180,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a transformers config describes.
 
     Raises:
-        PlanError: the model type is unknown, or a value cannot be.
+        PlanError: the model type is unknown, or a value is invalid.
     """
     kind = str(config.get("model_type", "none"))
     if kind not in DEFAULTS:
@@ -198,7 +198,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape:
         model_type=kind,
         vocab_size=values["vocab_size"],
         tied_embeddings=values["tie_word_embeddings"],
-        # Of a model that is planned and not trained, as if every token saw all before it.
+        # A model that can be planned but not trained is planned with full attention.
         window=_window(own_names, values) if kind in TRAINABLE else None,
         notes=_misspelt(own_names, DEFAULTS[kind]),
         untrainable=None if kind in TRAINABLE else _untrainable(kind),
@@ -243,7 +243,7 @@ def _llama_like(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
             ("k_proj", hidden, kv_heads * head_dim),
             ("v_proj", hidden, kv_heads * head_dim),
             ("o_proj", heads * head_dim, hidden),
-            # Experts are no linear layers: transformers has those of a layer in one parameter.
+            # Experts are not linear layers: transformers stores all of a layer in one parameter.
             *(() if experts else _gated_mlp(hidden, inner)),
         ),
     }
@@ -260,7 +260,7 @@ def _inner(values: Mapping[str, Any]) -> int:
 
 
 def _experts(values: Mapping[str, Any]) -> dict[str, int]:
-    """Nothing where no token chooses among MLPs."""
+    """Fields about experts; empty for a model without experts."""
     if "num_experts_per_tok" not in values:
         return {}
     experts = values.get("num_local_experts", values.get("num_experts"))
@@ -314,12 +314,12 @@ def _gpt2(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _window(config: Mapping[str, Any], values: Mapping[str, Any]) -> int | None:
-    """`ModelShape.window`, as far as the trainer can tell from the same config."""
+    """`ModelShape.window`, by the same rules as the trainer."""
     switched = "use_sliding_window" in values
     window: int | None = config.get("sliding_window", values.get("sliding_window"))
     if switched and "sliding_window" not in config:
         window = QWEN_WINDOW
-    # A config of any other family may have the switch as well, and it is then obeyed.
+    # Configs of other families may have `use_sliding_window` too, and it counts there as well.
     if config.get("use_sliding_window", not switched) is False:
         window = None
     others = {str(one) for one in config.get("layer_types") or ()} - {"full_attention"}
@@ -338,13 +338,13 @@ def _check(values: Mapping[str, Any]) -> None:
     wrong = [f"  {key} must be {words}, got {values[key]!r}" for key, words in _wrong(values)]
     if wrong:
         raise PlanError(
-            "\n".join(["the model's config cannot be:", *wrong]),
+            "\n".join(["the model's config is invalid:", *wrong]),
             fix="correct these keys of the model's config",
         )
 
 
 def _wrong(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Keys whose value cannot be, and what it must be."""
+    """Keys with invalid values, and what their values must be."""
     found = []
     for key, value in values.items():
         if key in FLAGS:
@@ -364,11 +364,12 @@ def _wrong(values: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _misspelt(config: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, ...]:
-    """transformers takes any key; one that is nearly a key of the shape is probably a mistake."""
+    """Notes about unknown keys. transformers accepts any key, but a key that is almost equal to a
+    known one is probably a typing mistake."""
     absent = [key for key in known if key not in config]
     guesses = {key: nearest(key, absent) for key in config if key not in known}
     return tuple(
-        f"the model's config has {key}, which means nothing; did you mean {near}?"
+        f"the model's config has the unknown key {key}; did you mean {near}?"
         for key, near in guesses.items()
         if near and _close(key, near)
     )

@@ -1,4 +1,4 @@
-"""Model FLOPs of a token, counted as the trainer counts them (`trainer/measure/flops.py`)."""
+"""Model FLOPs per token, by the same formula as the trainer's (`trainer/measure/flops.py`)."""
 
 from functools import lru_cache
 
@@ -10,9 +10,9 @@ from orchestrator.plan.model.shape import ModelShape
 def flops_per_token(shape: ModelShape, tokens: int, lora: LoraSpec | None = None) -> float:
     """Forward and backward: 6 N + 12 L H Q T (Chowdhery et al. 2022, appendix B).
 
-    N leaves out the embeddings that are looked up and has the head; nothing is taken off for the
-    causal mask, and what is recomputed does not count. Of experts those that a token meets count. A
-    frozen weight needs 4 instead of 6.
+    N excludes the embedding lookup and includes the head. The causal mask is ignored, and
+    recomputation does not count. Only the experts that a token uses count. A frozen weight counts 4
+    instead of 6.
     """
     layers = shape.active_parameters - shape.outer_parameters
     weights = layers + shape.norm_parameters + shape.vocabulary_parameters

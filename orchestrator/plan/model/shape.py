@@ -1,4 +1,4 @@
-"""The shape of a model, as far as its split, memory and speed depend on it, and its exact size."""
+"""The shape of a model, and its exact number of parameters."""
 
 from dataclasses import dataclass, field, fields
 
@@ -9,7 +9,7 @@ class ModelShape:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    """Columns inside the MLP; with experts, inside one of them."""
+    """Inner features of the MLP; with experts, of one expert."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -17,39 +17,39 @@ class ModelShape:
     max_positions: int
     tied_embeddings: bool = False
     qkv_bias: bool = False
-    """The projections to queries, keys and values have biases."""
+    """The query, key and value projections have biases."""
     out_bias: bool = False
-    """The one from attention's result has."""
+    """The attention output projection has a bias."""
     mlp_bias: bool = False
     norm_bias: bool = False
-    """Norms are layer norms, which add a bias; else they scale alone."""
+    """Norms are layer norms with a bias; else RMS norms."""
     norms_in_float32: bool = False
-    """Norms scale before they leave float32, as Gemma's do; Llama's after."""
+    """Norms apply their scale in float32, as Gemma does. Llama casts back first."""
     layer_norms: int = 2
-    """Norms as wide as the model in a decoder layer."""
+    """Norms of width `hidden_size` in a decoder layer."""
     qk_norm: bool = False
     gated: bool = True
-    """The MLP has a gate beside its way up."""
+    """The MLP has a gate projection besides the up projection."""
     num_experts: int = 0
-    """MLPs of which each token meets a few, in each of `expert_layers`; 0: each layer has one."""
+    """Experts in each of `expert_layers`; 0: every layer has a single MLP."""
     experts_per_token: int = 0
     expert_layers: int = 0
-    """Decoder layers with experts; the others have one MLP of `dense_intermediate_size`."""
+    """Decoder layers with experts. The others have one MLP of `dense_intermediate_size`."""
     dense_intermediate_size: int = 0
     learned_positions: bool = False
     fused: bool = False
-    """Queries, keys and values come from one matrix, which tensor parallelism cannot cut."""
+    """Query, key and value share one projection, which tp cannot split."""
     attention_dropout: float = 0.0
     window: int | None = None
-    """Tokens that attention sees back; None is all of them, 0 where layers are of other kinds."""
+    """Tokens of a sliding attention window. None: full attention. 0: other kinds of attention."""
     linear: tuple[tuple[str, int, int], ...] = ()
     """Name, inputs and outputs of each linear layer of a decoder layer."""
     notes: tuple[str, ...] = ()
-    """What in the config looks like a mistake."""
+    """Probable mistakes in the config."""
     untrainable: str | None = None
-    """Why the bundled trainer cannot train it, which can be planned all the same."""
+    """Why the bundled trainer cannot train this model, although it can be planned."""
     _hash: int = field(init=False, repr=False, compare=False)
-    """Reckoned once: a search looks its shape up in caches many thousand times."""
+    """Computed once, because a search looks the shape up in caches thousands of times."""
 
     def __post_init__(self) -> None:
         values = tuple(getattr(self, one.name) for one in fields(self) if one.init)
@@ -68,7 +68,7 @@ class ModelShape:
 
     @property
     def up_size(self) -> int:
-        """Columns on the MLP's way up: gate and up together where there is a gate."""
+        """Output features of the up projection and, if there is one, of the gate."""
         return self.intermediate_size * (2 if self.gated else 1)
 
     @property
@@ -77,35 +77,32 @@ class ModelShape:
 
     @property
     def mlp_matrices(self) -> int:
-        """Of the MLP, or of one expert."""
+        """Weights of the MLP, or of one expert."""
         return self.hidden_size * (self.up_size + self.intermediate_size)
 
     @property
     def router(self) -> int:
-        """Weights that choose the experts of a token."""
+        """Weights of the router, which chooses the experts of a token."""
         return self.hidden_size * self.num_experts
 
     @property
     def layer_matrices(self) -> int:
-        """Weights that a token is multiplied with in one decoder layer: without experts, all of its
-        linear layers."""
-        met = self.experts_per_token if self.num_experts else 1
-        return self.attention_matrices + met * self.mlp_matrices + self.router
+        """Weights of one decoder layer that a token is multiplied with: all linear layers, or those
+        of its experts only."""
+        mlps = self.experts_per_token if self.num_experts else 1
+        return self.attention_matrices + mlps * self.mlp_matrices + self.router
 
     @property
     def layer_weights(self) -> int:
-        """Parameters of one decoder layer that tensor parallelism splits; with experts, of a layer
-        that has them."""
+        """Parameters of one decoder layer that tp splits. With experts: of a layer with experts."""
         attention_biases = (self.query_size + 2 * self.kv_size) * self.qkv_bias
         mlps = max(1, self.num_experts) * self.mlp_matrices + self.up_size * self.mlp_bias
         return self.attention_matrices + attention_biases + mlps
 
     @property
     def layer_replicated(self) -> int:
-        """Parameters of one decoder layer that every tensor-parallel rank holds.
-
-        Norms, the router, and the biases of the two linear layers whose input is what is split.
-        """
+        """Parameters of one decoder layer that each tp rank holds: norms, the router, and the
+        biases of the two row-wise linear layers."""
         norms = self.layer_norms * self.norm_parameters + 2 * self.head_dim * self.qk_norm
         return norms + self.router + self.hidden_size * (self.out_bias + self.mlp_bias)
 
@@ -115,12 +112,12 @@ class ModelShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Of one norm as wide as the model."""
+        """Parameters of one norm of width `hidden_size`."""
         return self.hidden_size * (1 + self.norm_bias)
 
     @property
     def vocabulary_parameters(self) -> int:
-        """Of the input embedding, and as many of the head."""
+        """Parameters of the embedding; the head has as many."""
         return self.vocab_size * self.hidden_size
 
     @property
@@ -129,7 +126,7 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Exactly what the transformers model has, counted once where weights are tied."""
+        """The exact number of parameters of the transformers model; tied weights count once."""
         layers = self.num_layers * self.layer_parameters
         if self.num_experts:
             experts = self.num_experts * self.mlp_matrices + self.router
@@ -139,12 +136,12 @@ class ModelShape:
 
     @property
     def outer_parameters(self) -> int:
-        """Of what is not in a decoder layer."""
+        """Parameters outside of decoder layers."""
         vocabulary = self.vocabulary_parameters * (1 if self.tied_embeddings else 2)
         return vocabulary + self.position_parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets: all but the experts that are not chosen for it."""
+        """Parameters that one token uses: all except the experts that are not chosen for it."""
         idle = self.num_experts - self.experts_per_token
         return self.parameters - self.expert_layers * idle * self.mlp_matrices

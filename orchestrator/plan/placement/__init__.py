@@ -1,1 +1,1 @@
-"""Which host plays which node of a plan."""
+"""Assigns hosts to the nodes of a plan."""

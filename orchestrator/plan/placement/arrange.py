@@ -1,4 +1,4 @@
-"""Which hosts play the nodes of a mesh, so that little of its traffic crosses few switches."""
+"""Assigns hosts to the nodes of a mesh, so that as little traffic as possible crosses switches."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -10,18 +10,19 @@ from orchestrator.contract.plan import Traffic
 from orchestrator.inventory.hosts import natural
 from orchestrator.plan.placement.cost import Cost, cost_on
 from orchestrator.plan.placement.edges import Edges, Flow, edges_of, flows_of
-from orchestrator.plan.placement.exact_search import MOST_NODES, best_of_all
+from orchestrator.plan.placement.exact_search import MOST_NODES, best_placement
 from orchestrator.plan.placement.greedy import candidates, grid_of, pack
-from orchestrator.plan.placement.local_search import improved
+from orchestrator.plan.placement.local_search import improve
 from orchestrator.plan.placement.tree import Tree, tree_over
 
 MOST_TRIED = 12
-"""Candidates that are laid out and counted."""
+"""Greedy candidates that are packed and costed."""
 MOST_IMPROVED = 4
-"""Of those, the cheapest, that are improved: which is cheapest after that cannot be told before."""
+"""The cheapest candidates, which a local search improves. The best start is not always the
+cheapest."""
 MOST_EXCHANGED = 2048
-"""Nodes that are improved together, over all starts. Exchanges among so many take a second or more,
-and packing alone is near the bound for more."""
+"""Limit of nodes for the local search, summed over all starts. It takes more than a second for this
+many, and greedy packing alone is close to the bound for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +30,10 @@ class Arrangement:
     hosts: tuple[str, ...]
     """In node order."""
     spares: tuple[str, ...]
-    """The best to have at hand, the best first."""
+    """The remaining hosts, the best spares first."""
     cost: Cost
     by_name: Cost
-    """What the first hosts by name would cost."""
+    """Cost of the first hosts in name order, for comparison."""
 
 
 def arrange(
@@ -42,15 +43,15 @@ def arrange(
     switches: Mapping[str, tuple[str, ...]],
     traffic: Iterable[Traffic] = (),
 ) -> Arrangement:
-    """The nodes of `mesh` on the best of `hosts`, of which there are enough.
+    """Assign the best of `hosts` to the nodes of `mesh`. There must be enough hosts.
 
-    Where tp is wider than a host, its groups are placed as if each were one node, on as many hosts
-    of one NVLink block, which is the last of their `switches`. Hosts of a block are alike, so
-    nothing better is left out. The order by name is then that of such groups of hosts.
+    A few nodes get the optimal placement (`exact_search`), many nodes a good one (`greedy` and
+    `local_search`). Spares are chosen from the rest, so they never raise the cost. Without traffic,
+    inner axes are assumed to send more than outer ones. Without switches, or without a gain, hosts
+    are used in name order.
 
-    Without traffic, inner axes are taken to outweigh outer ones; without switches, or where nothing
-    is gained, hosts are taken by name. The best of all for a few nodes (`exact`), a good one for
-    many (`pack`). Spares are chosen after that, from what is left, so they never raise the cost.
+    A tp group that is wider than a host is placed like one node, on hosts of one NVLink block (the
+    last of their `switches`). The hosts of a block are equivalent, so this loses nothing.
     """
     wide = mesh.tp // ranks_per_host
     if wide > 1:
@@ -64,7 +65,7 @@ def arrange(
     best = _cheapest(tree, edges, tried)
     if nodes > MOST_NODES and tree.height:
         starts = best[: min(MOST_IMPROVED, MOST_EXCHANGED // nodes)]
-        better = (improved(tree, edges, placed) for placed, _ in starts)
+        better = (improve(tree, edges, placed) for placed, _ in starts)
         best = [*best[:1], *_cheapest(tree, edges, better)]
     placed, cost = min(best, key=lambda found: found[1].total)
     return Arrangement(
@@ -102,13 +103,13 @@ def _arranged_in_blocks(
 def groups_in_blocks(
     hosts: Iterable[str], switches: Mapping[str, tuple[str, ...]], wide: int
 ) -> dict[str, tuple[str, ...]]:
-    """As many groups of `wide` hosts of one NVLink block as there are, by their first host, in
-    natural order of these."""
-    waiting: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    """All disjoint groups of `wide` hosts in one NVLink block, keyed by their first host and in
+    natural order of it."""
+    incomplete: dict[tuple[str, ...], list[str]] = defaultdict(list)
     groups = {}
     for host in hosts:
         if host in switches:
-            members = waiting[switches[host]]
+            members = incomplete[switches[host]]
             members.append(host)
             if len(members) == wide:
                 groups[members[0]] = tuple(members)
@@ -119,7 +120,7 @@ def groups_in_blocks(
 def _cheapest(
     tree: Tree, edges: Edges, tried: Iterable[Sequence[int]]
 ) -> list[tuple[Sequence[int], Cost]]:
-    """All of them with their costs, the cheapest first."""
+    """All placements with their costs, the cheapest first."""
     counted = ((placed, cost_on(tree, edges, placed)) for placed in tried)
     return sorted(counted, key=lambda found: found[1].total)
 
@@ -129,7 +130,7 @@ def _tries(
 ) -> Iterable[Sequence[int]]:
     if not tree.height:
         return
-    best = best_of_all(tree, edges, mesh.world_size // ranks_per_host)
+    best = best_placement(tree, edges, mesh.world_size // ranks_per_host)
     if best is not None:
         yield best
         return
@@ -140,7 +141,7 @@ def _tries(
 
 
 def _spares(tree: Tree, placed: Sequence[int]) -> list[int]:
-    """The other hosts, those first that share leaves, then spines, with the most nodes."""
+    """The other hosts. First come those that share a leaf, then a spine, with the most nodes."""
     near = [Counter(above[host] for host in placed) for above in tree.above]
     others = sorted(set(range(len(tree.names))) - set(placed))
     return sorted(

@@ -1,4 +1,4 @@
-"""What a placement costs: bytes of a step, counted once for each level of switches they leave."""
+"""The cost of a placement: bytes per step, counted once for each switch level that they cross."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from orchestrator.plan.placement.tree import Tree, tree_over
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     crossing: tuple[int, ...]
-    """Bytes of a step that leave a host, that leave a leaf switch, a spine, and so on upwards; what
-    leaves a leaf has left a host as well."""
+    """Bytes per step that leave a host, a leaf switch, a spine, and so on. Bytes that leave a leaf
+    are also among those that leave a host."""
 
     @property
     def total(self) -> int:
@@ -28,14 +28,14 @@ def cost_of(
     switches: Mapping[str, tuple[str, ...]],
     traffic: Iterable[Traffic] = (),
 ) -> Cost:
-    """What it costs to run the nodes of `mesh` on `hosts`, given in node order."""
+    """The cost of running the nodes of `mesh` on `hosts`, given in node order."""
     tree = tree_over(hosts, switches)
     edges = edges_of(mesh, ranks_per_host, flows_of(mesh, traffic))
     return cost_on(tree, edges, range(len(hosts)))
 
 
 def cost_on(tree: Tree, edges: Edges, hosts: Sequence[int]) -> Cost:
-    """What it costs to run node n on the host of the number `hosts[n]` in `tree`."""
+    """The cost of running node n on host number `hosts[n]` of `tree`."""
     leaving = sum(size * len(ones) for size, (ones, _) in edges.items())
     return Cost(
         crossing=(leaving, *(_crossing([above[h] for h in hosts], edges) for above in tree.above))
@@ -43,7 +43,7 @@ def cost_on(tree: Tree, edges: Edges, hosts: Sequence[int]) -> Cost:
 
 
 def _crossing(switch: Sequence[int], edges: Edges) -> int:
-    """Bytes between nodes below different switches, `switch[n]` being the one above node n."""
+    """Bytes between nodes below different switches; `switch[n]` is the one above node n."""
     return sum(
         size * sum(map(ne, _pick(switch, ones), _pick(switch, others)))
         for size, (ones, others) in edges.items()

@@ -1,9 +1,8 @@
-"""What the nodes of a mesh send each other in a step.
+"""The traffic between the nodes of a mesh in a step.
 
-A node is a host that is not chosen yet: node n holds ranks n*r to n*r+r-1. A collective runs as a
-ring over its group in rank order, each rank sending to the next, as NCCL's rings do across hosts;
-pipeline stages send to the next one, and the first and the last exchange what both have;
-`all-to-all` goes from each to every other.
+A node is a place for a host: node n holds ranks n*r to n*r+r-1. A collective runs as a ring over
+its group in rank order, as NCCL's rings do across hosts. Pipeline stages send to the next one, and
+the first and the last exchange tied gradients. In an all-to-all each rank sends to each other.
 """
 
 import itertools
@@ -17,20 +16,19 @@ from orchestrator.contract.plan import Traffic
 from orchestrator.plan.cost.groups import Pattern, pattern_of
 
 UNKNOWN_STEP = 16
-"""By how much each axis outweighs the next one outwards, where no traffic is known."""
+"""Assumed ratio of an axis's traffic to that of the next outer axis, if no traffic is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     axes: tuple[str, ...]
-    """Of one group, outermost first."""
+    """Axes of the group, outermost first."""
     pattern: Pattern
     bytes_per_rank: int
 
 
 def flows_of(mesh: Mesh, traffic: Iterable[Traffic]) -> tuple[Flow, ...]:
-    """`traffic` by group and pattern. Where there is none, the inner axes are taken to outweigh the
-    outer ones."""
+    """`traffic` by group and pattern. Without traffic, inner axes are assumed to send more."""
     totals: dict[tuple[tuple[str, ...], Pattern], int] = defaultdict(int)
     for row in traffic:
         named = row.axis.split(" x ")
@@ -48,7 +46,7 @@ def flows_of(mesh: Mesh, traffic: Iterable[Traffic]) -> tuple[Flow, ...]:
 
 
 def strides(mesh: Mesh) -> dict[str, int]:
-    """How far apart in rank order neighbours on an axis are."""
+    """Distance in ranks between neighbours along each axis."""
     inner = itertools.accumulate(reversed(mesh.degrees), lambda a, b: a * b, initial=1)
     return dict(zip(reversed(AXES), inner, strict=False))
 
@@ -63,7 +61,7 @@ def groups(mesh: Mesh, axes: Sequence[str]) -> Iterator[list[int]]:
 
 
 def _offsets(digits: Sequence[tuple[int, int]]) -> list[int]:
-    """Of every combination of `digits`, given as how many and how far apart, outermost first."""
+    """The offsets of all combinations of `digits`: (count, step) pairs, outermost first."""
     found = [0]
     for count, step in digits:
         found = [base + number * step for base in found for number in range(count)]
@@ -71,11 +69,11 @@ def _offsets(digits: Sequence[tuple[int, int]]) -> list[int]:
 
 
 Edges = Mapping[int, tuple[Sequence[int], Sequence[int]]]
-"""Bytes -> the pairs of nodes that send so much, as two sequences of the same length."""
+"""Bytes -> the pairs of nodes that exchange this much, as two sequences of equal length."""
 
 
 def edges_of(mesh: Mesh, ranks_per_host: int, flows: Iterable[Flow]) -> Edges:
-    """What nodes send each other, either way taken together."""
+    """The bytes between nodes, both directions added."""
     sent: dict[tuple[int, int], int] = defaultdict(int)
     for flow in flows:
         for group in groups(mesh, flow.axes):

@@ -1,10 +1,10 @@
-"""The best placement of a few nodes, whatever they send each other: every way to share them out.
+"""The optimal placement of a few nodes, for any traffic, by dynamic programming.
 
-Bytes that leave a switch are a cut of the nodes below it, so the best way to fill a switch with a
-set of nodes is the best way to share that set out over what hangs on it: a table from sets to
-costs for each switch. Merging two tables tries each set with each of its subsets, 3^n of them.
-Switches of the same shape share a table, and n nodes need n of one shape at most. A set of nodes is
-a number, one bit a node.
+The bytes that leave a switch depend only on the set of nodes below it. So each switch has a table
+from sets of nodes to the lowest cost of placing the set below it, and the table of a switch is the
+merge of its children's tables. A merge tries each subset of each set, which is 3^n pairs. Switches
+of equal shape share a table, and n nodes need at most n switches of one shape. A set is an integer
+with one bit per node.
 """
 
 import math
@@ -18,18 +18,19 @@ from orchestrator.plan.placement.tree import Switch, Tree
 
 MOST_NODES = 8
 MOST_MERGES = 200
-"""Of 8 nodes, 6561 subsets each: a second or so for all."""
+"""Limit of merges. With 8 nodes each tries 6561 subsets, so all take about a second."""
 
 Shape = Union[int, tuple["Shape", ...]]  # noqa: UP007 - a string has no |
-"""Of a leaf, how many hosts; of another switch, the shapes of what hangs on it."""
+"""For a leaf the number of hosts; for another switch the shapes of its children."""
 
 
 @dataclass(slots=True)
 class _Table:
     costs: list[float]
-    """Of each set of nodes below the switch, its own cut included."""
+    """By set of nodes: the lowest cost below the switch, its own cut included."""
     shares: list[list[int]] = field(default_factory=list)
-    """Child after the first -> set below this child and those before -> what this child gets."""
+    """For each child after the first, by set of nodes below this child and those before: the subset
+    that this child gets."""
 
 
 @dataclass(slots=True)
@@ -38,11 +39,11 @@ class _Solver:
     cuts: list[int]
     tables: dict[Shape, _Table] = field(default_factory=dict)
     shapes: dict[int, Shape] = field(default_factory=dict)
-    """By `id` of the switch."""
+    """Keyed by `id` of the switch."""
     merges: int = 0
 
     def shape(self, switch: Switch) -> Shape:
-        """The shape of `switch`, as far as the nodes can tell."""
+        """The shape of `switch`, without hosts and children that so few nodes never need."""
         if not switch.children:
             found: Shape = min(len(switch.hosts), self.nodes)
         else:
@@ -75,7 +76,7 @@ class _Solver:
         return known
 
     def assign(self, switch: Switch, nodes: int, placed: list[int]) -> None:
-        """Write into `placed` the hosts of the set `nodes`, all of them below `switch`."""
+        """Write the hosts of the set `nodes`, all below `switch`, into `placed`."""
         if not switch.children:
             members = [node for node in range(self.nodes) if nodes >> node & 1]
             for node, host in zip(members, switch.hosts, strict=False):
@@ -90,16 +91,16 @@ class _Solver:
         self.assign(children[0], nodes, placed)
 
     def _in_order(self, switch: Switch, shape: Shape) -> list[Switch]:
-        """The children that count, in the order in which they were merged."""
+        """The children in `shape`, in the order in which they were merged."""
         assert isinstance(shape, tuple)
-        waiting: dict[Shape, list[Switch]] = {}
+        by_shape: dict[Shape, list[Switch]] = {}
         for child in reversed(switch.children):
-            waiting.setdefault(self.shapes[id(child)], []).append(child)
-        return [waiting[one].pop() for one in shape]
+            by_shape.setdefault(self.shapes[id(child)], []).append(child)
+        return [by_shape[one].pop() for one in shape]
 
 
-def best_of_all(tree: Tree, edges: Edges, nodes: int) -> list[int] | None:
-    """The cheapest hosts for the nodes, by number in `tree`; None where that is too much work."""
+def best_placement(tree: Tree, edges: Edges, nodes: int) -> list[int] | None:
+    """The cheapest hosts for the nodes, by number in `tree`; None if that is too much work."""
     if nodes > MOST_NODES or not tree.height:
         return None
     solver = _Solver(nodes=nodes, cuts=_cuts(edges, nodes))
@@ -113,7 +114,7 @@ def best_of_all(tree: Tree, edges: Edges, nodes: int) -> list[int] | None:
 
 
 def _cuts(edges: Edges, nodes: int) -> list[int]:
-    """Of each set of nodes, the bytes between it and the others."""
+    """By set of nodes: the bytes between the set and all other nodes."""
     cuts = [0] * (1 << nodes)
     for size, (ones, others) in edges.items():
         for one, other in zip(ones, others, strict=True):
@@ -124,7 +125,7 @@ def _cuts(edges: Edges, nodes: int) -> list[int]:
 
 
 def _merged(before: Sequence[float], child: Sequence[float]) -> tuple[list[float], list[int]]:
-    """The cheapest way to share each set out, and what of it goes below the child."""
+    """By set: the lowest cost with one more child, and the subset that this child gets."""
     costs, shares = [0.0] * len(before), [0] * len(before)
     for members in range(len(before)):
         best, share, part = before[members] + child[0], 0, members

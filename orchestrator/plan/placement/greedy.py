@@ -1,10 +1,10 @@
-"""Good placements of many nodes: which of them stand side by side, and where they are cut.
+"""Good placements of many nodes, by packing tiles of the mesh into switches.
 
-The nodes of a mesh are a grid of its axes. A tile of it fills a leaf, a tile of those a spine, and
-so on up; which tiles cost least depends on what each axis sends. A candidate is a tile for each
-level, which gives an order of the nodes and sizes at which a cut of that order is cheap. It is laid
-into the tree like parcels into bins: whole tiles as long as there is room for whole ones, and what
-is left over in as few pieces as there can be.
+The nodes of a mesh form a grid of its axes. A tile of nodes fills a leaf, a tile of those tiles
+fills a spine, and so on. Which tiles are cheapest depends on the traffic of each axis. A candidate
+has one tile per level, which gives an order of the nodes, and sizes at which the order can be cut
+cheaply. Packing is like bin packing: whole tiles while they fit, then the rest in as few pieces as
+possible.
 """
 
 import itertools
@@ -18,17 +18,17 @@ from orchestrator.plan.placement.edges import Flow, strides
 from orchestrator.plan.placement.tree import Switch, Tree
 
 TILES = 6
-"""Of each level, that are tried out, those first that promise to cost least."""
+"""Tiles per level that are tried, those with the lowest estimated cost first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The nodes of a mesh by axis, the outermost first; axes inside a host are left out."""
+    """The nodes of a mesh by axis, outermost first, without axes inside a host."""
 
     axes: tuple[str, ...]
     sizes: tuple[int, ...]
     runs: tuple[tuple[tuple[int, ...], int], ...]
-    """Of each flow between hosts: its axes, innermost first, as numbers in `axes`, and the bytes
+    """For each flow between hosts: its axes, innermost first, as indices into `axes`, and the bytes
     that a node sends to the next one along them."""
 
     @property
@@ -37,7 +37,7 @@ class Grid:
 
 
 def grid_of(mesh: Mesh, ranks_per_host: int, flows: Sequence[Flow]) -> Grid:
-    """Where hosts do not hold whole parts of an axis, all nodes are taken to be one row."""
+    """The grid of `mesh`. If hosts hold broken parts of an axis, all nodes are one row."""
     step = strides(mesh)
     sizes: dict[str, int] = {}
     for axis in AXES:
@@ -58,7 +58,7 @@ def grid_of(mesh: Mesh, ranks_per_host: int, flows: Sequence[Flow]) -> Grid:
 
 
 def _size(step: int, degree: int, ranks_per_host: int) -> int | None:
-    """Nodes along an axis; None where hosts hold no whole part of it."""
+    """Nodes along an axis; None if hosts hold broken parts of it."""
     if degree == 1 or ranks_per_host % (step * degree) == 0:
         return 1
     if step % ranks_per_host == 0:
@@ -69,21 +69,21 @@ def _size(step: int, degree: int, ranks_per_host: int) -> int | None:
 
 
 Tile = tuple[int, ...]
-"""How many nodes of each axis of the grid."""
+"""Number of nodes along each axis of the grid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     order: tuple[int, ...]
-    """The nodes, as they stand side by side."""
+    """The nodes, neighbours in the grid next to each other."""
     cuts: tuple[int, ...]
-    """Sizes at whose multiples a cut of the order is cheap, the largest first; the last is 1."""
+    """The order can be cut cheaply at multiples of these sizes; largest first, the last is 1."""
     tile: int
-    """What a leaf is to hold whole."""
+    """Nodes that should stay together in one leaf."""
 
 
 def candidates(grid: Grid, tree: Tree) -> Iterator[Candidate]:
-    """Each once, those that promise to cost least first."""
+    """Each candidate once, those with the lowest estimated cost first."""
     seen = set()
     for tiles in itertools.chain(_tilings(grid, tree), _rows(grid)):
         if tiles not in seen:
@@ -92,23 +92,23 @@ def candidates(grid: Grid, tree: Tree) -> Iterator[Candidate]:
 
 
 def _tilings(grid: Grid, tree: Tree) -> Iterator[tuple[Tile, ...]]:
-    """Tiles for each level, leaves first."""
-    rooms = [_rooms(above) for above in tree.above]
+    """Chains of tiles, one per level, leaves first (a beam search of width `TILES`)."""
+    capacities = [_capacities(above) for above in tree.above]
     one = (1,) * len(grid.sizes)
     chains: list[tuple[float, tuple[Tile, ...]]] = [(0.0, ())]
-    for room in rooms:
+    for capacity in capacities:
         grown = [
-            (cost + _promise(grid, tile, room), (*chain, tile))
+            (cost + _estimated_cost(grid, tile, capacity), (*chain, tile))
             for cost, chain in chains
-            for tile in _tiles(grid.sizes, chain[-1] if chain else one, max(room))
+            for tile in _tiles(grid.sizes, chain[-1] if chain else one, max(capacity))
         ]
         chains = sorted(grown)[:TILES]
     for _, chain in chains:
         yield chain
 
 
-def _rooms(above: Sequence[int]) -> list[int]:
-    """Hosts below each switch of a level."""
+def _capacities(above: Sequence[int]) -> list[int]:
+    """Number of hosts below each switch of a level."""
     counts = [0] * (max(above) + 1)
     for switch in above:
         counts[switch] += 1
@@ -116,7 +116,7 @@ def _rooms(above: Sequence[int]) -> list[int]:
 
 
 def _tiles(sizes: Tile, below: Tile, room: int) -> Iterator[Tile]:
-    """Tiles that are made of `below`, divide the grid, and fit below the largest switch."""
+    """Tiles that consist of tiles `below`, divide the grid, and fit into `room` hosts."""
     choices = [
         [below_ * many for many in range(1, size // below_ + 1) if size // below_ % many == 0]
         for size, below_ in zip(sizes, below, strict=True)
@@ -126,10 +126,11 @@ def _tiles(sizes: Tile, below: Tile, room: int) -> Iterator[Tile]:
             yield tile
 
 
-def _promise(grid: Grid, tile: Tile, rooms: Sequence[int]) -> float:
-    """About what leaves the switches of a level; twice for tiles that have to be cut again."""
+def _estimated_cost(grid: Grid, tile: Tile, capacities: Sequence[int]) -> float:
+    """Estimate of the bytes that leave the switches of a level. Tiles that must be cut count
+    twice."""
     size = math.prod(tile)
-    whole = min(grid.nodes, sum(room // size * size for room in rooms))
+    whole = min(grid.nodes, sum(capacity // size * size for capacity in capacities))
     crossing = 0.0
     for axes, sent in grid.runs:
         run = 1
@@ -143,8 +144,8 @@ def _promise(grid: Grid, tile: Tile, rooms: Sequence[int]) -> float:
 
 
 def _rows(grid: Grid) -> Iterator[tuple[Tile, ...]]:
-    """One axis after the other whole, in any order of them, heavy ones first. The first tile may be
-    of several axes and larger than any leaf: then leaves share it and nothing else."""
+    """Tiles that are whole axes, in any order, those with most traffic first. The first tile may
+    have several axes and be larger than any leaf; then several leaves share it."""
     for axes in itertools.permutations(_heavy_first(grid)):
         tiles, tile = [], [1] * len(grid.sizes)
         for axis in axes:
@@ -155,7 +156,7 @@ def _rows(grid: Grid) -> Iterator[tuple[Tile, ...]]:
 
 
 def _heavy_first(grid: Grid) -> list[int]:
-    """Axes, those first along which nodes send the most."""
+    """Axes by descending traffic."""
     weights = [sum(sent for axes, sent in grid.runs if axes[0] == a) for a in range(len(grid.axes))]
     return sorted(range(len(grid.axes)), key=lambda axis: (-weights[axis], -axis))
 
@@ -175,21 +176,21 @@ def _candidate(grid: Grid, tiles: tuple[Tile, ...]) -> Candidate:
 
 
 Part = tuple[int, int]
-"""Of an order: where it begins, and how many nodes."""
+"""Start and number of nodes of a contiguous part of an order."""
 
 
 def pack(tree: Tree, candidate: Candidate, aligned: bool = True) -> list[int]:
-    """The host of each node: tiles whole where there is room, then the rest.
+    """The host of each node: first whole tiles where they fit, then the rest.
 
-    Parts that are too large for any switch are cut where `candidate` says that it is cheap, or, not
-    `aligned`, wherever the largest switch is full.
+    Parts that are too large for any switch are cut at the cheap sizes of `candidate` or, if not
+    `aligned`, where the largest switch is full.
     """
     tile = candidate.tile
     packer = _Packer(cuts=candidate.cuts if aligned else (1,), hosts=[0] * len(candidate.order))
-    whole = min(packer.open(tree.root, tile), len(candidate.order) // tile * tile)
+    whole = min(packer.measure(tree.root, tile), len(candidate.order) // tile * tile)
     if whole:
         packer.fill(tree.root, [(0, whole)])
-    packer.open(tree.root, 1)
+    packer.measure(tree.root, 1)
     rest = range(whole, len(candidate.order), tile)
     packer.fill(tree.root, [(at, min(tile, len(candidate.order) - at)) for at in rest])
     placed = [0] * len(candidate.order)
@@ -202,23 +203,23 @@ def pack(tree: Tree, candidate: Candidate, aligned: bool = True) -> list[int]:
 class _Packer:
     cuts: tuple[int, ...]
     hosts: list[int]
-    """Of each place in the order."""
+    """By position in the order."""
     used: dict[int, int] = field(default_factory=dict)
-    """Hosts of a leaf that are taken, by `id` of it."""
+    """Hosts that are used, keyed by `id` of the leaf."""
     room: dict[int, int] = field(default_factory=dict)
-    """Below each switch, in whole tiles."""
+    """Free hosts in whole tiles, keyed by `id` of the switch."""
 
-    def open(self, switch: Switch, tile: int) -> int:
-        """Find the room below `switch` and those below it."""
+    def measure(self, switch: Switch, tile: int) -> int:
+        """Compute the room for whole tiles below `switch` and all switches under it."""
         if switch.children:
-            room = sum(self.open(child, tile) for child in switch.children)
+            room = sum(self.measure(child, tile) for child in switch.children)
         else:
             room = (len(switch.hosts) - self.used.get(id(switch), 0)) // tile * tile
         self.room[id(switch)] = room
         return room
 
     def fill(self, switch: Switch, parts: Sequence[Part]) -> None:
-        """Place `parts` below `switch`, which has room for them."""
+        """Place `parts` below `switch`, which has enough room."""
         if switch.children:
             for child, its in zip(switch.children, self._shared(switch, parts), strict=True):
                 if its:
@@ -231,7 +232,8 @@ class _Packer:
         self.used[id(switch)] = used
 
     def _shared(self, switch: Switch, parts: Sequence[Part]) -> list[list[Part]]:
-        """What of `parts` each child gets: the child that a part just fits, else the largest."""
+        """The parts that each child gets. A part goes to the smallest child that it fits into, else
+        it is cut and the largest child is filled first."""
         shares: list[list[Part]] = [[] for _ in switch.children]
         rooms = sorted((self.room[id(c)], -number) for number, c in enumerate(switch.children))
         for start, length in parts:

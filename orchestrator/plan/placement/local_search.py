@@ -1,4 +1,4 @@
-"""A placement made better by exchanges: a node that would rather be on another leaf goes there."""
+"""Improves a placement by exchanges: a node moves to another leaf if that lowers the cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ PASSES = 3
 EMPTY = -1
 
 
-def improved(tree: Tree, edges: Edges, hosts: Sequence[int]) -> list[int]:
-    """`hosts` of the nodes after exchanges, each of which lowers the cost."""
+def improve(tree: Tree, edges: Edges, hosts: Sequence[int]) -> list[int]:
+    """The hosts of the nodes after exchanges; each exchange lowers the cost."""
     exchange = _Exchange.of(tree, edges, hosts)
     for _ in range(PASSES):
         if not sum(exchange.move(node) for node in range(len(hosts))):
@@ -22,17 +22,17 @@ def improved(tree: Tree, edges: Edges, hosts: Sequence[int]) -> list[int]:
 @dataclass(slots=True)
 class _Exchange:
     hosts: list[int]
-    """Of each node."""
+    """Host of each node."""
     nodes: list[int]
-    """On each host, or `EMPTY`."""
+    """Node on each host, or `EMPTY`."""
     leaves: Sequence[int]
-    """Of each host."""
+    """Leaf of each host."""
     below: list[list[int]]
-    """The hosts of each leaf."""
-    apart: list[list[int]]
-    """Of two leaves, the levels that lie between them."""
+    """Hosts of each leaf."""
+    distance: list[list[int]]
+    """Number of switch levels between two leaves."""
     peers: list[list[tuple[int, int]]]
-    """Of each node, others and the bytes that go to and fro."""
+    """For each node: its peers, and the bytes in both directions."""
 
     @classmethod
     def of(cls, tree: Tree, edges: Edges, hosts: Sequence[int]) -> "_Exchange":
@@ -49,17 +49,18 @@ class _Exchange:
                 peers[one].append((other, size))
                 peers[other].append((one, size))
         paths = [[above[hosts_[0]] for above in tree.above] for hosts_ in below]
-        apart = [[sum(a != b for a, b in zip(x, y, strict=True)) for y in paths] for x in paths]
-        return cls(list(hosts), nodes, leaves, below, apart, peers)
+        distance = [[sum(a != b for a, b in zip(x, y, strict=True)) for y in paths] for x in paths]
+        return cls(list(hosts), nodes, leaves, below, distance, peers)
 
     def move(self, node: int) -> bool:
-        """Exchange `node` with what gains the most, or leave it where it is."""
+        """Exchange `node` with the host that gains most; returns false if none gains anything."""
         here = self.leaves[self.hosts[node]]
         around = [(self.leaves[self.hosts[peer]], size) for peer, size in self.peers[node]]
-        stay = sum(size * self.apart[here][leaf] for leaf, size in around)
+        stay = sum(size * self.distance[here][leaf] for leaf, size in around)
         best, place = 0, EMPTY
         for there in {leaf for leaf, _ in around} - {here}:
-            gain = stay - sum(size * self.apart[there][leaf] for leaf, size in around)
+            gain = stay - sum(size * self.distance[there][leaf] for leaf, size in around)
+            # The node that moves back can only reduce the gain.
             if gain <= best:
                 continue
             for host in self.below[there]:
@@ -75,13 +76,15 @@ class _Exchange:
         return True
 
     def _loss(self, node: int, other: int, here: int, there: int) -> int:
-        """What it costs that `node` goes `there`, while `other` comes `here` from there."""
+        """The cost of moving `node` from leaf `here` to `there`, while `other` moves the other
+        way."""
         if node == EMPTY:
             return 0
-        near, far = self.apart[here], self.apart[there]
+        near, far = self.distance[here], self.distance[there]
         loss = 0
         for peer, size in self.peers[node]:
             if peer == other:
+                # The gain of `other` was computed as if `node` stayed, so correct it as well.
                 loss += 2 * size * far[here]
             else:
                 leaf = self.leaves[self.hosts[peer]]

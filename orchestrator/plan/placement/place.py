@@ -1,4 +1,4 @@
-"""Late binding: which of the hosts that came play which node of a plan."""
+"""Assigns node ranks of a plan to the hosts that have registered."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -21,17 +21,19 @@ def place(
     switches: Mapping[str, tuple[str, ...]] = NO_SWITCHES,
     traffic: Iterable[Traffic] = (),
 ) -> tuple[str, ...]:
-    """Hosts for `plan` in node-rank order, out of the registered `hosts`.
+    """Hosts for `plan` in node-rank order, chosen from the registered `hosts`.
 
-    A host of `previous` that is still there keeps its node rank, so that its page cache and its
-    files stay of use. Newcomers fill the gaps where their `switches` bring them nearest to those
-    with whom they exchange the most, in natural order where that makes no difference. When none of
-    `previous` is there, all are arranged anew. A host holds a whole number of tp groups in rank
-    order, so none of them leaves it; of those that are wider none leaves its NVLink block, which
-    is the last of a host's `switches`.
+    A host of `previous` that is still registered keeps its node rank, so that its page cache and
+    local files stay useful. New hosts fill the gaps: each gap gets the host whose `switches` are
+    nearest to the nodes that it exchanges most with, or the next in natural order if there is no
+    difference. If no host of `previous` is registered, all hosts are arranged again.
+
+    A host holds whole tp groups in rank order. A tp group wider than a host stays inside one NVLink
+    block, which is the last of a host's `switches`.
 
     Raises:
-        PlanError: fewer hosts can be used than the plan needs, or no NVLink blocks of them hold its
+        PlanError: fewer hosts are usable than the plan needs, or their NVLink blocks do not hold
+        its
             tp groups.
     """
     need = len(plan.hosts)
@@ -55,7 +57,7 @@ def place(
         return _place_in_blocks(plan, slots, known, traffic)
     if known and not slots:
         return arrange(plan.mesh, plan.ranks_per_host, usable, known, traffic).hosts
-    # A host that was in the job but had no node rank within this plan comes before a fresh one.
+    # A host that was in the job without a node rank of this plan is preferred to a new host.
     former = frozenset(previous)
     free = sorted((host for host in usable if host in left), key=lambda host: host not in former)
     if known and len(slots) < need:
@@ -65,7 +67,7 @@ def place(
 
 
 def room_for(plan: Plan, hosts: Collection[str], switches: Mapping[str, tuple[str, ...]]) -> int:
-    """Nodes of `plan` that `hosts` have room for."""
+    """Number of nodes of `plan` that `hosts` have room for."""
     wide = plan.mesh.tp // plan.ranks_per_host
     return wide * len(groups_in_blocks(hosts, switches, wide)) if wide > 1 else len(hosts)
 
@@ -76,11 +78,11 @@ def _place_in_blocks(
     switches: Mapping[str, tuple[str, ...]],
     traffic: Iterable[Traffic],
 ) -> tuple[str, ...]:
-    """As `place`, with each tp group as one node on as many hosts of one NVLink block; `slots` are
-    the nodes whose hosts are still there.
+    """`place` for tp groups that are wider than a host: each group is placed like one node, on
+    hosts of one NVLink block. `slots` has the nodes whose hosts are still registered.
 
-    A group stays in the block where the most of its hosts are, and its gaps are filled there. Where
-    a block has no longer room for all of its groups, those with the fewest hosts left move.
+    A group stays in the block with most of its hosts, and its gaps are filled there. If a block has
+    no room for all of its groups any more, those with the fewest remaining hosts move.
     """
     wide = plan.mesh.tp // plan.ranks_per_host
     stay = _staying(plan, slots, switches, wide)
@@ -90,9 +92,9 @@ def _place_in_blocks(
     need = len(plan.hosts) // wide
     if len(groups) < need:
         raise PlanError(
-            f"a tp group takes {wide} hosts of one NVLink block: the plan has {need} of them, the"
-            f" hosts that can be used have room for {len(groups)}",
-            fix="wait for more hosts of the same blocks, or plan again for those that there are",
+            f"a tp group needs {wide} hosts of one NVLink block: the plan has {need} groups, the"
+            f" usable hosts have room for {len(groups)}",
+            fix="wait for more hosts of the same blocks, or plan again for the available ones",
         )
     found = place(
         replace(plan, ranks_per_host=plan.mesh.tp, hosts=plan.hosts[::wide]),
@@ -109,20 +111,20 @@ def _staying(
 ) -> dict[int, tuple[str, ...]]:
     """The tp groups that stay in their NVLink block, by number, each with its gaps filled."""
     left: dict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
-    """Hosts of each block, less those that are taken."""
+    """Hosts of each block that are not assigned yet."""
     for host, path in switches.items():
         left[path][host] = None
-    there: dict[tuple[str, ...], list[tuple[int, dict[int, str]]]] = defaultdict(list)
-    """Groups of each block, with their nodes that are in it."""
+    by_block: dict[tuple[str, ...], list[tuple[int, dict[int, str]]]] = defaultdict(list)
+    """Groups of each block: number, and the nodes that are in the block."""
     for number in range(len(plan.hosts) // wide):
         nodes = {n: slots[n] for n in range(number * wide, (number + 1) * wide) if n in slots}
         blocks = Counter(switches[host] for host in nodes.values() if host in switches)
         if blocks:
             block = blocks.most_common(1)[0][0]
-            its = {n: host for n, host in nodes.items() if switches.get(host) == block}
-            there[block].append((number, its))
+            inside = {n: host for n, host in nodes.items() if switches.get(host) == block}
+            by_block[block].append((number, inside))
     found = {}
-    for block, groups in there.items():
+    for block, groups in by_block.items():
         groups.sort(key=lambda group: -len(group[1]))
         kept = groups[: len(left[block]) // wide]
         for host in [host for _, nodes in kept for host in nodes.values()]:
@@ -137,11 +139,11 @@ def _staying(
 def _too_few(
     need: int, hosts: Sequence[str], usable: Sequence[str], avoid: Collection[str]
 ) -> PlanError:
-    out = ", ".join(sorted(set(hosts) & set(avoid), key=natural))
-    left = f", {out} left out" if out else ""
+    avoided = ", ".join(sorted(set(hosts) & set(avoid), key=natural))
+    excluded = f"; excluded: {avoided}" if avoided else ""
     return PlanError(
-        f"the plan needs {need} hosts, {len(usable)} can be used of {len(set(hosts))} that"
-        f" registered{left}",
+        f"the plan needs {need} hosts, but only {len(usable)} of {len(set(hosts))} registered hosts"
+        f" are usable{excluded}",
         fix="wait for more hosts, or plan again for fewer"
         + (f" (--set cluster.hosts={len(usable)})" if usable else ""),
     )
@@ -154,9 +156,9 @@ def _fill_near(
     switches: Mapping[str, tuple[str, ...]],
     traffic: Iterable[Traffic],
 ) -> None:
-    """Give each gap, in node order, the host of `free` that is nearest to its peers.
+    """Assign each gap, in node order, the host of `free` that is nearest to its peers.
 
-    Where one brings it no nearer than another the gap stays, for the next in order.
+    If no free host shares a switch with its peers, the gap stays for the caller to fill in order.
     """
     peers = _peers(plan, traffic)
     below: dict[tuple[str, ...], list[str]] = {}
@@ -181,7 +183,7 @@ def _fill_near(
 def _nearest(
     near: Mapping[tuple[str, ...], int], below: Mapping[tuple[str, ...], list[str]], free: list[str]
 ) -> str | None:
-    """The free host that shares the most with its peers: bytes, once for each switch shared."""
+    """The free host that shares most with its peers: bytes, counted once per shared switch."""
     left = set(free)
     found: tuple[int, str] | None = None
     for switch in near:
@@ -195,7 +197,7 @@ def _nearest(
 
 
 def _peers(plan: Plan, traffic: Iterable[Traffic]) -> Mapping[int, Mapping[int, int]]:
-    """What each node exchanges with each other one in a step."""
+    """Bytes that each pair of nodes exchanges in a step."""
     peers: dict[int, dict[int, int]] = {}
     flows = flows_of(plan.mesh, traffic)
     for size, (ones, others) in edges_of(plan.mesh, plan.ranks_per_host, flows).items():

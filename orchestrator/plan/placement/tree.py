@@ -1,4 +1,4 @@
-"""The switches between hosts, as numbers."""
+"""The tree of switches above hosts, with integers instead of names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Switch:
-    """Either switches hang on it or, on a leaf, hosts do."""
+    """A switch with child switches or, if it is a leaf, with hosts."""
 
     children: list["Switch"] = field(default_factory=list)
     hosts: list[int] = field(default_factory=list)
-    """Their numbers in the tree."""
+    """Numbers of the hosts in the tree."""
 
     @property
     def size(self) -> int:
@@ -21,7 +21,7 @@ class Switch:
 class Tree:
     names: tuple[str, ...]
     above: tuple[tuple[int, ...], ...]
-    """Level -> the switch above each host on that level, as a number; leaves come first."""
+    """For each level, leaves first: the number of the switch above each host."""
     root: Switch
 
     @property
@@ -30,11 +30,10 @@ class Tree:
 
 
 def tree_over(names: Sequence[str], switches: Mapping[str, tuple[str, ...]]) -> Tree:
-    """The tree over the hosts `names`, in that order.
+    """The tree over the hosts `names`, in this order.
 
-    Of `switches` all are counted, so that there are as many levels whichever hosts are chosen. A
-    host that hangs higher than others counts as alone below switches of its own, and one whose
-    switches nobody knows likewise.
+    Its depth follows from all of `switches`, so it does not depend on the chosen hosts. A host with
+    a shorter path than others, or with unknown switches, gets switches of its own.
     """
     paths = [switches.get(name, ()) for name in names]
     depth = max(map(len, switches.values()), default=0)

@@ -1,4 +1,4 @@
-"""What the rules leave: the meshes, pipelines and micro batches that `auto` may choose from."""
+"""The meshes, pipelines and micro batches that no rule refuses, from which `auto` may choose."""
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -18,7 +18,7 @@ from orchestrator.plan.stages import can_run
 
 
 def first_mesh(request: Request) -> Mesh | None:
-    """A mesh that breaks no rule, if there is one: the likely one where it breaks none."""
+    """A mesh that breaks no rule, preferably the likely one; None if there is none."""
     likely = likely_mesh(request)
     world = world_size(request.spec)
     if likely.world_size == world and first_refusal(request, likely) is None:
@@ -28,11 +28,11 @@ def first_mesh(request: Request) -> Mesh | None:
 
 
 def likely_mesh(request: Request) -> Mesh:
-    """The degrees of the spec, each `auto` replaced by a number. A refusal explains this mesh where
-    no mesh is admitted.
+    """The degrees of the spec, with a number for each `auto`. If no mesh is admitted, the refusal
+    explains this one.
 
-    tp takes the largest degree with which the world and the batch divide, dp_shard takes what the
-    others leave, and the other degrees are 1.
+    tp gets the largest degree that divides the world and the batch, dp_shard gets the remaining
+    ranks, and the other degrees are 1.
     """
     spec = request.spec
     if spec.parallel.tp != "auto":
@@ -59,7 +59,7 @@ def _with_tp(spec: JobSpec, tp: int) -> Mesh:
 
 
 def tensor_degrees(request: Request, cp: int) -> list[int]:
-    """Every tp that no rule about tp refuses with so many ranks along cp; the largest first."""
+    """The tp degrees that no rule about tp refuses with this cp, largest first."""
     hosts, ranks = request.spec.cluster.hosts, request.spec.cluster.gpus_per_host
     wide = [ranks * many for many in divisors(hosts)[1:]] if request.hosts.blocks else []
     return [tp for tp in reversed([*divisors(ranks), *wide]) if _admits_tensors(request, tp, cp)]
@@ -72,7 +72,7 @@ def _admits_tensors(request: Request, tp: int, cp: int) -> bool:
 
 
 def pipelines(request: Request, mesh: Mesh) -> tuple[PipelineSpec, ...]:
-    """Schedules that can run on a mesh that no other rule refuses."""
+    """Schedules that can run on `mesh`, which no other rule refuses."""
     return tuple(
         pipeline
         for pipeline in wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
@@ -92,7 +92,7 @@ def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
 
 
 def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Checkpointing, ...]:
-    """What `auto` may choose from, the one that recomputes least first."""
+    """The modes that `auto` may choose from, least recomputation first."""
     wish = spec.train.activation_checkpointing
     if wish != "auto":
         return (wish,)
@@ -103,10 +103,11 @@ def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Chec
 
 
 def reshardings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[bool | int, ...]:
-    """What `auto` may choose from, the one that gathers least often first."""
+    """The values that `auto` may choose from, fewest gathers first."""
     fsdp = spec.parallel.fsdp
     if fsdp.reshard_after_forward != "auto" or spec.parallel.data != "fsdp":
         return (fsdp.reshard,)
-    # One rank has nothing to gather, and several stages per rank are gathered a stage at a time.
-    stays = mesh.pp > 1 and pipeline.stages > 1
-    return (True,) if mesh.dp_shard * mesh.cp == 1 or stays else (False, True)
+    # A single rank has nothing to gather. With several stages per rank, the schedule gathers and
+    # frees whole stages itself.
+    by_schedule = mesh.pp > 1 and pipeline.stages > 1
+    return (True,) if mesh.dp_shard * mesh.cp == 1 or by_schedule else (False, True)

@@ -49,7 +49,7 @@ def nearest_plans(
 ) -> tuple[Alternative, ...]:
     """Up to three, the nearest first."""
     found: list[Alternative] = []
-    alike = set()
+    seen = set()
     hosts: dict[int, Hosts] = {}
     tried = {tuple(sorted(e.items(), key=str)): e for e in _candidates(spec, inventory, shape)}
     for edits in sorted(tried.values(), key=lambda edits: _distance(spec, edits)):
@@ -58,7 +58,7 @@ def nearest_plans(
         try:
             changed = apply(spec, edits)
         except Invalid:
-            continue  # The new values exclude each other.
+            continue  # the new values exclude each other
         ranks = changed.cluster.gpus_per_host
         if ranks not in hosts:
             hosts[ranks] = Hosts.of(changed, inventory)
@@ -67,9 +67,10 @@ def nearest_plans(
         if mesh is None or not edits:
             continue
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
-        if kind not in alike and not refusals(request, mesh):
+        # Alternatives that differ only in the size of a change are not worth a line each.
+        if kind not in seen and not refusals(request, mesh):
             found.append(Alternative(edits, mesh))
-            alike.add(kind)
+            seen.add(kind)
         if len(found) == SHOWN:
             break
     return tuple(found)
@@ -123,12 +124,12 @@ def _outer_degrees(spec: JobSpec, world: int) -> Iterator[tuple[int, int]]:
 def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
     """Hosts and ranks per host: as requested, or what the inventory has."""
     hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
-    able = len(inventory.with_devices(ranks))
-    if able >= hosts:
+    available = len(inventory.with_devices(ranks))
+    if available >= hosts:
         yield hosts, ranks
         return
-    if able:
-        yield able, ranks
+    if available:
+        yield available, ranks
     devices = sorted((host.devices for host in inventory.hosts), reverse=True)
     if len(devices) >= hosts and devices[hosts - 1] > 0:
         yield hosts, devices[hosts - 1]
@@ -158,7 +159,7 @@ def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
 
 
 def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
-    """As requested, then with the method of one axis changed."""
+    """No change, then another method for one axis."""
     wish = spec.parallel
     yield {}
     if wish.pp == mesh.pp > 1:
@@ -177,7 +178,7 @@ def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
 
 
 def _changed_degrees(spec: JobSpec, degrees: Mapping[str, int]) -> dict[str, Value]:
-    """Only degrees that the spec fixes; the planner keeps choosing the others."""
+    """Changes of the degrees that the spec fixes; the planner still chooses the others."""
     fixed = {
         axis: degree for axis, degree in degrees.items() if getattr(spec.parallel, axis) != "auto"
     }

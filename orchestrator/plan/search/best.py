@@ -45,7 +45,7 @@ ROUNDING = 1 - 1e-8
 @dataclass(frozen=True, slots=True)
 class Found:
     options: tuple[Option, ...]
-    """The best mesh and up to `SHOWN` alternatives, the best first; empty where nothing fits."""
+    """The best mesh and up to `SHOWN` alternatives, the best first; empty if nothing fits."""
     rejected: tuple[Rejected, ...]
     least: Memory | None
     """The smallest need among the meshes that do not fit."""
@@ -169,7 +169,7 @@ def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) 
 
 
 def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> dict[Mesh, Memory]:
-    """The meshes of a family that fit in no way, each with its smallest need."""
+    """The meshes of a family that no setup fits, each with its smallest memory need."""
     widest, smallest = _widest(family), _smallest(nodes)
     least = _least_if_none_fits(space, widest, smallest)
     if least is not None:
@@ -199,7 +199,7 @@ def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
 
 
 def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> Memory | None:
-    """The smallest need of `mesh`, or None where one of `nodes` fits."""
+    """The smallest memory need of `mesh`, or None if one of `nodes` fits."""
     least: Memory | None = None
     for node in nodes:
         for widest in reversed(node.setups):
@@ -283,12 +283,12 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
 
 
 def _tighter_bound(space: Space, objective: str, node: _Node, level: int) -> float | None:
-    """Level 0: as if every setup fitted; level 1: with those that fit; None where none does."""
+    """Level 0: as if every setup fitted. Level 1: only setups that fit; None if none does."""
     return node.first_seconds if level == 0 else _own_bound(space, objective, node)
 
 
 def _own_bound(space: Space, objective: str, node: _Node) -> float | None:
-    """With the setups that fit on the mesh that shards most; None where none does."""
+    """The bound from the setups that fit on the mesh that shards most; None if none fits."""
     if objective == "memory":
         peaks = [space.peak(setup) for setup in node.setups]
         return min((p.bytes for p in peaks if space.fits(p, node.smallest)), default=None)
@@ -314,7 +314,7 @@ def _seconds(space: Space, setup: Setup) -> float:
 def _options(
     space: Space, objective: str, node: _Node, mesh: Mesh, last: float
 ) -> Iterator[Option]:
-    """Each resharding, with every checkpointing that fits and may beat those before it."""
+    """For each resharding, the checkpointings that fit and may be faster than those before."""
     for reshard in reshardings(space.spec, mesh, node.pipeline):
         least = math.inf if objective == "memory" else last
         for widest, seconds in zip(node.setups, node.seconds, strict=True):

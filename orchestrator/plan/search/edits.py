@@ -1,4 +1,4 @@
-"""Changed values of a spec: what a refusal proposes, typed as `--set KEY=VALUE`."""
+"""Changed values of a spec, which a refusal proposes as `--set KEY=VALUE`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,14 +17,14 @@ def apply(spec: JobSpec, edits: Edits) -> JobSpec:
     """`spec` with other values at paths of the form `section.key`, or deeper.
 
     Raises:
-        Invalid: the values exclude each other or what is there.
+        Invalid: the new values exclude each other or unchanged values.
     """
     changed: JobSpec = _changed_value(spec, {tuple(p.split(".")): v for p, v in edits.items()})
     return changed
 
 
 def _changed_value(value: Any, edits: Mapping[tuple[str, ...], Value]) -> Any:
-    """All keys of one value at once, for what they are together is checked as it is made."""
+    """Changes all keys of one value at once, because `__post_init__` checks the combination."""
     inside: dict[str, dict[tuple[str, ...], Value]] = {}
     for (key, *rest), new in edits.items():
         inside.setdefault(key, {})[tuple(rest)] = new
@@ -45,7 +45,7 @@ def value_at(spec: JobSpec, path: str) -> Any:
 
 
 def show_edits(edits: Edits) -> str:
-    """As they are typed."""
+    """The edits as command line options."""
     return " ".join(f"--set {quote(f'{path}={_shown(value)}')}" for path, value in edits.items())
 
 

@@ -11,7 +11,7 @@ from orchestrator.plan.search.search_space import Space
 
 
 def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:
-    """The hosts that `spec` asks for; None where no profile is known."""
+    """The hardware of the hosts that `spec` asks for; None if the profile is unknown."""
     fabric = inventory.fabric(spec.cluster.gpus_per_host)
     if fabric is None:
         return None
@@ -30,7 +30,7 @@ def with_hosts(space: Space, hosts: int) -> Space:
 
 
 def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
-    """The fewest hosts on which a plan fits, and the fastest plan there."""
+    """The smallest number of hosts on which a plan fits, and the fastest plans on them."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
         if first_mesh(smaller.request) is not None:

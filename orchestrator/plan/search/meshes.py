@@ -1,4 +1,4 @@
-"""Every mesh that has the degrees of a spec. Which of them can run is for `rules`."""
+"""Enumerates the meshes with the degrees of a spec. `rules` decides which of them can run."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from orchestrator.contract.spec.job_spec import JobSpec
 
 @lru_cache(maxsize=1024)
 def divisors(number: int) -> tuple[int, ...]:
-    """From 1 up."""
+    """All divisors in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return tuple(sorted({*small, *(number // n for n in small)}))
 
@@ -37,7 +37,7 @@ def _factors(wishes: tuple[int | str, ...], rest: int) -> Iterator[tuple[int, ..
 
 
 def simplicity(mesh: Mesh) -> tuple[int, ...]:
-    """A sorting key: fewer axes first, then the axes that are easiest to reason about."""
+    """A sort key: fewer axes first, then the axes that are easiest to understand."""
     return (
         sum(degree > 1 for degree in mesh.degrees),
         mesh.pp,
@@ -52,6 +52,6 @@ def world_size(spec: JobSpec) -> int:
 
 
 def sequences_per_pass(spec: JobSpec, mesh: Mesh) -> int:
-    """Sequences of one micro batch on every data-parallel rank; `auto` counts as the least, 1."""
+    """Sequences of one micro batch on all data-parallel ranks; `auto` counts as 1, the minimum."""
     micro = spec.train.micro_batch_size
     return mesh.data_parallel * (1 if micro == "auto" else micro)

@@ -1,4 +1,4 @@
-"""The types of the table in `rules.py`: what a rule is, what it is asked about, what it answers."""
+"""The types of the table in `rules.py`: `Rule`, its input `Case` and its result `Broken`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ Blocks = Sequence[int]
 
 @dataclass(frozen=True)
 class Hosts:
-    """What the rules read of the hosts."""
+    """The properties of the hosts that the rules read."""
 
     devices: int
-    """Per host that the job asks for."""
+    """Devices per host that the job asks for."""
     blocks: Blocks
     inventory: Inventory | None = None
-    """None inside a search: the rules of scope `job` were asked before it started."""
+    """None inside a search: the rules of scope `job` were checked before it started."""
 
     @classmethod
     def of(cls, spec: JobSpec, inventory: Inventory) -> Self:
@@ -33,7 +33,7 @@ class Hosts:
 
     @cached_property
     def usable(self) -> int:
-        """Free hosts with enough devices; only where there is an inventory."""
+        """Free hosts with enough devices; needs an inventory."""
         assert self.inventory is not None
         return len(self.inventory.with_devices(self.devices))
 
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One mesh, with one pipeline, for one request: what a rule is asked about."""
+    """One mesh with one pipeline for one request: the input of a rule."""
 
     spec: JobSpec
     shape: ModelShape
@@ -63,7 +63,7 @@ class Broken(NamedTuple):
     """Depends on the spec, the model and the hosts, not on the mesh: the search counts the meshes
     that break the same limit together."""
     found: str = ""
-    """What this mesh makes of it, appended to the limit when one mesh is refused."""
+    """The values of this mesh, appended to the limit when a single mesh is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,14 @@ class Rule:
     axis: str = ""
     """The degrees by which `ndctl plan` lists the meshes that break it; empty for scope `job`."""
     check: Callable[[Case], Broken | None]
-    """None where the rule holds."""
+    """Returns None if the rule holds."""
     fix: str
-    """Shown where no changed spec was found that has a plan."""
+    """Shown if no changed spec with a plan was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One rule that a mesh breaks, for a person."""
+    """One rule that a mesh breaks, as shown to the user."""
 
     rule: str
     value: str
@@ -104,7 +104,7 @@ def refusal_of(rule: Rule, broken: Broken, case: Case) -> Refusal:
 
 
 def _value(case: Case, path: str) -> str | None:
-    """The refused value: the mesh's degree where the spec says `auto`; None for a section."""
+    """The refused value; for `auto`, the mesh's degree; None for a section of the spec."""
     asked = value_at(case.spec, path)
     section, _, key = path.rpartition(".")
     if section == "parallel" and key in AXES:

@@ -1,7 +1,7 @@
-"""The checks behind the rules in `rules.py`: each returns why a mesh breaks it, or None.
+"""The checks of the rules in `rules.py`. Each returns why a mesh breaks the rule, or None.
 
-A limit must not depend on the mesh (`Broken.limit`). A check leaves to another rule what that rule
-refuses already, so that one mistake gives one line.
+A limit must not depend on the mesh (`Broken.limit`). A check returns None if another rule already
+refuses the same mistake, so that one mistake gives one line.
 """
 
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def unusable_hosts(case: Case) -> Broken | None:
     if case.hosts.usable >= hosts or len(case.hosts.inventory.hosts) < hosts:
         return None
     if any(host.devices < ranks for host in case.hosts.inventory.hosts):
-        return None  # `devices-per-host` names them.
+        return None  # `devices-per-host` names these hosts
     left_out = case.hosts.inventory.left_out(ranks)
     shown = "; ".join(f"{name} {why}" for name, why in list(left_out.items())[:SHOWN])
     more = f"; and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
@@ -100,7 +100,8 @@ def other_layer_types(case: Case) -> Broken | None:
 
 
 def longest_sequence(shape: ModelShape) -> int:
-    """What `sequence-positions` and `sequence-window` both allow; 0 where no length helps."""
+    """The longest sequence that `sequence-positions` and `sequence-window` both allow; 0 if
+    none."""
     return shape.max_positions if shape.window is None else min(shape.max_positions, shape.window)
 
 
@@ -127,7 +128,7 @@ def unknown_modules(case: Case) -> Broken | None:
 
 
 def distant_group(case: Case) -> Broken | None:
-    """A tensor-parallel group talks in every layer, so it stays where NVLink reaches."""
+    """A tensor-parallel group communicates in each layer, so it must stay within NVLink."""
     hosts, ranks, tp = case.spec.cluster.hosts, case.spec.cluster.gpus_per_host, case.mesh.tp
     if ranks % tp == 0:
         return None
@@ -143,7 +144,7 @@ def distant_group(case: Case) -> Broken | None:
     wide = tp // ranks
     if blocks_hold(case.hosts.blocks, wide, hosts):
         return None
-    # A block of 3 hosts has room for one group of 2, and its third host is left over.
+    # A block of 3 hosts has room for one group of 2; its third host stays unused.
     room = sum(size // wide for size in case.hosts.blocks)
     needed = -(-hosts // wide)
     return Broken(
@@ -155,7 +156,7 @@ def fused_projections(case: Case) -> Broken | None:
     if case.mesh.tp == 1 or not case.shape.fused:
         return None
     model = case.shape.model_type
-    return Broken(f"must be 1: the projections of {model} are fused and cannot be cut")
+    return Broken(f"must be 1: the fused projections of {model} cannot be sharded")
 
 
 def compiled_tensors(case: Case) -> Broken | None:
@@ -173,10 +174,10 @@ def divides(what: str, size: Callable[[ModelShape], int]) -> Callable[[Case], Br
 
 
 def uneven_tokens(case: Case) -> Broken | None:
-    """Sequence parallelism cuts the tokens that a cp rank has."""
+    """Sequence parallelism splits the tokens of a cp rank over tp."""
     tokens, left = divmod(case.spec.data.sequence_length, case.mesh.cp)
     if left or tokens % case.mesh.tp == 0:
-        return None  # Where cp does not divide the sequence, `cp-sequence` refuses.
+        return None  # if cp does not divide the sequence, `cp-sequence` refuses it
     what = "a sequence" if case.mesh.cp == 1 else "a cp rank's part of a sequence"
     return Broken(f"must divide the {tokens} tokens of {what}")
 
@@ -197,17 +198,17 @@ def uneven_sequence(case: Case) -> Broken | None:
     method = case.spec.parallel.context
     many = "cp" if method == "ulysses" else "2 x cp"
     return Broken(
-        f"{method} cuts the {length} tokens of a sequence into {many} equal parts",
+        f"{method} splits the {length} tokens of a sequence into {many} equal parts",
         f" (here {parts}), and {parts} does not divide {length}",
     )
 
 
 def uneven_heads(case: Case) -> Broken | None:
-    """Ulysses gives each cp rank some of a tp rank's heads; it copies kv heads where there are
-    fewer than ranks."""
+    """Ulysses gives each cp rank some of a tp rank's heads. It copies kv heads if there are fewer
+    than ranks."""
     shape, tp, cp = case.shape, case.mesh.tp, case.mesh.cp
     if cp == 1 or case.spec.parallel.context != "ulysses" or shape.num_heads % tp:
-        return None  # Where tp does not divide the heads, `tp-heads` refuses.
+        return None  # if tp does not divide the heads, `tp-heads` refuses it
     heads, kv_heads = shape.num_heads // tp, max(1, shape.num_kv_heads // tp)
     if heads % cp == 0 and (kv_heads % cp == 0 or cp % kv_heads == 0):
         return None
@@ -223,7 +224,7 @@ def attention_dropout(case: Case) -> Broken | None:
     if case.mesh.cp == 1 or not dropout:
         return None
     return Broken(
-        f"must be 1: attention in blocks has no dropout, and the model's config asks for {dropout}"
+        f"must be 1: blockwise attention has no dropout, but the model's config sets {dropout}"
     )
 
 
@@ -259,8 +260,8 @@ def split_selective(case: Case) -> Broken | None:
     if kind != "selective" or not splits_backward(case.mesh.pp, case.pipeline):
         return None
     return Broken(
-        f"{SPLITS_BACKWARD} goes backward twice, and torch recomputes selectively for one backward"
-        " pass only"
+        f"{SPLITS_BACKWARD} runs two backward passes per layer, but selective recomputation"
+        " supports only one"
     )
 
 
@@ -268,7 +269,7 @@ def split_compiled(case: Case) -> Broken | None:
     if not case.spec.train.compile or not splits_backward(case.mesh.pp, case.pipeline):
         return None
     return Broken(
-        f"{SPLITS_BACKWARD} splits the backward pass in two, and torch cannot split that of a"
+        f"{SPLITS_BACKWARD} splits the backward pass in two, but torch cannot split that of a"
         " compiled layer"
     )
 
@@ -320,7 +321,7 @@ def unusable_micro_batches(case: Case) -> Broken | None:
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
     most, left = divmod(batch, sequences_per_pass(spec, case.mesh))
     if left:
-        return None  # `batch` refuses.
+        return None  # `batch-ranks` refuses it
     counts = reversed(divisors(most)) if micro == "auto" else (most,)
     if any(can_run(case.pipeline, case.mesh.pp, count) for count in counts):
         return None
@@ -337,5 +338,5 @@ def _by_micro_batch(spec: JobSpec) -> str:
 
 
 def _data_parallel_unknown(spec: JobSpec, mesh: Mesh) -> bool:
-    """`world-size` refuses the mesh, and another dp_shard would have to be found first."""
+    """`world-size` refuses the mesh, so its dp_shard (`auto`) is only a placeholder."""
     return mesh.world_size != world_size(spec) and fills_world(spec)

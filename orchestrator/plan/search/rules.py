@@ -1,14 +1,15 @@
 """Which meshes a job can run on: one table of rules.
 
-The search prunes meshes with this table, and the refusal of a spec lists the rules that it breaks,
-so both always agree. What the trainer refuses as its ranks start is refused here first, before a
-job is queued. Memory is not a rule: the search measures it, mesh by mesh. Tokenizers, weights and
-GPUs can only be checked by the trainer.
+The search prunes meshes with this table, and the refusal of a spec lists the broken rules from it,
+so both always agree. The table has the checks that the trainer makes when its ranks start, so that
+a job is refused before it is queued. Memory is not a rule, because the search computes it for each
+mesh. Only the trainer can check tokenizers, weights and GPUs.
 
 To add a rule, write its check in `rule_checks.py` and add it to `RULES`. The search counts a mesh
 under the first rule that it breaks, so the order decides what `ndctl plan` lists.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -16,14 +17,27 @@ from typing import Literal
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
+from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.search import rule_checks as checks
 from orchestrator.plan.search.rule import Broken, Case, Refusal, Request, Rule, refusal_of
 
 HOST_FIX = "free or add hosts, or ask for fewer"
 TP_FIX = "set parallel.tp=auto, or a degree that divides"
 CP_FIX = "set parallel.cp=auto, or cp=1"
-FULL_FIX = "set data.sequence_length to at most that, or take another model"
+FULL_FIX = "set data.sequence_length to at most that, or use another model"
 SCHEDULE_FIX = "set parallel.pipeline.schedule=auto"
+
+
+def _tp_divides(name: str, what: str, size: Callable[[ModelShape], int]) -> Rule:
+    return Rule(
+        name=name,
+        scope="mesh",
+        axis="tp",
+        reads=("parallel.tp",),
+        check=checks.divides(what, size),
+        fix=TP_FIX,
+    )
+
 
 RULES: tuple[Rule, ...] = (
     Rule(
@@ -107,38 +121,10 @@ RULES: tuple[Rule, ...] = (
         check=checks.compiled_tensors,
         fix="set train.compile=false or parallel.tp=1",
     ),
-    Rule(
-        name="tp-heads",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.divides("heads", lambda shape: shape.num_heads),
-        fix=TP_FIX,
-    ),
-    Rule(
-        name="tp-kv-heads",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.divides("kv heads", lambda shape: shape.num_kv_heads),
-        fix=TP_FIX,
-    ),
-    Rule(
-        name="tp-vocabulary",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.divides("vocabulary entries", lambda shape: shape.vocab_size),
-        fix=TP_FIX,
-    ),
-    Rule(
-        name="tp-intermediate",
-        scope="mesh",
-        axis="tp",
-        reads=("parallel.tp",),
-        check=checks.divides("intermediate columns", lambda shape: shape.intermediate_size),
-        fix=TP_FIX,
-    ),
+    _tp_divides("tp-heads", "heads", lambda shape: shape.num_heads),
+    _tp_divides("tp-kv-heads", "kv heads", lambda shape: shape.num_kv_heads),
+    _tp_divides("tp-vocabulary", "vocabulary entries", lambda shape: shape.vocab_size),
+    _tp_divides("tp-intermediate", "intermediate columns", lambda shape: shape.intermediate_size),
     Rule(
         name="tp-sequence",
         scope="mesh",
@@ -255,7 +241,7 @@ SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "interleaved_1f1b", "zbv")
 
 
 def refusals(request: Request, mesh: Mesh) -> tuple[Refusal, ...]:
-    """Every rule that `mesh` breaks; empty where the job can run on it, memory aside."""
+    """All rules that `mesh` breaks; empty if the job can run on it, apart from memory."""
     wished = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
     case = Case(*request, mesh, wished[0])
     asked = RULES
@@ -266,15 +252,15 @@ def refusals(request: Request, mesh: Mesh) -> tuple[Refusal, ...]:
 
 
 def first_refusal(request: Request, mesh: Mesh) -> tuple[Rule, Broken] | None:
-    """The first rule that rules `mesh` out; None where it can run, memory aside.
+    """The first rule that `mesh` breaks; None if the job can run on it, apart from memory.
 
-    The rules of scope `job` are not asked: a search asks this thousands of times.
+    Rules of scope `job` are not checked, because a search calls this thousands of times.
     """
     first, *others = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
     found = first_broken(Case(*request, mesh, first), MESH_RULES)
     if found is None or found[0].scope == "mesh":
         return found
-    # 1F1B cannot run fewer micro batches than ranks, for example, and GPipe can.
+    # Another schedule may still work: GPipe, for example, can run fewer micro batches than ranks.
     for pipeline in others:
         if first_broken(Case(*request, mesh, pipeline), MESH_RULES) is None:
             return None
@@ -291,7 +277,7 @@ def first_broken(case: Case, rules: tuple[Rule, ...]) -> tuple[Rule, Broken] | N
 
 @lru_cache(maxsize=1024)
 def wished_pipelines(wish: PipelineSpec, pp: int) -> tuple[PipelineSpec, ...]:
-    """What `auto` may choose from before any rule; never empty."""
+    """The pipelines that `auto` may choose from before any rule is checked; never empty."""
     if pp == 1:
         plain = wish.schedule == "auto" and wish.stages == 1
         return (replace(wish, schedule="1f1b") if plain else wish,)
@@ -300,5 +286,5 @@ def wished_pipelines(wish: PipelineSpec, pp: int) -> tuple[PipelineSpec, ...]:
         try:
             found.append(replace(wish, schedule=schedule))
         except Invalid:
-            continue  # It has another number of stages than the spec fixes.
+            continue  # the schedule does not allow the number of stages in the spec
     return tuple(found)

@@ -15,8 +15,8 @@ from orchestrator.plan.search.rule import Hosts, Request
 from orchestrator.plan.setup import Setup
 
 MODEST_BYTES = 256 << 20
-"""Most activations and logits of a CPU rank where the planner chooses the micro batch: CPU ranks
-share one memory, whose size no profile knows."""
+"""Limit of activations and logits of a CPU rank, if the planner chooses the micro batch. CPU ranks
+share one memory whose size is unknown."""
 DIGITS = 9
 """Significant digits of a time; a difference in later digits is rounding and counts as a tie."""
 
@@ -39,7 +39,7 @@ class Space:
 
     @property
     def request(self) -> Request:
-        """What the rules are asked about."""
+        """The input of the rules."""
         return Request(
             self.spec, self.shape, Hosts(self.fabric.devices_per_host, self.fabric.blocks)
         )
@@ -55,8 +55,8 @@ class Space:
 
     @property
     def states_bytes(self) -> int:
-        """Bytes that all devices together hold in any split; 0 where states are offloaded or only
-        adapters are trained."""
+        """Bytes of model states on all devices together, in any split; 0 if the states are
+        offloaded or only adapters are trained."""
         if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
             return 0
         moments = MOMENTS[self.spec.train.optimizer.name]
@@ -78,8 +78,9 @@ class Space:
         """`smallest` is the smallest micro batch that the job can use."""
         if self.is_too_large(peak.bytes):
             return False
-        free = self.fabric.profile.device == "cpu" and peak.setup.micro_batch_size > smallest
-        return not free or _bytes_of(peak.memory(), KEPT) <= MODEST_BYTES
+        # On CPU ranks the planner does not choose a larger micro batch than it must.
+        larger = self.fabric.profile.device == "cpu" and peak.setup.micro_batch_size > smallest
+        return not larger or _bytes_of(peak.memory(), KEPT) <= MODEST_BYTES
 
 
 PASSING = frozenset({"activations", "logits", "boundaries", "temporary", "slack"})
@@ -88,7 +89,7 @@ KEPT = frozenset({"activations", "logits"})
 
 
 def standing_bytes(memory: Memory) -> int:
-    """Bytes that no smaller micro batch and no checkpointing can free."""
+    """Bytes that do not depend on the micro batch or on checkpointing."""
     return memory.peak_bytes - _bytes_of(memory, PASSING)
 
 
@@ -110,4 +111,4 @@ RANKS: dict[str, Callable[[Option], Rank]] = {
     "memory": by_memory,
     "fewest_hosts": by_throughput,
 }
-"""By objective; the number of hosts is chosen before."""
+"""Sort key by objective. For `fewest_hosts`, the number of hosts is chosen before."""

@@ -41,9 +41,9 @@ def smallest_changes(space: Space, inventory: Inventory) -> tuple[SpecChange, ..
     """Up to three, the cheapest first."""
     found: list[SpecChange] = []
     for kind in (_leave_to_planner, _offload, _more_hosts, _shorter_sequences, _adapters):
-        # Only the smallest change of each kind.
-        ways = (way for way in kind(space, inventory) if _fits(space, inventory, way.edits))
-        found += islice(ways, 1)
+        # Only the smallest change of each kind is shown.
+        fitting = (one for one in kind(space, inventory) if _fits(space, inventory, one.edits))
+        found += islice(fitting, 1)
         if len(found) == SHOWN:
             break
     return tuple(found)
@@ -53,13 +53,13 @@ def _fits(space: Space, inventory: Inventory, edits: Edits) -> bool:
     try:
         spec = apply(space.spec, edits)
     except Invalid:
-        return False  # Keys that exclude each other.
+        return False  # the new values exclude each other
     changed = replace(with_hosts(space, spec.cluster.hosts), spec=spec)
     mesh = first_mesh(changed.request)
     if mesh is None:
         return False
     if spec.cluster.hosts > space.spec.cluster.hosts:
-        return can_fit(changed)  # The inventory may not have the hosts that are proposed.
+        return can_fit(changed)  # the inventory need not have the proposed hosts
     request = Request(spec, space.shape, Hosts.of(spec, inventory))
     return not refusals(request, mesh) and can_fit(changed)
 

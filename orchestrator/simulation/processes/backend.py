@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 from orchestrator.contract.launch import Allocation, Cause, LaunchPlan
 from orchestrator.seams import (
     AllocationBackend,
+    CurrentRun,
     FixedHosts,
     GrantingScheduler,
     HostNotice,
-    CurrentRun,
     SuccessorHosts,
     UnattendedAllocation,
 )

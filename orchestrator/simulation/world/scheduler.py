@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.errors import BackendError, Ended, Unanswered
-from orchestrator.seams import HostNotice, CurrentRun
+from orchestrator.seams import CurrentRun, HostNotice
 from orchestrator.simulation.clock import EPOCH
 from orchestrator.simulation.laws.law import hold
 from orchestrator.simulation.world.network import SCHEDULER

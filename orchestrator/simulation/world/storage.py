@@ -16,7 +16,7 @@ from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
-from orchestrator.journal.journal import Decided, Entry, Place, parse, to_line, complete_length
+from orchestrator.journal.journal import Decided, Entry, Place, complete_length, parse, to_line
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded
 from orchestrator.simulation.clock import Timeline

@@ -74,7 +74,7 @@ def test_what_only_makes_a_job_wait_does_not_stop_it() -> None:
     assert set(warned) == {"nodes", "gang scheduling"}
     assert "manifests/overlays/kueue" in warned["gang scheduling"].fix
     (tried,) = of(found, "dry run")
-    assert tried.found == "https://10.0.0.1:6443 takes the 7 objects of PyTorchJob team-a/job"
+    assert tried.found == "https://10.0.0.1:6443 accepts the 7 objects of PyTorchJob team-a/job"
 
 
 def test_one_host_needs_no_gang_and_who_says_null_is_not_warned() -> None:
@@ -97,8 +97,8 @@ def test_pods_that_may_come_to_devices_of_another_kind_are_warned_of() -> None:
     enough, other = of(looked(api), "nodes")
     assert enough.verdict == "ok"
     assert other.found == (
-        "the plan is for h100-sxm-80gb, and pods may come to c, which is a100-sxm-80gb, as are 1"
-        " more of other kinds"
+        "the plan is for h100-sxm-80gb, but pods may be scheduled to c, which is a100-sxm-80gb,"
+        " as are 1 more of other kinds"
     )
     assert other.fix == (
         "set cluster.kubernetes.node_selector: {nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}"

@@ -98,7 +98,7 @@ def test_a_large_plan_is_compressed_and_one_that_is_too_large_is_refused() -> No
     noise = random.Random(0).randbytes(1 << 20).hex()
     with pytest.raises(BackendError, match="a ConfigMap can hold at most 1048576") as failed:
         objects(replace(handover, spec=noise))
-    assert "spec.yaml.gz has" in failed.value.message
+    assert "spec.yaml.gz alone has" in failed.value.message
 
 
 def test_neither_time_nor_token_is_in_the_text_and_the_secret_has_the_token() -> None:

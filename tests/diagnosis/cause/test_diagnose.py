@@ -629,14 +629,20 @@ def test_a_verdict_has_the_class_of_the_failure_and_what_to_do() -> None:
 
 STEP = "2026-11-22 16:00:02,000 step 31/60 loss 3.1000 grad_norm 1 lr 1.00e-04 tokens/s 100"
 TORN = (
-    "passed over checkpoint step-40: model-0.safetensors has another checksum than its marker says",
+    "not using checkpoint step-40: model-0.safetensors has another checksum than its marker says",
     STEP,
 )
-FULL = ("the checkpoint of step 40 failed: OSError: [Errno 28] No space left on device", STEP)
+FULL = (
+    "failed to save the checkpoint of step 40: OSError: [Errno 28] No space left on device",
+    STEP,
+)
 MAPPED = "RuntimeError: [Errno 12] Cannot allocate memory"
 TOLD = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-06-18T13:05:36 DUE TO PREEMPTION ***"
 DENIED = ("PermissionError: [Errno 13] Permission denied: '/x'",)
-READ_ERROR = ("the checkpoint of step 40 failed: OSError: [Errno 5] Input/output error", STEP)
+READ_ERROR = (
+    "failed to save the checkpoint of step 40: OSError: [Errno 5] Input/output error",
+    STEP,
+)
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_the_third_allocation_in_a_row_without_a_checkpoint_ends_the_job(
     assert how in end.reason
     assert "raise cluster.slurm.time" in end.reason
     assert "resume with `ndctl submit SPEC --resume`" in end.reason
-    assert fold(event for event, _ in job.all) == job.run, "whoever leads next knows it as well"
+    assert fold(event for event, _ in job.all) == job.run, "the next leader knows it as well"
 
 
 def test_a_person_who_submits_it_again_begins_to_count_anew() -> None:

@@ -64,7 +64,7 @@ def test_it_grows_right_after_a_checkpoint_once_the_host_is_back() -> None:
     assert (job.run.current.number, job.run.plans.replanned, job.run.plans.larger) == (1, None, ())
     assert job.run.history.fruitless == min(fruitless, 0)
     assert (job.run.history.restarts, len(job.run.history.incidents)) == (restarts, incidents), (
-        "nobody is to blame"
+        "there is no culprit"
     )
     job.trains(31)
     assert job.saves(40) == (), "it has all it asked for"

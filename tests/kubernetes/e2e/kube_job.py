@@ -10,7 +10,7 @@ from typing import Any, Self
 from tests.e2e.job import Done, Ndctl, processes_of, submission, wait_for
 from tests.kubernetes.testbed import KubeTestbed, Object
 from tests.testbeds import TestbedError
-from trainer.data.ledger_check import first_mistake, fold
+from trainer.data.ledger_check import first_mistake, replay
 
 JOB = "e2e"
 NAMESPACE = "ndctl"
@@ -163,7 +163,7 @@ class KubeNdctl(Ndctl):
 
     def assert_all_samples_read_once(self, steps: int = STEPS[-1]) -> None:
         """Those of all `steps`, by the ledger that the ranks keep."""
-        standing = fold((self.run_dir / "samples.jsonl").read_text().splitlines())
+        standing = replay((self.run_dir / "samples.jsonl").read_text().splitlines())
         assert standing is not None
         assert (first_mistake(standing), standing.steps) == (None, steps)
 

@@ -87,11 +87,11 @@ def test_for_fewer_hosts_those_of_the_job_come_before_a_fresh_one() -> None:
     assert place(plan_for(2), hosts, previous) == ("host-1", "host-3")
 
 
-def test_too_few_hosts_are_told_with_those_left_out() -> None:
+def test_too_few_hosts_are_refused_and_excluded_hosts_are_named() -> None:
     with pytest.raises(PlanError) as caught:
         place(plan_for(3), ["a", "b", "c"], avoid=["c", "z"])
     assert caught.value.message == (
-        "the plan needs 3 hosts, 2 can be used of 3 that registered, c left out"
+        "the plan needs 3 hosts, but only 2 of 3 registered hosts are usable; excluded: c"
     )
     assert "--set cluster.hosts=2" in caught.value.fix
     with pytest.raises(PlanError, match=r"wait for more hosts, or plan again for fewer$"):

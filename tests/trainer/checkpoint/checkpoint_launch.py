@@ -23,8 +23,8 @@ from tests.trainer.trainer_worker import StopAfter
 from trainer.checkpoint.read import CheckpointReader
 from trainer.config import complete
 from trainer.main import train_on
-from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange, process_group
+from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 
 

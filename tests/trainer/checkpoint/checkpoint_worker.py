@@ -26,8 +26,8 @@ from trainer.loop import Training
 from trainer.main import train_on
 from trainer.model import weights
 from trainer.parallel import building
-from trainer.rank.emit import Reporter
 from trainer.rank.ranks import arrange
+from trainer.rank.reporter import Reporter
 from trainer.rank.runtime import Runtime
 
 
@@ -86,7 +86,7 @@ def save_case(case: dict[str, Any], env: RankEnv) -> dict[str, Any]:
         state, spec = job.checkpoints._state, job.config.checkpoint
         folder = Path(case["to"])
         folder.parent.mkdir(parents=True, exist_ok=True)
-        Checkpoints(folder, state, spec, reporter).save_for_sure(done)
+        Checkpoints(folder, state, spec, reporter).save_or_raise(done)
         steps.append(done)
         return 0
 

@@ -48,7 +48,7 @@ def test_the_first_save_tells_what_the_next_ones_cost(tmp_path: Path, in_backgro
     assert changed.old == 3
     assert changed.new > 100
     assert changed.why.startswith("a save costs ")
-    assert "a failure is expected every" in changed.why
+    assert "one failure per" in changed.why
     # those that were due by the old interval before the change, and the last step
     assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
 

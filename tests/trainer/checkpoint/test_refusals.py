@@ -35,36 +35,41 @@ def test_a_stage_compares_what_it_has() -> None:
 def test_another_model_is_told_with_what_is_missing_and_of_another_shape() -> None:
     here = {**WEIGHTS, "model.q.weight": torch.Size([8, 4]), "model.k.weight": torch.Size([1])}
     assert refusal(here, WEIGHTS) == (
-        f"{FOLDER} is of another model:"
-        " model.q.weight is of shape (8, 4) here and of shape (4, 4) there;"
-        " model.k.weight is of shape (1,) here and missing there"
+        f"{FOLDER} belongs to another model:"
+        " model.q.weight is of shape (4, 4) in the checkpoint and of shape (8, 4) in the job;"
+        " model.k.weight is missing in the checkpoint and of shape (1,) in the job"
     )
 
 
 def test_another_optimizer_is_told_whichever_has_more_moments() -> None:
     message = refusal(WEIGHTS | MOMENTS, WEIGHTS)
-    assert "is of another optimizer: optimizer.q.weight.exp_avg is of shape (4, 4) here" in message
+    assert (
+        "belongs to another optimizer: optimizer.q.weight.exp_avg is missing in the checkpoint"
+        in message
+    )
     message = refusal(WEIGHTS, ALL)
-    assert "is of another optimizer: optimizer.q.weight.exp_avg is missing here" in message
+    assert (
+        "belongs to another optimizer: optimizer.q.weight.exp_avg is of shape (4, 4) in" in message
+    )
 
 
 def test_adapters_and_whole_models_are_told_apart() -> None:
     message = refusal(ADAPTER, ALL)
-    assert "is of a run that trained all weights and not adapters alone" in message
-    assert "is of a run that trained adapters alone" in refusal(WEIGHTS, ADAPTER)
+    assert "belongs to a run that trained all weights, not only adapters" in message
+    assert "belongs to a run that trained only adapters" in refusal(WEIGHTS, ADAPTER)
 
 
 def test_what_no_shape_tells_is_compared_by_the_configuration() -> None:
     there = Origin(config={"model_type": "llama", "num_hidden_layers": 4, "use_cache": True})
     here = Origin(config={"model_type": "llama", "num_hidden_layers": 3, "use_cache": False})
-    with pytest.raises(TrainingError, match="num_hidden_layers was 4 and is 3"):
+    with pytest.raises(TrainingError, match="num_hidden_layers was 4 and is now 3"):
         check_model(FOLDER, there, here)
     check_model(FOLDER, here, here)
 
 
 def test_another_stream_of_samples_is_refused_key_by_key() -> None:
     other = Stream(seed=2, global_batch_size=8, sequence_length=32, data="abc")
-    with pytest.raises(TrainingError, match=r"another seed \(was 1\)\n"):
+    with pytest.raises(TrainingError, match=r"a different seed \(was 1\)\n"):
         check_stream(FOLDER, STREAM, other)
 
 

@@ -88,7 +88,7 @@ def test_a_run_goes_on_on_another_mesh_and_passes_over_what_is_torn(tmp_path: Pa
         ["-m", "trainer", str(write(tmp_path / "third.json", {**first, "parallel": {}}))], 1
     )
     assert finish(third) == [0]
-    assert "passed over checkpoint step-6: COMPLETE is missing" in third[0].output
+    assert "not using checkpoint step-6: COMPLETE is missing" in third[0].output
     assert [line["step"] for line in metrics_of(out)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
     expected = losses_of(tmp_path / "whole")
     assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in losses_of(out).items())
@@ -180,15 +180,15 @@ def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> 
     assert train_alone(config) == exit_codes.OK
     other = train({**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2)
     assert finish(other) == [exit_codes.REFUSED] * 2
-    assert "is of another model: " in other[0].output
-    assert "is of another model" in other[1].output, "its own log is what a person is sent to"
+    assert "belongs to another model: " in other[0].output
+    assert "belongs to another model" in other[1].output, "each rank's log shows it"
 
 
 def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     assert train_alone(config) == exit_codes.OK
     (tmp_path / "text" / "0.txt").write_text("other text" * 100)
-    with pytest.raises(TrainingError, match="belongs to a run with another data"):
+    with pytest.raises(TrainingError, match="belongs to a run with a different data"):
         train_alone(config)
 
 
@@ -211,12 +211,12 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to
     shard = tmp_path / "out" / "checkpoints" / "step-4" / "__0_0.distcp"
     shard.write_bytes(bytes(shard.stat().st_size))
     trusting = {**config, "checkpoint": {**config["checkpoint"], "verify": False}}
-    with pytest.raises(TrainingError, match="step-4 cannot be loaded"):
+    with pytest.raises(TrainingError, match=r"failed to load .*step-4"):
         train_alone(trusting)
     with caplog.at_level("INFO"):
         assert train_alone(config) == exit_codes.OK
     why = "__0_0.distcp has another checksum than its marker says"
-    assert f"passed over checkpoint step-4: {why}" in caplog.text
+    assert f"not using checkpoint step-4: {why}" in caplog.text
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 3, 4]
     assert damage_of(shard.parent) is None, "the step was saved again"
 
@@ -229,8 +229,8 @@ def test_a_first_attempt_begins_at_step_0_whatever_lies_there(
     with caplog.at_level("INFO"):
         assert train_alone(config, RankEnv(resume=False)) == exit_codes.OK
     assert "starting at step 0" in caplog.text
-    why = "the job's journal does not know it"
-    assert f"passed over checkpoint step-4: {why}" in caplog.text
+    why = "it is not in the job's journal"
+    assert f"not using checkpoint step-4: {why}" in caplog.text
     assert [line["step"] for line in metrics_of(tmp_path / "out")] == [1, 2, 3, 4, 1, 2, 3, 4]
 
 

@@ -30,7 +30,7 @@ def batches_of(train: Sequences, **changes: Any) -> Batches:
         "micro_batch_size": 2,
         "data_parallel": 1,
         "data_rank": 0,
-        "accountable": True,
+        "counts_in_ledger": True,
         "positions_T": torch.arange(8),
         "device": torch.device("cpu"),
     }
@@ -76,7 +76,7 @@ def test_a_rank_reads_its_tokens_and_the_ones_after_them(train: Sequences) -> No
 
 
 def test_only_one_rank_of_those_that_read_the_same_accounts_for_it(train: Sequences) -> None:
-    assert batches_of(train, accountable=False).read_step(1).read == NOTHING
+    assert batches_of(train, counts_in_ledger=False).read_step(1).read == NOTHING
 
 
 def test_prompts_come_as_labels_that_are_not_learned(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.contract.skipped_batches import Window, batch_of
 from trainer.data import ledger_check
 from trainer.data.__main__ import describe
 from trainer.data.ledger import SampleLedger, Start, Sums, expected_hashes, sums_of
-from trainer.data.ledger_check import Mistake, first_mistake, fold
+from trainer.data.ledger_check import Mistake, first_mistake, replay
 from trainer.data.order import sample_at
 
 SIZE, SAMPLES, SEED = 6, 50, 11
@@ -46,7 +46,7 @@ def write(
 
 
 def check(path: Path, saved: int = 0) -> Mistake | None:
-    standing = fold(path.read_text().splitlines())
+    standing = replay(path.read_text().splitlines())
     assert standing is not None
     return first_mistake(standing, saved)
 
@@ -62,7 +62,7 @@ def ledger(tmp_path: Path) -> Path:
 
 
 def test_a_run_with_restarts_on_other_meshes_is_proven(ledger: Path) -> None:
-    standing = fold(ledger.read_text().splitlines())
+    standing = replay(ledger.read_text().splitlines())
     assert standing is not None
     assert (standing.steps, standing.starts) == (10, 3)
     assert check(ledger) is None
@@ -98,16 +98,16 @@ def another_hash(line: Values) -> Values:
 @pytest.mark.parametrize(
     ("number", "edit", "step", "what"),
     [
-        (2, another_hash, 2, "it read other samples in attempt 1: their hash is"),
-        (8, another_hash, 5, "it read other samples in attempt 2"),
-        (9, lambda line: None, 6, "there is no line of it"),
-        (9, lambda line: {**line, "samples": 5}, 6, "it read 5 samples in attempt 2, instead of 6"),
-        (9, lambda line: {**line, "first": 7}, 6, "it began at position 7 of the stream"),
-        (9, lambda line: {**line, "step": 5}, 5, "it was done 2 times in attempt 2"),
-        (6, lambda line: {**line, "seed": 1}, 4, "attempt 2 went on with another seed"),
-        (11, lambda line: {**line, "data": "e"}, 8, "attempt 3 went on with another data"),
-        (11, lambda line: {**line, "done": 5}, 6, "there is no line of it"),
-        (6, lambda line: None, 4, "it was done 2 times in attempt 1"),
+        (2, another_hash, 2, "it read wrong samples in attempt 1: their hash is"),
+        (8, another_hash, 5, "it read wrong samples in attempt 2"),
+        (9, lambda line: None, 6, "the ledger has no line for it"),
+        (9, lambda line: {**line, "samples": 5}, 6, "it read 5 samples in attempt 2; expected 6"),
+        (9, lambda line: {**line, "first": 7}, 6, "it started at position 7 of the stream"),
+        (9, lambda line: {**line, "step": 5}, 5, "it ran 2 times in attempt 2"),
+        (6, lambda line: {**line, "seed": 1}, 4, "attempt 2 resumed with a different seed"),
+        (11, lambda line: {**line, "data": "e"}, 8, "attempt 3 resumed with a different data"),
+        (11, lambda line: {**line, "done": 5}, 6, "the ledger has no line for it"),
+        (6, lambda line: None, 4, "it ran 2 times in attempt 1"),
     ],
 )
 def test_a_ledger_that_was_changed_is_found_out(
@@ -140,18 +140,18 @@ def test_a_line_that_a_crash_cut_off_counts_only_if_its_step_stands(ledger: Path
     with ledger.open("a") as file:
         file.write('{"attempt":3,"step":11,"fir')
     assert check(ledger) is None
-    assert check(ledger, saved=11) == Mistake(11, "there is no line of it")
+    assert check(ledger, saved=11) == Mistake(11, "the ledger has no line for it")
     write(ledger, 4, range(11, 13))
     assert check(ledger) is None
     write(ledger, 5, range(14, 15))
-    assert check(ledger) == Mistake(13, "there is no line of it")
+    assert check(ledger) == Mistake(13, "the ledger has no line for it")
 
 
 def test_a_ledger_without_steps_proves_nothing(tmp_path: Path) -> None:
-    assert fold(["", "no json", "[1]", '{"step": 1}']) is None
-    standing = fold([json.dumps({**Values(attempt=1), **VALUES})])
+    assert replay(["", "no json", "[1]", '{"step": 1}']) is None
+    standing = replay([json.dumps({**Values(attempt=1), **VALUES})])
     assert standing is not None
-    assert first_mistake(standing) == Mistake(1, "there is no line of any step")
+    assert first_mistake(standing) == Mistake(1, "the ledger has no line for any step")
 
 
 VALUES: Values = {"seed": 0, "num_samples": 1, "global_batch_size": 1, "data": ""}
@@ -182,24 +182,24 @@ def rolled_back(ledger: Path) -> Path:
 
 
 def test_data_that_was_skipped_on_purpose_is_proven_and_named(rolled_back: Path) -> None:
-    standing = fold(rolled_back.read_text().splitlines())
+    standing = replay(rolled_back.read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=12) is None
     assert standing.skipped == BOTH
     read_in_all = [batch_of(step, BOTH) for step in range(1, 13)]
     assert read_in_all == [1, 2, 3, 4, 5, 6, 11, 12, 15, 16, 17, 18]
     told = describe(standing)
-    assert "each of the 12 steps that stand (of 5 starts) read exactly" in told
+    assert "each of the 12 valid steps (from 5 starts) read exactly" in told
     assert told.endswith(
-        "none lost, none twice; skipped on purpose: batches 7 to 10 of the stream (positions 36"
-        " to 59), batches 13 to 14 of the stream (positions 72 to 83), 36 samples"
+        "no sample was lost or read twice; skipped on purpose: batches 7 to 10 of the stream"
+        " (positions 36 to 59), batches 13 to 14 of the stream (positions 72 to 83), 36 samples"
     )
 
 
 def test_a_window_that_is_yet_to_come_is_not_told_as_skipped(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     write(path, 1, range(1, 6), skipped=WINDOW)
-    standing = fold(path.read_text().splitlines())
+    standing = replay(path.read_text().splitlines())
     assert standing is not None
     assert (check(path), standing.skipped) == (None, ())
     assert "skipped" not in describe(standing)
@@ -209,11 +209,11 @@ def test_a_window_that_is_yet_to_come_is_not_told_as_skipped(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("number", "edit", "step", "what"),
     [
-        (19, lambda line: {**line, "skipped": []}, 7, "it began at position 60 of the stream"),
-        (19, lambda line: {**line, "skipped": line["skipped"][1:]}, 7, "it began at position 60"),
-        (21, lambda line: {**line, "first": 54}, 10, "it began at position 54 of the stream"),
-        (21, another_hash, 10, "it read other samples in attempt 5"),
-        (16, lambda line: None, 7, "there is no line of it"),
+        (19, lambda line: {**line, "skipped": []}, 7, "it started at position 60 of the stream"),
+        (19, lambda line: {**line, "skipped": line["skipped"][1:]}, 7, "it started at position 60"),
+        (21, lambda line: {**line, "first": 54}, 10, "it started at position 54 of the stream"),
+        (21, another_hash, 10, "it read wrong samples in attempt 5"),
+        (16, lambda line: None, 7, "the ledger has no line for it"),
     ],
 )
 def test_a_skip_that_nobody_ordered_is_found_out(

@@ -94,9 +94,9 @@ def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
         assert loader._ahead[0][1].result()
         os.truncate(tmp_path / "x.tokens", 5000)
         assert rows_of(loader.of_step(2)) == expected
-        with pytest.raises(TrainingError, match=r"x\.tokens has become shorter"):
+        with pytest.raises(TrainingError, match=r"x\.tokens was truncated"):
             loader.of_step(3)
-        with pytest.raises(TrainingError, match=r"x\.tokens has become shorter"):
+        with pytest.raises(TrainingError, match=r"x\.tokens was truncated"):
             loader.of_step(4)
 
 

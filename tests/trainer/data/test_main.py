@@ -16,7 +16,7 @@ from orchestrator.contract.files.checkpoint_names import MARKER
 from tests.agent.world import WAIT_S
 from tests.trainer.data.data_files import text_of, write_rows, write_texts
 from tests.trainer.data.test_ledger import another_hash, change, write
-from trainer.data.__main__ import SHOW_LIVE_S, main, showing
+from trainer.data.__main__ import SHOW_LIVE_S, main, progress_printer
 from trainer.data.packing.pack import Progress
 from trainer.data.tokens import TokenFile
 
@@ -43,7 +43,7 @@ def test_pack_makes_a_token_file(tmp_path: Path) -> None:
 def test_pack_refuses_with_an_error_and_a_fix(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "texts", "abc")
     code, _, said = run("pack", "--files", files, "--out", str(tmp_path / "x.bin"))
-    assert (code, "ends in .tokens" in said, "fix: --out" in said) == (
+    assert (code, "must end in .tokens" in said, "fix: --out" in said) == (
         exit_codes.REFUSED,
         True,
         True,
@@ -51,7 +51,7 @@ def test_pack_refuses_with_an_error_and_a_fix(tmp_path: Path) -> None:
     out = str(tmp_path / "x.tokens")
     assert run("pack", "--files", files, "--out", out)[0] == exit_codes.OK
     code, _, said = run("pack", "--files", out, "--out", str(tmp_path / "y.tokens"))
-    assert (code, "token files already" in said) == (exit_codes.REFUSED, True)
+    assert (code, "matches token files" in said) == (exit_codes.REFUSED, True)
     code, _, said = run("pack", "--files", str(tmp_path / "none"), "--out", out)
     assert (code, "--files" in said) == (exit_codes.REFUSED, True)
 
@@ -71,7 +71,10 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_progress_in_one_line() -> None:
     terminal, log = Terminal(), io.StringIO()
     times = iter((0.0, 0.0, 2 * SHOW_LIVE_S, 2 * SHOW_LIVE_S, 2.1 * SHOW_LIVE_S, 2.1 * SHOW_LIVE_S))
-    shows = [showing(terminal, lambda: next(times)), showing(log, lambda: next(times))]
+    shows = [
+        progress_printer(terminal, lambda: next(times)),
+        progress_printer(log, lambda: next(times)),
+    ]
     for show in shows:
         show(Progress(0.25, 1000))
         show(Progress(0.5, 2000))
@@ -123,11 +126,11 @@ def test_ledger_says_that_all_is_well_or_which_step_is_wrong(tmp_path: Path) -> 
     write(ledger, 1, range(1, 6))
     code, said, _ = run("ledger", str(tmp_path))
     assert code == exit_codes.OK
-    assert "each of the 5 steps that stand (of 1 starts) read exactly its 6 samples: 30" in said
+    assert "each of the 5 valid steps (from 1 starts) read exactly its 6 samples: 30" in said
     change(ledger, 4, another_hash)
     code, said, _ = run("ledger", str(tmp_path))
     assert code == exit_codes.FAILED
-    assert "step 4: it read other samples in attempt 1" in said
+    assert "step 4: it read wrong samples in attempt 1" in said
 
 
 def test_ledger_knows_of_steps_from_checkpoints(tmp_path: Path) -> None:
@@ -137,12 +140,15 @@ def test_ledger_knows_of_steps_from_checkpoints(tmp_path: Path) -> None:
     (folder / MARKER).write_text(json.dumps({"step": 7, "files": {}}))
     assert run("ledger", str(tmp_path))[:2] == (
         exit_codes.FAILED,
-        f"{tmp_path / 'samples.jsonl'}: step 6: there is no line of it\n",
+        f"{tmp_path / 'samples.jsonl'}: step 6: the ledger has no line for it\n",
     )
 
 
 def test_ledger_refuses_a_folder_without_one(tmp_path: Path) -> None:
     code, _, said = run("ledger", str(tmp_path))
-    assert (code, "cannot be read: No such file" in said) == (exit_codes.REFUSED, True)
+    assert (code, f"failed to read {tmp_path / 'samples.jsonl'}: No such file" in said) == (
+        exit_codes.REFUSED,
+        True,
+    )
     (tmp_path / "samples.jsonl").write_text("torn")
     assert run("ledger", str(tmp_path))[0] == exit_codes.FAILED

@@ -49,29 +49,27 @@ def test_a_fraction_is_held_out_from_the_end(tmp_path: Path) -> None:
     assert shares(found, spec, 90) == (90, 10)
     with pytest.raises(
         TrainingError,
-        match="holds 90 sequences of 8 tokens besides the 10 held out; one global batch takes 91",
+        match=r"has 90 sequences of 8 tokens \(without 10 held-out sequences\); one global batch",
     ):
         shares(found, spec, 91)
 
 
 def test_too_little_data_is_refused(tmp_path: Path) -> None:
     spec = spec_of(write_texts(tmp_path / "texts", "x" * 16))
-    with pytest.raises(TrainingError, match="holds 2 sequences of 8 tokens; one global batch"):
+    with pytest.raises(TrainingError, match="has 2 sequences of 8 tokens; one global batch"):
         shares(prepared(spec, tmp_path / "tokens"), spec, 3)
     files = write_texts(tmp_path / "texts", "x" * 16, "y")
     spec = spec_of(files, {"files": str(tmp_path / "texts" / "1.txt")})
-    with pytest.raises(
-        TrainingError, match=r"validation\.files holds 2 tokens, and a sequence takes"
-    ):
+    with pytest.raises(TrainingError, match=r"validation\.files has 2 tokens; one sequence needs"):
         shares(prepared(spec, tmp_path / "tokens"), spec, 1)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "texts", "abc")
     rows = write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
-    with pytest.raises(TrainingError, match=r"of format jsonl, and data\.files of format text"):
+    with pytest.raises(TrainingError, match=r"has format jsonl, but data\.files has format text"):
         prepared(spec_of(files, {"files": rows}), tmp_path)
-    with pytest.raises(TrainingError, match=r"leaves nothing of data\.files to train on"):
+    with pytest.raises(TrainingError, match=r"matches all of data\.files, so nothing is left"):
         prepared(spec_of(files, {"files": files}), tmp_path)
 
 
@@ -92,7 +90,7 @@ def test_token_files_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path / "words", ["one", "two"])
     packed(texts, tmp_path / "a.tokens")
     packed(texts, tmp_path / "b.tokens", None, open_tokenizer(folder))
-    with pytest.raises(TrainingError, match=r"a\.tokens was made by tokenizer 'bytes', and .*b"):
+    with pytest.raises(TrainingError, match=r"a\.tokens was made by tokenizer 'bytes', but .*b"):
         prepared(spec_of(str(tmp_path / "*.tokens")), tmp_path)
     with pytest.raises(TrainingError, match=r"'bytes', which is not data.tokenizer '.*words'"):
         prepared(spec_of(str(tmp_path / "a.tokens"), tokenizer=folder), tmp_path)

@@ -47,12 +47,12 @@ def test_every_sample_is_read_once_over_restarts_and_meshes(tmp_path: Path) -> N
     work(tmp_path, 1, [{"config": {**first, "parallel": {}}}, {"config": whole}])
     code, said = ledger_of(out)
     assert code == 0, said
-    assert "each of the 8 steps that stand (of 3 starts) read exactly its 8 samples" in said
+    assert "each of the 8 valid steps (from 3 starts) read exactly its 8 samples" in said
     expected = losses_of(tmp_path / "whole")
     assert all(abs(loss - expected[step]) <= 1e-5 for step, loss in losses_of(out).items())
     code, said = ledger_of(broken)
     assert code == exit_codes.FAILED
-    assert "step 1: it read other samples" in said
+    assert "step 1: it read wrong samples" in said
     # Nothing was packed again after the first start.
     assert [path.name for path in (out / "tokens").iterdir()] == ["train.tokens"]
 
@@ -76,4 +76,4 @@ def test_a_resume_on_changed_data_is_refused(tmp_path: Path) -> None:
         text.write("more")
     ranks = train({**config, "train": {**config["train"], "steps": 4}}, 1)
     assert finish(ranks) == [exit_codes.REFUSED]
-    assert "belongs to a run with another data" in ranks[0].output
+    assert "belongs to a run with a different data" in ranks[0].output

@@ -36,7 +36,7 @@ def test_only_answers_and_ends_are_learned(tmp_path: Path) -> None:
 def test_a_file_that_shrank_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
     file = packed(write_texts(tmp_path / "texts", "x" * 9000), tmp_path / "x.tokens")
     os.truncate(tmp_path / "x.tokens", HEADER_BYTES)
-    with pytest.raises(TrainingError, match="has become shorter while it was being read"):
+    with pytest.raises(TrainingError, match="was truncated while it was in use"):
         file.tokens(0, 9000)
 
 
@@ -51,12 +51,12 @@ def test_a_file_that_was_removed_or_replaced_is_read_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda data: data[:-1], "bytes, and its header says"),
-        (lambda data: data + b"x", "bytes, and its header says"),
-        (lambda data: b"", "cannot be opened"),
-        (lambda data: b"some text, not tokens", "is no token file: it does not begin with"),
-        (lambda data: data.replace(b'"kind"', b'"king"', 1), "is no token file: king: "),
-        (lambda data: data.replace(b'"uint8"', b'"int99"', 1), "is no token file: kind: "),
+        (lambda data: data[:-1], "bytes, but its header says"),
+        (lambda data: data + b"x", "bytes, but its header says"),
+        (lambda data: b"", "failed to open the token file"),
+        (lambda data: b"some text, not tokens", "is not a token file: it does not start with"),
+        (lambda data: data.replace(b'"kind"', b'"king"', 1), "is not a token file: king: "),
+        (lambda data: data.replace(b'"uint8"', b'"int99"', 1), "is not a token file: kind: "),
     ],
 )
 def test_what_is_not_whole_is_refused(tmp_path: Path, change: object, what: str) -> None:
@@ -72,5 +72,5 @@ def test_another_file_than_the_first_host_has_is_refused(tmp_path: Path) -> None
     here = packed(write_texts(tmp_path / "here", "text"), tmp_path / "x.tokens")
     there = packed(write_texts(tmp_path / "there", "tixt"), tmp_path / "y.tokens")
     assert TokenFile(here.path, here.header).header == here.header
-    with pytest.raises(TrainingError, match="another file on this host than on the first"):
+    with pytest.raises(TrainingError, match="on this host differs from the file on the first host"):
         TokenFile(there.path, here.header)

@@ -69,11 +69,11 @@ def test_a_part_that_fails_is_not_counted() -> None:
 def test_a_rank_works_alone_between_two_collectives() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
-    watch.enters()
+    watch.before_collective()
     assert watch.take() == {}, "nobody says when that began"
-    watch.leaves()
-    watch.enters()
-    watch.enters()
+    watch.after_collective()
+    watch.before_collective()
+    watch.before_collective()
     queue.now = 2.0
     assert watch.take() == {"own": 1.0}
 
@@ -81,10 +81,10 @@ def test_a_rank_works_alone_between_two_collectives() -> None:
 def test_what_is_excused_is_not_its_own_work() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
-    watch.leaves()
-    with watch.excused():
+    watch.after_collective()
+    with watch.not_own_work():
         queue.marks += 100
-    watch.enters()
+    watch.before_collective()
     queue.now = 200.0
     assert watch.take() == {"own": 2.0}, "a second before, and one after"
 
@@ -92,6 +92,6 @@ def test_what_is_excused_is_not_its_own_work() -> None:
 def test_on_the_host_the_time_is_the_clocks() -> None:
     times = iter((10.0, 12.5))
     watch = Stopwatch(clock=lambda: next(times))
-    watch.leaves()
-    watch.enters()
+    watch.after_collective()
+    watch.before_collective()
     assert watch.take() == {"own": 2.5}

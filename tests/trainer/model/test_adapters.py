@@ -147,7 +147,7 @@ def test_peft_loads_what_is_exported_to_the_same_logits(
     plain = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     assert not base.load_state_dict(plain, strict=False).unexpected_keys
     ids_BT = torch.randint(0, 256, (2, 16))
-    decoder.place(torch.arange(16).unsqueeze(0))
+    decoder.set_positions(torch.arange(16).unsqueeze(0))
     with torch.no_grad():
         bare = base(ids_BT).logits
         loaded = PeftModel.from_pretrained(base, str(tmp_path)).eval()
@@ -242,7 +242,7 @@ def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(
     assert all(is_adapter(name) for name in kept)
     (refused,) = run_alone([{"config": other, "refused": True}])
     assert refused["code"] == exit_codes.REFUSED
-    assert "belongs to a run with another base" in refused["refused"]
+    assert "belongs to a run with a different base" in refused["refused"]
     work(tmp_path, 2, [{"config": {**config, "parallel": {"tp": 2}}}])
     losses, expected = losses_of(tmp_path / "moved"), losses_of(one["llama"])
     assert losses.keys() == expected.keys()

@@ -13,7 +13,7 @@ from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model.build import build_stages, check_model, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
 from trainer.parallel.tensor import check_tensor_parallel, layer_plan
 
@@ -35,9 +35,9 @@ def materialise(decoder: Decoder, seed: int) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({**GPT2, "model_type": "opt"}, "model_type opt is not one"),
-        ({**LLAMA, "vocab_size": 255}, "vocab_size is 255, and the tokenizer has 256 tokens"),
-        ({**LLAMA, "max_position_embeddings": 16}, "sequence_length is 32, and the model has 16"),
+        ({**GPT2, "model_type": "opt"}, "does not support model_type opt"),
+        ({**LLAMA, "vocab_size": 255}, "vocab_size is 255, but the tokenizer has 256 tokens"),
+        ({**LLAMA, "max_position_embeddings": 16}, "sequence_length is 32, but the model has 16"),
         ({**LLAMA, "model_type": "lama"}, "not a model that transformers can configure"),
         ({}, "not a model that transformers can configure"),
         (
@@ -108,7 +108,7 @@ def test_dropout_is_where_transformers_has_it() -> None:
         for name, parameter in theirs.named_parameters():
             parameter.copy_(dict(model.plain_parameters())[name])
     ids = torch.arange(32).unsqueeze(0)
-    model.place(torch.arange(32).unsqueeze(0))
+    model.set_positions(torch.arange(32).unsqueeze(0))
     torch.manual_seed(1)
     expected = theirs.train()(ids).logits
     torch.manual_seed(1)

@@ -24,7 +24,7 @@ from tests.trainer.trainer_worker import run_alone
 from trainer.config import complete
 from trainer.model.adapters import add_adapters, draw_adapters
 from trainer.model.decoder import Decoder
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.quantize import PARTS, fill_quantised, quantise
 from trainer.model.weights import first_weights
 
@@ -79,13 +79,13 @@ def test_no_more_than_one_layer_is_held_in_full() -> None:
 
 
 def test_weights_that_cannot_be_shared_evenly_are_named() -> None:
-    with pytest.raises(TrainingError, match=r"4 ranks cannot share.*layers.0.self_attn.k_proj"):
+    with pytest.raises(TrainingError, match=r"4 ranks can split evenly.*layers.0.self_attn.k_proj"):
         quantise(build(WIDE), 4, CPU)
 
 
 def test_a_model_without_linear_layers_is_refused() -> None:
     config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 256}
-    with pytest.raises(TrainingError, match="finds no linear layer"):
+    with pytest.raises(TrainingError, match="has no linear layer"):
         quantise(build(config), 1, CPU)
 
 

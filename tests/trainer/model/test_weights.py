@@ -16,7 +16,7 @@ from orchestrator.errors import TrainingError
 from tests.trainer.trainer_launch import LLAMA, QWEN3
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.weights import INDEX, SINGLE, find_weights, first_weights
 from trainer.rank.ranks import process_group
 
@@ -152,8 +152,8 @@ def test_all_that_does_not_fit_is_told_at_once(llama: Path) -> None:
     message = refusal(llama)
     for words in (
         "model.norm.weight is missing",
-        "lm_head.weight is of shape (256, 31) there and (256, 32) in the model",
-        "model.embed_tokens.weight is of type I8, not of F64, F32, F16, BF16",
+        "lm_head.weight has shape (256, 31) in the files and (256, 32) in the model",
+        "model.embed_tokens.weight has type I8, not one of F64, F32, F16, BF16",
         "vision.weight is not in the model",
     ):
         assert words in message
@@ -178,16 +178,16 @@ def test_a_torn_file_is_named(llama: Path) -> None:
     content = (llama / SINGLE).read_bytes()
     for torn in (content[:-100], content[:50], b"version https://git-lfs"):
         (llama / SINGLE).write_bytes(torn)
-        assert f"{llama / SINGLE} cannot be read" in refusal(llama)
+        assert f"failed to read {llama / SINGLE}" in refusal(llama)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     model_of(LLAMA).save_pretrained(tmp_path, max_shard_size="30KB")
     gone = sorted(tmp_path.glob("*.safetensors"))[1]
     gone.unlink()
-    assert f"lacks {gone.name}" in refusal(tmp_path)
+    assert f"lacks files that its index names: {gone.name}" in refusal(tmp_path)
     (tmp_path / INDEX).write_text("{")
-    assert f"{tmp_path / INDEX} cannot be read" in refusal(tmp_path)
+    assert f"failed to read {tmp_path / INDEX}" in refusal(tmp_path)
     (tmp_path / INDEX).unlink()
     assert f"has neither {SINGLE} nor {INDEX}" in refusal(tmp_path)
 
@@ -198,12 +198,12 @@ def test_what_is_no_folder_and_not_in_the_cache_is_refused(llama: Path, source: 
         find_weights(ModelSpec(path=str(llama), weights=source))
 
 
-def test_a_file_that_breaks_after_it_was_surveyed_is_named(llama: Path) -> None:
+def test_a_file_that_breaks_after_it_was_matched_is_named(llama: Path) -> None:
     """As on another host, whose copy is another."""
     weights = find_weights(spec_of(llama))
     decoder = decoder_of(llama)
     (llama / SINGLE).unlink()
-    with pytest.raises(TrainingError, match=f"{SINGLE} cannot be read"):
+    with pytest.raises(TrainingError, match=f"failed to read .*{SINGLE}"):
         first_weights([decoder], weights, seed=0, resumed=False)
 
 

@@ -15,7 +15,7 @@ from orchestrator.contract.spec.model_spec import ModelSpec
 from tests.trainer.trainer_launch import LLAMA
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
 from trainer.parallel.activation import (
     COSTLY,
@@ -62,7 +62,7 @@ def after_forward(
     apply_activation_checkpointing(decoder, mode, every)
     allocate(decoder, torch.device("cpu"))
     first_weights([decoder], None, 0, resumed=False)
-    decoder.place(torch.arange(TOKENS).unsqueeze(0))
+    decoder.set_positions(torch.arange(TOKENS).unsqueeze(0))
     ids_BT = torch.arange(2 * TOKENS).view(2, TOKENS)
     with Operations() as operations:
         total = decoder(ids_BT).sum()
@@ -122,7 +122,7 @@ def test_gradients_are_the_same_to_the_last_bit(mode: Mode) -> None:
         apply_activation_checkpointing(decoder, mode, None)
         allocate(decoder, torch.device("cpu"))
         first_weights([decoder], None, 0, resumed=False)
-        decoder.place(torch.arange(TOKENS).unsqueeze(0))
+        decoder.set_positions(torch.arange(TOKENS).unsqueeze(0))
         decoder(torch.arange(TOKENS).unsqueeze(0)).square().sum().backward()
         return [p.grad for _, p in decoder.plain_parameters() if p.grad is not None]
 

@@ -26,7 +26,7 @@ from tests.trainer.trainer_launch import LLAMA, QWEN3, losses_of, tiny, work
 from trainer.config import complete
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.fsdp import outer_units, prefetch, wrap_units
 from trainer.parallel.zero1 import Layout, rows
@@ -341,5 +341,5 @@ def test_a_flat_buffer_gives_back_the_rows_of_each_tensor() -> None:
 def test_ranks_to_reshard_to_must_divide_the_shards(tmp_path: Path) -> None:
     parallel = fsdp(reshard_after_forward=3)
     config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", parallel=parallel))
-    with pytest.raises(TrainingError, match="is 3, which does not divide the 2 ranks"):
+    with pytest.raises(TrainingError, match="reshard_after_forward=3 does not divide the 2 ranks"):
         complete(config, 2)

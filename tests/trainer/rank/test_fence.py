@@ -43,7 +43,7 @@ def test_a_metric_waits_where_nobody_can_tell_whether_it_may_be_written(
     unreadable(run)
     file.append(METRICS)
     assert run.metrics.read_text() == ""
-    assert "could not be written" in caplog.text
+    assert "failed to write a line" in caplog.text
     run.fence.rmdir()
     write_fence(run.fence, Fence(leader="a", attempt=2))
     file.append(METRICS)

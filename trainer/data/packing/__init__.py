@@ -1,1 +1,1 @@
-"""From documents of any source to token files."""
+"""Packs documents of any supported source into token files."""

@@ -1,6 +1,6 @@
-"""What a source yields, whatever its format: pieces of documents, learned or not.
+"""Pieces of documents, which every source format yields.
 
-Pieces rather than documents, so that a file larger than memory can be read as well.
+They are pieces and not whole documents, because a text file may be larger than memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,19 +13,19 @@ from orchestrator.errors import TrainingError
 
 class Piece(NamedTuple):
     text: bytes
-    """UTF-8, except of text files that are read as bytes."""
+    """UTF-8, except for text files with tokenizer `bytes`."""
     learned: bool
     last: bool
     """The document ends with this piece."""
     size: float
-    """Bytes of the source that it took up."""
+    """Bytes of the source that this piece used, to measure progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
     text: str
     prompt: str | None = None
-    """Comes before the text and is not learned."""
+    """Column that precedes the text; its tokens are not learned."""
 
     @property
     def names(self) -> list[str]:
@@ -35,7 +35,7 @@ class Columns:
 def row_pieces(
     row: Mapping[str, Any], columns: Columns, where: str, size: float
 ) -> Iterator[Piece]:
-    """The document in a row of a table; none where there is no text in it."""
+    """The document of a table row; nothing for a row without text."""
     texts = [text_of(row, name, where) for name in columns.names]
     if not any(texts):
         return
@@ -52,30 +52,30 @@ def text_of(row: Mapping[str, Any], column: str, where: str) -> bytes:
         kind = "null" if text is None else type(text).__name__
         raise TrainingError(
             f"{where}: column {column!r} holds {text!r:.60} ({kind}), not a string",
-            fix="take such rows out, or name a column of text",
+            fix="remove such rows, or name a text column",
         )
     try:
         return text.encode()
     except UnicodeEncodeError as exc:
         raise TrainingError(
-            f"{where}: column {column!r} holds half a character ({exc.reason})",
+            f"{where}: column {column!r} holds half a surrogate pair ({exc.reason})",
             fix="write the file again with valid Unicode",
         ) from exc
 
 
-def no_column(column: str, there: list[str], where: str) -> TrainingError:
+def no_column(column: str, existing: list[str], where: str) -> TrainingError:
     return TrainingError(
-        f"{where}: there is no column {column!r}; there is {', '.join(map(repr, there)) or 'none'}",
-        fix="set data.column (and data.prompt_column) to columns that are there",
+        f"{where}: no column {column!r}; columns: {', '.join(map(repr, existing)) or 'none'}",
+        fix="set data.column (and data.prompt_column) to existing columns",
     )
 
 
 @contextmanager
 def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turns an OSError, or one of `errors`, into one that names the file."""
+    """Turns an OSError, or one of `errors`, into a TrainingError that names the file."""
     try:
         yield
     except (OSError, *errors) as exc:  # type: ignore[misc]  # (mypy takes no unpacked classes)
         raise TrainingError(
-            f"{path} cannot be read: {exc}", fix="check that the file is whole, and its permissions"
+            f"failed to read {path}: {exc}", fix="check that the file is complete and readable"
         ) from exc

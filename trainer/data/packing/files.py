@@ -1,4 +1,4 @@
-"""Finds the files of a data spec for the trainer, which refuses a glob that matches nothing."""
+"""Finds the files of a data spec; a glob that matches nothing is an error of the trainer."""
 
 from typing import Literal
 
@@ -11,8 +11,8 @@ def find(pattern: str, format_: Format | Literal["auto"], key: str) -> Found:
     """The files that `pattern` matches.
 
     Raises:
-        TrainingError: when there are none with anything in them, or some of several formats;
-            it names the key of the spec.
+        TrainingError: all files are empty or none exists, or their formats differ. The message
+            names `key`, the key of the spec.
     """
     try:
         return find_by_the_rules(pattern, format_)

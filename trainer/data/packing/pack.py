@@ -1,4 +1,4 @@
-"""Makes token files out of sources, a little at a time: nothing here grows with the data."""
+"""Packs sources into token files, in batches, so that memory use does not grow with the data."""
 
 import hashlib
 import json
@@ -17,23 +17,23 @@ from trainer.data.packing.writer import TokenWriter, writing
 from trainer.data.tokens import Header, read_header
 
 BATCH_BYTES, BATCH_PIECES = 4 << 20, 4096
-"""What is tokenised in one call, at most."""
+"""Limits of one call of the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     part: float
-    """Of the sources' bytes, 0 to 1."""
+    """Share of the sources' bytes, 0 to 1."""
     num_tokens: int
 
 
-Say = Callable[[Progress], None]
-"""Called after every batch."""
+OnProgress = Callable[[Progress], None]
+"""Called after each batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """All that decides what a token file has in it."""
+    """Everything that decides the content of a token file."""
 
     found: Found
     columns: Columns
@@ -41,63 +41,64 @@ class Packing:
 
     @property
     def made_from(self) -> str:
-        """Changes when packing again might make another file."""
+        """A hash that changes whenever packing might give a different file."""
         files = [(file.path, file.size, file.changed_ns) for file in self.found.files]
         columns = self.columns.names if self.found.format in ("jsonl", "parquet", "dataset") else []
-        said = [self.found.format, files, columns, self.tokenizer.vocabulary.identity]
-        return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        inputs = [self.found.format, files, columns, self.tokenizer.vocabulary.identity]
+        return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def packing_of(found: Found, columns: Columns, tokenizer: Tokenizer) -> Packing:
-    """How `found` becomes tokens; raises TrainingError when a text file is to have prompts."""
+    """Raises TrainingError if a prompt column is set for text files, which have no columns."""
     if columns.prompt is not None and found.format == "text":
         raise TrainingError(
-            f"there is no prompt column {columns.prompt!r} in {found.files[0].path}: text files"
-            " have no columns",
-            fix="give rows (.jsonl, .parquet, a dataset), or no prompt column",
+            f"no prompt column {columns.prompt!r} in {found.files[0].path}: text files have no"
+            " columns",
+            fix="give files with columns (.jsonl, .parquet, a dataset), or no prompt column",
         )
     return Packing(found, columns, tokenizer)
 
 
-def pack_unless_there(packing: Packing, out: Path, say: Say) -> tuple[Header, bool]:
-    """The header of `out`, and whether it had to be made: one of the same sources is kept."""
+def pack_unless_there(packing: Packing, out: Path, on_progress: OnProgress) -> tuple[Header, bool]:
+    """The header of `out`, and whether it was packed now; a file of the same sources is reused."""
     try:
         header = read_header(str(out))
-    except TrainingError:
-        return pack(packing, out, say), True
+    except TrainingError:  # missing, damaged, or not a token file
+        return pack(packing, out, on_progress), True
     if header.made_from == packing.made_from:
         return header, False
-    return pack(packing, out, say), True
+    return pack(packing, out, on_progress), True
 
 
-def pack(packing: Packing, out: Path, say: Say) -> Header:
+def pack(packing: Packing, out: Path, on_progress: OnProgress) -> Header:
     """Write all documents to the token file `out`.
 
     Raises:
-        TrainingError: at a row that cannot be used, and when `out` cannot be written.
+        TrainingError: a row is unusable, or writing `out` failed.
     """
     tokenizer = packing.tokenizer
-    # Taken before the files are read, so that a change in the meantime is noticed the next time.
+    # Hashed before the files are read, so that the next start notices a change during packing.
     made_from = packing.made_from
     pieces = read_pieces(packing.found, packing.columns, tokenizer.reads_text)
     with writing(out, tokenizer.vocabulary.kind) as writer:
-        _pack_pieces(pieces, tokenizer, writer, _telling(say, packing.found.size))
+        _pack_pieces(pieces, tokenizer, writer, _byte_counter(on_progress, packing.found.size))
         if not writer.num_documents:
             raise TrainingError(
-                f"there is no text in {packing.found.files[0].path}"
+                f"no text in {packing.found.files[0].path}"
                 + (" and the other files" if len(packing.found.files) > 1 else ""),
-                fix="give files, and columns of them, that have text in them",
+                fix="give files and columns that contain text",
             )
         return writer.finish(tokenizer.vocabulary, packing.columns.prompt is not None, made_from)
 
 
 @dataclass(slots=True)
 class _Row:
-    """The row of tokens as it grows."""
+    """Tokens and documents that are not written yet."""
 
     length: int = 0
+    """Tokens so far, those that are written included."""
     learned_from: int | None = None
-    """Of the document that is under way."""
+    """Start of the learned part of the current document; None before its first learned piece."""
     parts: list[Tokens] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
@@ -116,7 +117,7 @@ class _Row:
         self.parts.append(tokens)
         self.length += len(tokens)
 
-    def move_to(self, writer: TokenWriter) -> None:
+    def write_to(self, writer: TokenWriter) -> None:
         ends, starts = (np.array(at, dtype=np.int64) for at in (self.ends, self.starts))
         writer.add(np.concatenate(self.parts), ends, starts)
         for done in (self.parts, self.ends, self.starts):
@@ -127,7 +128,7 @@ def _pack_pieces(
     pieces: Iterable[Piece],
     tokenizer: Tokenizer,
     writer: TokenWriter,
-    tell: Callable[[float, int], None],
+    count: Callable[[float, int], None],
 ) -> None:
     row = _Row()
     end = np.array([tokenizer.vocabulary.end], dtype=tokenizer.vocabulary.kind)
@@ -135,8 +136,8 @@ def _pack_pieces(
         encoded = tokenizer.encode([piece.text for piece in batch])
         for piece, tokens in zip(batch, encoded, strict=True):
             row.add(piece, tokens, end)
-        row.move_to(writer)
-        tell(sum(piece.size for piece in batch), row.length)
+        row.write_to(writer)
+        count(sum(piece.size for piece in batch), row.length)
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -152,12 +153,13 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _telling(say: Say, total: int) -> Callable[[float, int], None]:
+def _byte_counter(on_progress: OnProgress, total: int) -> Callable[[float, int], None]:
+    """Adds up the bytes of batches and reports their share of `total`."""
     done = 0.0
 
-    def tell(size: float, num_tokens: int) -> None:
+    def count(size: float, num_tokens: int) -> None:
         nonlocal done
         done += size
-        say(Progress(min(1.0, done / total), num_tokens))
+        on_progress(Progress(min(1.0, done / total), num_tokens))
 
-    return tell
+    return count

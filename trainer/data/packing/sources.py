@@ -1,4 +1,4 @@
-"""Documents out of files, in the files' order."""
+"""Reads documents from files, in the order of the files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,14 +11,14 @@ from trainer.data.packing.documents import Columns, Piece, reading, row_pieces
 from trainer.data.packing.tables import read_dataset, read_parquet
 
 PIECE_BYTES = 1 << 20
-"""A text file is tokenised in pieces of at most this size, cut where a line ends."""
+"""A text file is tokenised in pieces of at most this size, which end at a line end if possible."""
 
 
 def read_pieces(found: Found, columns: Columns, utf8: bool) -> Iterator[Piece]:
-    """The documents of all files; `utf8` asks text files to be valid.
+    """The documents of all files. With `utf8`, text files must be valid UTF-8.
 
     Raises:
-        TrainingError: at a row that cannot be used, naming file, line and column.
+        TrainingError: a row is unusable. The message names file, line and column.
     """
     for file in found.files:
         match found.format:
@@ -31,7 +31,7 @@ def read_pieces(found: Found, columns: Columns, utf8: bool) -> Iterator[Piece]:
             case "dataset":
                 yield from read_dataset(file, columns)
             case "tokens":
-                raise AssertionError("tokens are no text")
+                raise AssertionError("token files are never packed")
 
 
 def read_text(file: File, utf8: bool) -> Iterator[Piece]:
@@ -52,7 +52,8 @@ def read_text(file: File, utf8: bool) -> Iterator[Piece]:
 
 
 def end_of_piece(data: bytes) -> int:
-    """Where to cut a text that goes on: after a line, else before a space, else a character."""
+    """Where to cut a text that continues: after the last line end, else before the last space,
+    else before the last UTF-8 character, so that no character is split."""
     if cut := data.rfind(b"\n") + 1:
         return cut
     if (cut := data.rfind(b" ")) > 0:
@@ -68,12 +69,12 @@ def check_utf8(text: bytes, path: str, line: int) -> None:
         line += text.count(b"\n", 0, exc.start)
         raise TrainingError(
             f"{path}:{line}: byte {text[exc.start]:#04x} is not UTF-8 ({exc.reason})",
-            fix="write the file again as UTF-8, or take it out of the glob",
+            fix="convert the file to UTF-8, or exclude it from the glob",
         ) from exc
 
 
 def read_jsonl(file: File, columns: Columns) -> Iterator[Piece]:
-    """A document per line; empty lines are passed over."""
+    """One document per line; empty lines are ignored."""
     with reading(file.path), Path(file.path).open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
@@ -91,7 +92,7 @@ def parse_line(line: bytes, path: str, number: int) -> dict[str, Any]:
         ) from exc
     if not isinstance(row, dict):
         raise TrainingError(
-            f"{path}:{number}: {line.decode().strip()!r:.60} is no JSON object",
+            f"{path}:{number}: {line.decode().strip()!r:.60} is not a JSON object",
             fix='each line must be one, such as {"text": "…"}',
         )
     return row

@@ -1,6 +1,6 @@
-"""Documents out of Parquet files and of datasets that save_to_disk wrote.
+"""Reads documents from Parquet files and from datasets that `save_to_disk` wrote.
 
-Both are read a slice of rows at a time. The libraries are optional: the extra `data`.
+Both are read in slices of rows. The libraries are optional (the extra `data`).
 """
 
 import importlib
@@ -12,12 +12,15 @@ from orchestrator.errors import TrainingError
 from trainer.data.packing.documents import Columns, Piece, no_column, reading, row_pieces
 
 ROWS = 1000
-"""Rows that are held at a time."""
+"""Rows in memory at a time."""
 
 
 def read_parquet(file: File, columns: Columns) -> Iterator[Piece]:
-    """A document per row."""
-    parquet, arrow = needed("pyarrow.parquet", file.path), needed("pyarrow", file.path)
+    """One document per row."""
+    parquet, arrow = (
+        import_optional("pyarrow.parquet", file.path),
+        import_optional("pyarrow", file.path),
+    )
     with reading(file.path, arrow.ArrowException), parquet.ParquetFile(file.path) as table:
         check_columns(columns, table.schema_arrow.names, file.path)
         slices = (
@@ -28,8 +31,8 @@ def read_parquet(file: File, columns: Columns) -> Iterator[Piece]:
 
 
 def read_dataset(file: File, columns: Columns) -> Iterator[Piece]:
-    """A document per row; only the rows at hand are in memory."""
-    datasets, arrow = needed("datasets", file.path), needed("pyarrow", file.path)
+    """One document per row; only one slice is in memory."""
+    datasets, arrow = import_optional("datasets", file.path), import_optional("pyarrow", file.path)
     with reading(file.path, arrow.ArrowException, ValueError):
         table = datasets.load_from_disk(file.path, keep_in_memory=False)
     check_columns(columns, table.column_names, file.path)
@@ -49,17 +52,17 @@ def rows_of(
             yield from row_pieces(row, columns, where, file.size / num_rows)
 
 
-def check_columns(columns: Columns, there: Sequence[str], path: str) -> None:
+def check_columns(columns: Columns, existing: Sequence[str], path: str) -> None:
     for column in columns.names:
-        if column not in there:
-            raise no_column(column, list(there), path)
+        if column not in existing:
+            raise no_column(column, list(existing), path)
 
 
-def needed(package: str, path: str) -> Any:
+def import_optional(package: str, path: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as exc:
         raise TrainingError(
-            f"{path} cannot be read without the package {package.partition('.')[0]}",
+            f"reading {path} needs the package {package.partition('.')[0]}",
             fix="pip install 'ndctl[data]'",
         ) from exc

@@ -1,4 +1,4 @@
-"""Text to tokens: a byte each, or by a Hugging Face tokenizer."""
+"""Tokenizers: one token per byte, or a Hugging Face tokenizer."""
 
 import hashlib
 import json
@@ -12,27 +12,27 @@ from numpy.typing import NDArray
 from orchestrator.errors import TrainingError
 
 Tokens = NDArray[Any]
-"""Whole numbers of one of `KINDS`."""
+"""Integers of one of `KINDS`."""
 Kind = Literal["uint8", "uint16", "uint32"]
 KINDS: dict[Kind, int] = {"uint8": 1 << 8, "uint16": 1 << 16, "uint32": 1 << 32}
-"""What tokens are stored as, and how many different ones that can tell apart."""
+"""Storage types of tokens, and how many different tokens each can hold."""
 BYTES = "bytes"
 LONGEST_NAME = 200
-"""Of a longer name, such as that of a deep folder, the end is kept: a header has limited room."""
+"""Longer names (paths of deep folders) are cut at the front: a header has limited room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """What a file of tokens must say about the tokenizer that made them."""
+    """What a token file records about its tokenizer."""
 
     tokenizer: str
     """Its name."""
     num_tokens: int
-    """Every token is below this."""
+    """Upper bound (exclusive) of the token ids."""
     end: int
     """The token that ends each document."""
     identity: str
-    """Differs where two tokenizers do, whatever their names."""
+    """Equal for two tokenizers only if they give the same tokens, no matter how they are named."""
 
     @property
     def kind(self) -> Kind:
@@ -48,11 +48,11 @@ class Tokenizer(Protocol):
         """Texts must be valid UTF-8."""
 
     def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
-        """The tokens of each text, and none but those: no begin, no end."""
+        """The tokens of each text, without begin and end tokens."""
 
 
 class Bytes:
-    """A byte is a token; zero ends documents, for it stands for nothing in text."""
+    """Each byte is a token. Zero is the end token, because it does not occur in text."""
 
     vocabulary = Vocabulary(tokenizer=BYTES, num_tokens=256, end=0, identity=BYTES)
     reads_text = False
@@ -69,7 +69,7 @@ class HuggingFace:
         end = self._tokenizer.eos_token_id
         if end is None:
             raise TrainingError(
-                f"data.tokenizer {name!r} has no end-of-sequence token to end documents with",
+                f"data.tokenizer {name!r} has no end-of-sequence token, which documents need",
                 fix="set eos_token in its tokenizer_config.json",
             )
         ids = self._tokenizer.get_vocab()
@@ -86,7 +86,7 @@ class HuggingFace:
             add_special_tokens=False,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # documents may well be longer than the model's context
+            verbose=False,  # no warning about documents longer than the model's context
         )["input_ids"]
         return [np.array(one, dtype=self.vocabulary.kind) for one in ids]
 
@@ -95,7 +95,7 @@ def open_tokenizer(name: str) -> Tokenizer:
     """The tokenizer of `data.tokenizer`.
 
     Raises:
-        TrainingError: when it is not on this machine, or cannot end documents.
+        TrainingError: the tokenizer is not on this machine, or has no end token.
     """
     return Bytes() if name == BYTES else HuggingFace(name)
 
@@ -105,16 +105,16 @@ def load(name: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except Exception as exc:  # what the library tokenizers raises is of no class of its own
+    except Exception as exc:  # the library `tokenizers` raises plain Exception
         raise TrainingError(
-            f"data.tokenizer {name!r} is no tokenizer that transformers can load here: {exc}",
+            f"transformers failed to load data.tokenizer {name!r}: {exc}",
             fix="give bytes, a folder with tokenizer.json, or a hub id that is in the local cache",
         ) from exc
 
 
 def identity_of(tokenizer: Any, ids: dict[str, int]) -> str:
-    """A hash of all that decides which tokens a text becomes."""
+    """A hash of everything that decides the tokens of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else type(tokenizer).__name__
-    said = json.dumps([rules, sorted(ids.items()), tokenizer.eos_token_id])
-    return hashlib.sha256(said.encode()).hexdigest()
+    content = json.dumps([rules, sorted(ids.items()), tokenizer.eos_token_id])
+    return hashlib.sha256(content.encode()).hexdigest()

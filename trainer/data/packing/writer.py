@@ -1,4 +1,4 @@
-"""Writes token files: as a stream, and under its name only once a file is complete."""
+"""Writes token files as a stream. A file gets its name only when it is complete."""
 
 import hashlib
 import os
@@ -15,11 +15,11 @@ from trainer.data.packing.tokenizer import Kind, Tokens, Vocabulary
 from trainer.data.tokens import HEADER_BYTES, LONG, WORD, Header, Longs
 from trainer.rank.durable import sync
 
-COPIED = 1 << 20
+COPY_BYTES = 1 << 20
 
 
 class TokenWriter:
-    """Takes tokens and documents in order; `finish` makes them a token file."""
+    """Takes tokens and documents in order; `finish` writes the rest and the header."""
 
     def __init__(self, file: BinaryIO, ends: BinaryIO, starts: BinaryIO, kind: Kind) -> None:
         self._file, self._ends, self._starts = file, ends, starts
@@ -30,7 +30,7 @@ class TokenWriter:
         file.write(bytes(HEADER_BYTES))
 
     def add(self, tokens: Tokens, ends: Longs, learned_from: Longs) -> None:
-        """`tokens`, and the documents that end among them."""
+        """Append `tokens`, and the documents that end in them."""
         self._append(tokens.astype(np.dtype(self._kind).newbyteorder("<"), copy=False).tobytes())
         self._ends.write(ends.astype(LONG).tobytes())
         self._starts.write(learned_from.astype(LONG).tobytes())
@@ -38,11 +38,11 @@ class TokenWriter:
         self.num_documents += len(ends)
 
     def finish(self, vocabulary: Vocabulary, prompts: bool, made_from: str) -> Header:
-        """Write what comes after the tokens, then the header."""
+        """Write the documents after the tokens, then the header."""
         self._append(bytes(-self._file.tell() % WORD))
         for spooled in (self._ends, self._starts) if prompts else (self._ends,):
             spooled.seek(0)
-            while part := spooled.read(COPIED):
+            while part := spooled.read(COPY_BYTES):
                 self._append(part)
         header = Header(
             kind=self._kind,
@@ -64,10 +64,10 @@ class TokenWriter:
 
 @contextmanager
 def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
-    """A writer whose file is renamed to `out` at the end; after an error nothing of it is left.
+    """A writer whose file is renamed to `out` at the end, or removed after an error.
 
     Raises:
-        TrainingError: when it cannot be written, for the disk is full, for example.
+        TrainingError: writing failed, for example because the disk is full.
     """
     partial = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -83,8 +83,8 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
         sync(out.parent)
     except OSError as exc:
         raise TrainingError(
-            f"{out} cannot be written: {exc.strerror or exc}",
-            fix="give a folder with room and write permission",
+            f"failed to write {out}: {exc.strerror or exc}",
+            fix="give a folder with free space and write permission",
         ) from exc
     finally:
         with suppress(OSError):
@@ -92,6 +92,6 @@ def writing(out: Path, kind: Kind) -> Iterator[TokenWriter]:
 
 
 def remove_partials(out: Path) -> None:
-    """Remove what a killed process left of `out`; to be called where nobody else writes it."""
+    """Remove partial files that killed processes left. No other process may be writing `out`."""
     for partial in out.parent.glob(f"{out.name}.partial-*"):
         partial.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Context parallel: sequences are cut over the ranks of axis cp, and attention sees them whole.
+"""Context parallel: sequences are split over the ranks of axis cp; attention covers all of them.
 
-Everything but attention works on single tokens, so a rank only has to know which ones it has. The
-three methods are in files of their own: `ring`, `ulysses` and `gather`.
+Only attention combines tokens, so the other modules need just the positions of a rank's tokens.
+Each method has its own file: `ring`, `ulysses` and `gather`.
 """
 
 import math
@@ -28,7 +28,7 @@ DROPOUTS = ("attention_dropout", "attn_pdrop")
 
 
 def apply_context_parallel(decoder: Decoder, cp: DeviceMesh, method: Method) -> None:
-    """Let every layer attend to the tokens of all ranks of `cp`."""
+    """Make each layer attend to the tokens of all ranks of `cp`."""
     attend = attention_over(cp.get_group(), method)
     for layer in decoder.layers.values():
         attend_with(layer.get_submodule(decoder.family.attention), attend)
@@ -45,10 +45,10 @@ def attention_over(group: ProcessGroup, method: Method) -> Attend:
 
 
 def local_positions(sequence_length: int, method: Method, cp: int, cp_rank: int) -> torch.Tensor:
-    """Which tokens of a sequence this rank has, in the order in which it has them."""
+    """The positions of this rank's tokens in the sequence, in their order in its tensors."""
     if cp == 1 or method == "ulysses":
         return _piece(sequence_length // cp, cp_rank)
-    # The later a token, the more it sees: an early chunk goes with a late one.
+    # Later tokens attend to more keys, so each rank gets an early and a late chunk (zigzag).
     chunk = sequence_length // (2 * cp)
     return torch.cat([_piece(chunk, cp_rank), _piece(chunk, 2 * cp - 1 - cp_rank)])
 
@@ -60,7 +60,7 @@ def _piece(length: int, number: int) -> torch.Tensor:
 def check_context_parallel(
     config: PretrainedConfig, method: Method, mesh: Mesh, sequence_length: int
 ) -> None:
-    """Raises TrainingError naming everything that stands against cutting sequences over mesh.cp."""
+    """Raises TrainingError with all reasons why sequences cannot be split over mesh.cp."""
     if mesh.cp == 1:
         return
     reasons = [
@@ -70,23 +70,23 @@ def check_context_parallel(
     ]
     if reasons:
         raise TrainingError(
-            f"parallel.cp={mesh.cp} with context: {method} cannot be done: "
+            f"parallel.cp={mesh.cp} with context: {method} is not possible: "
             + "; ".join(reason for reason, _ in reasons),
             fix="; ".join(fix for _, fix in reasons),
         )
 
 
 def _uneven_tokens(method: Method, mesh: Mesh, sequence_length: int) -> Iterator[tuple[str, str]]:
-    """Reason and fix, as below."""
+    """Reason and fix, as in the functions below."""
     chunks = 1 if method == "ulysses" else 2
-    # Sequence parallel cuts a rank's tokens once more.
+    # Sequence parallel splits a rank's tokens over tp too.
     unit = mesh.cp * math.lcm(chunks, mesh.tp)
     if sequence_length % unit:
         among = f"cp={mesh.cp}" + (f" x tp={mesh.tp}" if mesh.tp > 1 else "")
         pieces = " in two chunks each" if chunks == 2 else ""
         yield (
-            f"data.sequence_length is {sequence_length}, and dealing it to {among} ranks{pieces}"
-            f" takes a multiple of {unit}",
+            f"data.sequence_length is {sequence_length}, but splitting it over {among}"
+            f" ranks{pieces} needs a multiple of {unit}",
             f"set data.sequence_length to {max(1, sequence_length // unit) * unit}",
         )
 
@@ -96,10 +96,10 @@ def _uneven_heads(
 ) -> Iterator[tuple[str, str]]:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if method != "ulysses" or heads % mesh.tp:  # the latter is for tensor parallel to refuse
+    if method != "ulysses" or heads % mesh.tp:  # tensor parallel refuses the second case itself
         return
     heads, kv_heads = heads // mesh.tp, max(1, kv_heads // mesh.tp)
-    left = " that tp leaves" if mesh.tp > 1 else ""
+    left = " that remain after tp" if mesh.tp > 1 else ""
     fix = "set parallel.context to ring"
     if heads % mesh.cp:
         yield f"cp does not divide the {heads} attention heads{left}", fix
@@ -110,4 +110,4 @@ def _uneven_heads(
 def _dropout(config: PretrainedConfig) -> Iterator[tuple[str, str]]:
     for key in DROPOUTS:
         if rate := getattr(config, key, 0):
-            yield f"{key} is {rate}, and attention is done in blocks", f"set {key} to 0"
+            yield f"{key} is {rate}, but blockwise attention has no dropout", f"set {key} to 0"

@@ -1,7 +1,7 @@
-"""Attention over gathered keys: each rank of axis cp fetches all keys and values at once.
+"""Attention over gathered keys: each rank of axis cp gathers all keys and values at once.
 
-As Llama 3 was trained (section 3.3.2 of Grattafiori et al. 2024), in zigzag. Only the rank's own
-keys are kept for the backward pass, which gathers the others again.
+Llama 3 was trained like this (Grattafiori et al. 2024, section 3.3.2), with zigzag chunks. Only the
+rank's own keys are stored for the backward pass, which gathers the others again.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from torch.distributed._functional_collectives import (
 )
 
 from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
-from trainer.parallel.context.kernels import Answer
+from trainer.parallel.context.kernels import AttentionOutput
 from trainer.parallel.context.operator import attention_operator
 
 
 def gather(kv_2BHTD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Of all ranks, [rank, 2, B, H, T, D]; it is under way until it is first used."""
+    """Keys and values of all ranks, [rank, 2, B, H, T, D]. The first use waits for the transfer."""
     return all_gather_single(kv_2BHTD.contiguous(), 0, group).unflatten(0, (group.size(), 2))
 
 
@@ -38,7 +38,7 @@ def by_rank(whole_2BHSD: torch.Tensor, num_ranks: int) -> torch.Tensor:
 
 
 def parts_beyond_own(rank: int, num_ranks: int, tokens: int) -> Iterator[Part]:
-    """What a rank's queries see besides its own keys; the keys are the whole sequence's."""
+    """The keys of other ranks that a rank's queries attend to, as slices of the whole sequence."""
     half = tokens // 2
     if rank > 0:
         yield Part(ALL, slice(0, rank * half))
@@ -49,30 +49,30 @@ def parts_beyond_own(rank: int, num_ranks: int, tokens: int) -> Iterator[Part]:
 
 def _forward(
     q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
-) -> Answer:
+) -> AttentionOutput:
     gathered_R2BHTD = gather(kv_2BHTD, group)
     attention = Attention(q_BHTD, kv_2BHTD, scale)
     whole_2BHSD = in_sequence(gathered_R2BHTD)
     for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
-        attention.see(part, whole_2BHSD)
-    return attention.answer()
+        attention.add(part, whole_2BHSD)
+    return attention.output()
 
 
 def _backward(
     grad_BHTD: torch.Tensor,
     q_BHTD: torch.Tensor,
     kv_2BHTD: torch.Tensor,
-    answer: Answer,
+    output: AttentionOutput,
     scale: float,
     group: ProcessGroup,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     gathered_R2BHTD = gather(kv_2BHTD, group)
-    gradients = Gradients(grad_BHTD, q_BHTD, answer, scale)
-    own = gradients.see(OWN, kv_2BHTD)
+    gradients = Gradients(grad_BHTD, q_BHTD, output, scale)
+    own = gradients.backward(OWN, kv_2BHTD)
     whole_2BHSD = in_sequence(gathered_R2BHTD)
-    others = gradients.no_keys(whole_2BHSD)
+    others = gradients.zeros_like(whole_2BHSD)
     for part in parts_beyond_own(group.rank(), group.size(), q_BHTD.shape[2]):
-        add_(others, part, gradients.see(part, whole_2BHSD))
+        add_(others, part, gradients.backward(part, whole_2BHSD))
     pieces = by_rank(others, group.size()).flatten(0, 1)
     dkv_2BHTD = wait_tensor(reduce_scatter_single(pieces, "sum", 0, group))
     add_(dkv_2BHTD, OWN, own)

@@ -1,8 +1,8 @@
 """Torch's fused attention kernels, called directly.
 
-`scaled_dot_product_attention` keeps the log-sum-exp of each query's scores to itself, and blocks of
-attention can only be put together with it. Nothing here is differentiable: who calls the forward
-calls the backward as well.
+Merging blocks of attention needs the log-sum-exp of each query's scores, which
+`scaled_dot_product_attention` does not return. Nothing here is differentiable: the caller of a
+forward kernel must also call the backward kernel.
 
 Legend: B sequences, H heads (k and v may have fewer, each for a group of query heads), T tokens,
 D features of a head.
@@ -25,7 +25,7 @@ LSE_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some queries and some keys; causal: as many, and query n sees keys 0 to n alone."""
+    """Some queries and keys. If `causal`, there are equally many, and query n sees keys 0 to n."""
 
     q_BHTD: torch.Tensor
     k_BHTD: torch.Tensor
@@ -35,8 +35,8 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What queries made of keys: of one block, or, for its gradients, of all that they see."""
+class AttentionOutput:
+    """Output of queries for the keys of one block or, in backward kernels, for all their keys."""
 
     out_BHTD: torch.Tensor
     lse_BHT: torch.Tensor
@@ -45,9 +45,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    forward: Callable[[Block], Answer]
-    backward: Callable[[Block, Answer, torch.Tensor], Tensors]
-    """The block, the queries' whole answer and its gradient, to those of q, k and v."""
+    forward: Callable[[Block], AttentionOutput]
+    backward: Callable[[Block, AttentionOutput, torch.Tensor], Tensors]
+    """Takes the block, the output for all keys, and its gradient; returns those of q, k and v."""
 
 
 def kernel_for(q_BHTD: torch.Tensor) -> Kernel:
@@ -57,14 +57,14 @@ def kernel_for(q_BHTD: torch.Tensor) -> Kernel:
     return FLASH if halves and q_BHTD.shape[-1] <= LONGEST_FLASH_HEAD else EFFICIENT
 
 
-def _cpu_forward(block: Block) -> Answer:
+def _cpu_forward(block: Block) -> AttentionOutput:
     out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
         block.q_BHTD, block.k_BHTD, block.v_BHTD, 0.0, block.causal, scale=block.scale
     )
-    return Answer(out, lse)
+    return AttentionOutput(out, lse)
 
 
-def _cpu_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+def _cpu_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor) -> Tensors:
     return aten._scaled_dot_product_flash_attention_for_cpu_backward(
         grad_BHTD,
         block.q_BHTD,
@@ -78,14 +78,14 @@ def _cpu_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tenso
     )
 
 
-def _flash_forward(block: Block) -> Answer:
+def _flash_forward(block: Block) -> AttentionOutput:
     out, lse, *_ = aten._scaled_dot_product_flash_attention(
         block.q_BHTD, block.k_BHTD, block.v_BHTD, 0.0, block.causal, False, scale=block.scale
     )
-    return Answer(out, lse)
+    return AttentionOutput(out, lse)
 
 
-def _flash_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+def _flash_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor) -> Tensors:
     q, k = block.q_BHTD, block.k_BHTD
     return aten._scaled_dot_product_flash_attention_backward(
         grad_BHTD,
@@ -93,8 +93,8 @@ def _flash_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Ten
         k,
         block.v_BHTD,
         whole.out_BHTD,
-        whole.lse_BHT.contiguous(),  # the kernel reads it without strides
-        None,  # bounds of sequences of several lengths
+        whole.lse_BHT.contiguous(),  # the kernel ignores strides
+        None,  # no sequences of different lengths
         None,
         q.shape[2],
         k.shape[2],
@@ -105,15 +105,15 @@ def _flash_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Ten
     )
 
 
-def _efficient_forward(block: Block) -> Answer:
+def _efficient_forward(block: Block) -> AttentionOutput:
     k, v = repeated(block)
     out, lse, *_ = aten._scaled_dot_product_efficient_attention(
         block.q_BHTD, k, v, None, True, 0.0, block.causal, scale=block.scale
     )
-    return Answer(out, lse.narrow(2, 0, block.q_BHTD.shape[2]))
+    return AttentionOutput(out, lse.narrow(2, 0, block.q_BHTD.shape[2]))
 
 
-def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) -> Tensors:
+def _efficient_backward(block: Block, whole: AttentionOutput, grad_BHTD: torch.Tensor) -> Tensors:
     k, v = repeated(block)
     missing = -whole.lse_BHT.shape[2] % LSE_ALIGNMENT
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
@@ -123,7 +123,7 @@ def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) ->
         v,
         None,
         whole.out_BHTD,
-        # What the forward pass writes for queries that are not there: a weight of zero.
+        # The forward kernel writes infinity for padding queries, which gives them weight zero.
         pad(whole.lse_BHT, (0, missing), value=torch.inf),
         *_no_dropout(k, torch.int64),
         0.0,
@@ -135,7 +135,7 @@ def _efficient_backward(block: Block, whole: Answer, grad_BHTD: torch.Tensor) ->
 
 
 def repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v with a head for each query head: this kernel knows no groups."""
+    """k and v with one head per query head, because this kernel does not support grouped heads."""
     group = block.q_BHTD.shape[1] // block.k_BHTD.shape[1]
     if group == 1:
         return block.k_BHTD, block.v_BHTD
@@ -143,12 +143,12 @@ def repeated(block: Block) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def summed(grad_BHTD: torch.Tensor, like_BHTD: torch.Tensor) -> torch.Tensor:
-    """The gradient of heads from that of their repetitions."""
+    """The gradient of kv heads, summed over their repetitions."""
     return grad_BHTD.unflatten(1, (like_BHTD.shape[1], -1)).sum(2)
 
 
 def _no_dropout(like: torch.Tensor, dtype: torch.dtype, *shape: int) -> tuple[torch.Tensor, ...]:
-    """Seed and offset of random numbers that no one draws."""
+    """Seed and offset of the random numbers for dropout, which is zero."""
     seed = torch.zeros(shape, dtype=dtype, device=like.device)
     return seed, torch.zeros((), dtype=dtype, device=like.device)
 
@@ -157,4 +157,4 @@ CPU = Kernel(_cpu_forward, _cpu_backward)
 FLASH = Kernel(_flash_forward, _flash_backward)
 """For bfloat16 and float16 on CUDA."""
 EFFICIENT = Kernel(_efficient_forward, _efficient_backward)
-"""For the rest there; it computes in float32 as well, and takes heads of any length."""
+"""For all other cases on CUDA: it supports float32 and heads of any size."""

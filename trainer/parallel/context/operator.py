@@ -1,7 +1,7 @@
-"""Attention over the ranks of axis cp as one operator of torch, with a backward of its own.
+"""Makes attention over the ranks of axis cp one torch operator with its own backward.
 
-One operator, and not an autograd.Function around many: recomputing may keep its result and so skip
-the communication too, and torch.compile takes it as it is.
+An operator has two advantages over an autograd.Function: activation checkpointing can store its
+result and so avoid its communication, and torch.compile does not trace into it.
 """
 
 from collections.abc import Callable
@@ -15,37 +15,39 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.nn.functional import pad
 
 from trainer.model.attention import Attend
-from trainer.parallel.context.kernels import Answer
+from trainer.parallel.context.kernels import AttentionOutput
 
-Forward = Callable[[torch.Tensor, torch.Tensor, float, ProcessGroup], Answer]
-"""From q [B, H, T, D], k and v as one [2, B, H, T, D], the scale and the ranks of axis cp."""
+Forward = Callable[[torch.Tensor, torch.Tensor, float, ProcessGroup], AttentionOutput]
+"""Takes q [B, H, T, D], kv [2, B, H, T, D], the scale and the process group of axis cp."""
 
 Backward = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, Answer, float, ProcessGroup],
+    [torch.Tensor, torch.Tensor, torch.Tensor, AttentionOutput, float, ProcessGroup],
     tuple[torch.Tensor, torch.Tensor],
 ]
-"""From the answer's gradient, q, kv, the answer, the scale and the ranks; to those of q and kv."""
+"""Takes the gradient of the output, q, kv, the output, the scale and the process group of axis cp.
+Returns the gradients of q and kv."""
 
 MULTIPLE = 8
-"""The CUDA kernels take heads of a multiple of this many features."""
+"""The CUDA kernels need heads whose number of features is a multiple of this."""
 
 
 def attention_operator(name: str, forward: Forward, backward: Backward) -> OpOverload:
-    """Registers `ndctl::NAME` and `ndctl::NAME_backward`, and returns the former: differentiable,
-    from q, kv, the scale and the name of a process group to the two tensors of the answer.
+    """Register `ndctl::NAME` and `ndctl::NAME_backward`; returns the first, which is
+    differentiable.
 
-    It keeps q, kv and the answer for the backward pass, and nothing else.
+    It takes q, kv, the scale and the name of a process group, and returns the two tensors of an
+    `AttentionOutput`. For the backward pass it stores q, kv and the output.
     """
 
     @torch.library.custom_op(f"ndctl::{name}", mutates_args=())
     def operator(
         q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        answer = forward(q_BHTD, kv_2BHTD, scale, _resolve_process_group(GroupName(group)))
-        return answer.out_BHTD, answer.lse_BHT
+        output = forward(q_BHTD, kv_2BHTD, scale, _resolve_process_group(GroupName(group)))
+        return output.out_BHTD, output.lse_BHT
 
     @torch.library.custom_op(f"ndctl::{name}_backward", mutates_args=())
-    def backward_operator(  # noqa: PLR0913 (operators of torch take tensors one by one)
+    def backward_operator(  # noqa: PLR0913 (torch operators take tensors one by one)
         grad_BHTD: torch.Tensor,
         q_BHTD: torch.Tensor,
         kv_2BHTD: torch.Tensor,
@@ -54,9 +56,9 @@ def attention_operator(name: str, forward: Forward, backward: Backward) -> OpOve
         scale: float,
         group: str,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        answer = Answer(out_BHTD, lse_BHT)
+        output = AttentionOutput(out_BHTD, lse_BHT)
         ranks = _resolve_process_group(GroupName(group))
-        return backward(grad_BHTD, q_BHTD, kv_2BHTD, answer, scale, ranks)
+        return backward(grad_BHTD, q_BHTD, kv_2BHTD, output, scale, ranks)
 
     def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
         q_BHTD, kv_2BHTD, ctx.scale, ctx.group = inputs

@@ -1,8 +1,8 @@
-"""Ring attention: keys and values travel around the ranks of axis cp while each attends to them.
+"""Ring attention: keys and values are sent around the ranks of axis cp, and each attends to them.
 
-After Liu et al. 2023, "Ring Attention with Blockwise Transformers", with the sequence dealt out in
-zigzag: of 2n chunks, rank r has chunk r and chunk 2n-1-r, so every rank has as much to do at every
-hop. A hop's transfer runs while the keys at hand are attended to.
+It follows Liu et al. 2023, "Ring Attention with Blockwise Transformers", with zigzag chunks: rank r
+has chunks r and 2n-1-r of 2n, so all ranks have the same work at each hop. The transfer of the next
+keys overlaps with the attention to the current ones.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from trainer.parallel.context.blocks import ALL, OWN, Attention, Gradients, Part, add_
-from trainer.parallel.context.kernels import Answer
+from trainer.parallel.context.kernels import AttentionOutput
 from trainer.parallel.context.operator import attention_operator
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor on its way to the next rank, and its like on the way from the one before."""
+    """A tensor that is being sent to the next rank, and one being received from the previous."""
 
     sent: torch.Tensor
-    """Held here, for it must not be freed before it is gone."""
+    """Referenced here, so that it is not freed before it is sent."""
     received: torch.Tensor
     works: list[dist.Work]
 
@@ -31,7 +31,7 @@ class Transfer:
         return self.received
 
 
-def pass_on(tensor: torch.Tensor, group: ProcessGroup) -> Transfer:
+def send_to_next(tensor: torch.Tensor, group: ProcessGroup) -> Transfer:
     tensor = tensor.contiguous()
     received = torch.empty_like(tensor)
     after, before = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
@@ -45,52 +45,52 @@ def pass_on(tensor: torch.Tensor, group: ProcessGroup) -> Transfer:
 
 
 def part_at(hop: int, rank: int, num_ranks: int, tokens: int) -> Part:
-    """What a rank's queries see of the keys that reach it at `hop`, each a rank's `tokens`."""
+    """Which of the keys that arrive at `hop` a rank's queries attend to; `tokens` per rank."""
     if hop == 0:
         return OWN
     owner = (rank - hop) % num_ranks
     half = tokens // 2
     if owner < rank:
-        # Their first chunk is before both of ours, their second after both.
+        # The owner's first chunk is before both chunks of this rank, its second after both.
         return Part(ALL, slice(0, half))
-    # Both their chunks are after our first and before our second.
+    # Both chunks of the owner are after the first and before the second chunk of this rank.
     return Part(slice(half, None), ALL)
 
 
 def _forward(
     q_BHTD: torch.Tensor, kv_2BHTD: torch.Tensor, scale: float, group: ProcessGroup
-) -> Answer:
+) -> AttentionOutput:
     last, tokens = group.size() - 1, q_BHTD.shape[2]
-    transfer = pass_on(kv_2BHTD, group)
+    transfer = send_to_next(kv_2BHTD, group)
     attention = Attention(q_BHTD, kv_2BHTD, scale)
     for hop in range(1, group.size()):
         kv_2BHTD = transfer.wait()
         if hop < last:
-            transfer = pass_on(kv_2BHTD, group)
-        attention.see(part_at(hop, group.rank(), group.size(), tokens), kv_2BHTD)
-    return attention.answer()
+            transfer = send_to_next(kv_2BHTD, group)
+        attention.add(part_at(hop, group.rank(), group.size(), tokens), kv_2BHTD)
+    return attention.output()
 
 
 def _backward(
     grad_BHTD: torch.Tensor,
     q_BHTD: torch.Tensor,
     kv_2BHTD: torch.Tensor,
-    answer: Answer,
+    output: AttentionOutput,
     scale: float,
     group: ProcessGroup,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys travel as in the forward pass, and the sums of their gradients a hop behind them."""
+    """Keys go around as in the forward pass; the sums of their gradients follow one hop behind."""
     last, tokens = group.size() - 1, q_BHTD.shape[2]
-    gradients = Gradients(grad_BHTD, q_BHTD, answer, scale)
+    gradients = Gradients(grad_BHTD, q_BHTD, output, scale)
     sums: Transfer | None = None
     for hop in range(group.size()):
-        transfer = pass_on(kv_2BHTD, group) if hop < last else None
+        transfer = send_to_next(kv_2BHTD, group) if hop < last else None
         part = part_at(hop, group.rank(), group.size(), tokens)
-        more = gradients.see(part, kv_2BHTD)
-        dkv_2BHTD = gradients.no_keys(kv_2BHTD) if sums is None else sums.wait()
+        more = gradients.backward(part, kv_2BHTD)
+        dkv_2BHTD = gradients.zeros_like(kv_2BHTD) if sums is None else sums.wait()
         add_(dkv_2BHTD, part, more)
-        # After the last hop they are one rank short of the keys' owner.
-        sums = pass_on(dkv_2BHTD, group)
+        # At the last hop the sums are at the rank before the owner, so they are sent once more.
+        sums = send_to_next(dkv_2BHTD, group)
         if transfer is not None:
             kv_2BHTD = transfer.wait()
     assert sums is not None

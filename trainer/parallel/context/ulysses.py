@@ -1,7 +1,7 @@
-"""Ulysses: one exchange gives each rank of axis cp the whole sequence for a part of the heads.
+"""Ulysses: an all-to-all gives each rank of axis cp the whole sequence for a part of the heads.
 
-After Jacobs et al. 2023, "DeepSpeed Ulysses"; another exchange gives every rank all heads of its
-tokens again. Each rank has a contiguous piece of the sequence.
+It follows Jacobs et al. 2023, "DeepSpeed Ulysses". A second all-to-all gives each rank all heads of
+its own tokens again. Each rank has a contiguous piece of the sequence.
 """
 
 import torch
@@ -18,7 +18,7 @@ def ulysses_attention(group: ProcessGroup) -> Attend:
     def attend(
         q_BHTD: torch.Tensor, k_BHTD: torch.Tensor, v_BHTD: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        # With fewer kv heads than ranks, ranks that share a head get a copy each.
+        # With fewer kv heads than ranks, each rank that shares a head gets a copy of it.
         copies = max(1, ranks // k_BHTD.shape[1])
         k_BHTD, v_BHTD = (x.repeat_interleave(copies, 1) for x in (k_BHTD, v_BHTD))
         mixed_BHTD = to_whole_sequence([q_BHTD, k_BHTD, v_BHTD], group)
@@ -33,8 +33,8 @@ def ulysses_attention(group: ProcessGroup) -> Attend:
 
 
 def to_whole_sequence(tensors_BHTD: list[torch.Tensor], group: ProcessGroup) -> torch.Tensor:
-    """This rank's share of the heads of each tensor, for all tokens; the heads of one tensor after
-    those of another."""
+    """This rank's share of the heads of each tensor, for all tokens. The heads of the tensors are
+    concatenated."""
     ranks = group.size()
     by_rank_BRHTD = torch.cat([x.unflatten(1, (ranks, -1)) for x in tensors_BHTD], dim=2)
     pieces_RBHTD = exchange(by_rank_BRHTD.movedim(1, 0), group)
@@ -42,11 +42,11 @@ def to_whole_sequence(tensors_BHTD: list[torch.Tensor], group: ProcessGroup) -> 
 
 
 def to_all_heads(out_BHSD: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """All heads, of this rank's tokens: the inverse, for one tensor."""
+    """All heads of this rank's tokens: the inverse of `to_whole_sequence` for one tensor."""
     pieces_RBHTD = exchange(out_BHSD.unflatten(2, (group.size(), -1)).movedim(2, 0), group)
     return pieces_RBHTD.movedim(0, 1).flatten(1, 2)
 
 
 def exchange(pieces: torch.Tensor, group: ProcessGroup) -> torch.Tensor:
-    """Piece n goes to rank n, and piece n of the result comes from it; differentiable."""
+    """Send piece n to rank n; piece n of the result comes from rank n. Differentiable."""
     return all_to_all_single_autograd(pieces.contiguous(), None, None, group)

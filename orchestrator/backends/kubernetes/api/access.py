@@ -1,7 +1,7 @@
-"""Cluster and credentials: from a kubeconfig, or a pod's service account.
+"""Finds the cluster and the credentials: from a kubeconfig, or from a pod's service account.
 
-The Python client's own: it knows exec plugins, and renews tokens. It is imported late: other verbs
-do without.
+The official Python client does this, because it supports exec plugins and renews tokens. It is
+imported late, because its import is slow and most verbs do not need it.
 """
 
 import contextlib
@@ -122,6 +122,7 @@ class Access:
         return dynamic.DynamicClient(ApiClient(self.config), discoverer=lambda *_: None)
 
     def headers(self) -> dict[str, str]:
-        """Read for each request: tokens are short-lived, and the client renews them here."""
+        """Call it for each request, because tokens are short-lived and the client renews them
+        here."""
         auth = self.config.auth_settings().get("BearerToken")
         return {"authorization": auth["value"]} if auth and auth["value"] else {}

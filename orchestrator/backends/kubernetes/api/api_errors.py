@@ -15,8 +15,8 @@ FORBIDDEN = re.compile(
 )
 ACCOUNT = re.compile(r"system:serviceaccount:(?P<namespace>[^:]+):(?P<name>.+)")
 WORDLESS = re.compile(r'(?P<resource>[a-z]+)(?:\.(?P<group>\S+))? "[^"]*" is forbidden:\s*')
-"""How an API server refuses an apply to who may patch, where it would have to create: without a
-reason, and without a name."""
+"""The refusal of an apply that would create an object, for a user who may only patch. It contains
+neither a reason nor the user's name."""
 JSON = "application/json"
 GRANT = re.compile(
     r'user "(?P<user>[^"]+)".* is attempting to grant RBAC permissions not currently held:'
@@ -28,8 +28,8 @@ YOU = "YOU"
 """Placeholder for an unknown user name."""
 AGAIN = (429, 500, 502, 503, 504)
 UNTYPED = "failed to create typed patch object"
-"""How a server-side apply is refused whose object has a field that the schema lacks: as an internal
-error, 500, in every version so far (kubernetes issue 139253)."""
+"""The refusal of a server-side apply with a field that is not in the schema. All versions so far
+return it as internal error 500 (kubernetes issue 139253), although a retry cannot succeed."""
 
 
 class Missing(BackendError):

@@ -1,7 +1,7 @@
 """The API client: objects as plain JSON, watches, logs, commands in pods.
 
-Not through the Python client's model classes, which know neither the operators' kinds nor fields
-that are newer or older than they are.
+It does not use the Python client's model classes, because they lack the operators' kinds and all
+fields of newer and older Kubernetes versions.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ class Api:
     # Objects
 
     def read(self, path: str) -> Any:
-        """What lies at a path, as `/version`."""
+        """The answer of a GET of any path, such as `/version`."""
         return self.sending.json("get", path)
 
     def get(
@@ -150,8 +150,8 @@ class Api:
                 return Listed(items=tuple(items), version=page["metadata"]["resourceVersion"])
 
     def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object:
-        """Server-side: what ndctl says of an object becomes so, whatever was there. A server from
-        1.25 on refuses a field that it does not know; older ones do not hear that they should."""
+        """Server-side apply: the fields that ndctl sends overwrite existing ones. Servers since
+        1.25 refuse unknown fields; older ones ignore this option and drop such fields."""
         resource = resource_of(item)
         path = resource.path(item["metadata"].get("namespace", namespace), item["metadata"]["name"])
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
@@ -165,7 +165,7 @@ class Api:
         return made
 
     def create(self, item: Object, namespace: str) -> Object:
-        """Raises Conflict where it exists."""
+        """Raises Conflict if it exists."""
         place = lookup(item, ("metadata", "namespace"), namespace)
         path, query = resource_of(item).path(place), {"fieldManager": MANAGER}
         made: Object = self.sending.json("create", path, query, item)
@@ -187,7 +187,7 @@ class Api:
     def merge(
         self, resource: Resource, namespace: str | None, name: str, change: Object, sub: str = ""
     ) -> Object:
-        """RFC 7386: what is null is taken away, lists are replaced."""
+        """Merge patch (RFC 7386): null removes a key, lists are replaced."""
         path = resource.path(namespace, name, sub)
         made: Object = self.sending.json("patch", path, {"fieldManager": MANAGER}, change, MERGE)
         return made
@@ -201,7 +201,7 @@ class Api:
         grace_s: int | None = None,
         uid: str = "",
     ) -> None:
-        """A missing object is no error. `uid`: delete only the object with this uid."""
+        """Does nothing if the object is missing. `uid`: delete only the object with this uid."""
         body: dict[str, Any] = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
         body["propagationPolicy"] = "Background"
         if uid:
@@ -224,7 +224,7 @@ class Api:
         fields: str = "",
         timeout_s: float,
     ) -> Iterator[Object]:
-        """Events from `version` on, until the server closes it. Raises as requests do, once."""
+        """Events after `version`, until the server closes the watch. Errors are not retried."""
         query = {
             "watch": "true",
             "allowWatchBookmarks": "true",
@@ -241,7 +241,7 @@ class Api:
                 raise refusal(asked, code, json.dumps(event["object"]).encode())
             yield event
 
-    def log(  # noqa: PLR0913 - what may be asked of a log
+    def log(  # noqa: PLR0913 - the options of the log API
         self,
         namespace: str,
         pod: str,
@@ -252,9 +252,15 @@ class Api:
         tail: int | None = None,
         quiet_s: float = READ_S,
     ) -> Iterator[bytes]:
-        """Lines of a pod's output, the last `tail` alone. `since` a time of whole seconds (RFC
-        3339), or empty for all: with their times before them. `quiet_s`: how long nothing may come
-        while it is followed."""
+        """Lines of a pod's output.
+
+        Args:
+            follow: continue with new lines until the stream ends.
+            since: only lines after this time (RFC 3339, whole seconds; empty: all). If it is not
+                None, each line starts with its time.
+            tail: only the last lines.
+            quiet_s: largest time without any output before the request fails.
+        """
         query = {
             "container": container,
             "follow": "true" if follow else "",
@@ -268,5 +274,5 @@ class Api:
     def exec(
         self, namespace: str, pod: str, container: str, argv: Sequence[str], *, timeout_s: float
     ) -> tuple[int, bytes, bytes]:
-        """Run a command in a pod: its exit code, what it wrote, and its errors."""
+        """Run a command in a pod; returns exit code, stdout and stderr."""
         return execute(self.access, namespace, pod, container, argv, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A stable name for the cluster."""
+"""Computes a stable name for a cluster."""
 
 import hashlib
 import re
@@ -17,9 +17,10 @@ class Known(Protocol):
 
 
 def cluster_name(api: Known) -> str:
-    """Of the cluster's own certificate authority: a pod finds the same one there that a kubeconfig
-    has, while servers have other addresses inside, and contexts any name. No right is needed, as
-    for the uid of kube-system. Without one, the host of the server.
+    """A name from the cluster's certificate authority; without one, from the host of the server.
+
+    A pod and a kubeconfig have the same CA certificates, while addresses and context names differ.
+    Unlike the uid of namespace kube-system, reading them needs no rights.
     """
     found = CERTIFICATE.findall(api.authority or b"")
     if not found:

@@ -1,7 +1,7 @@
-"""Which fields the kinds of this cluster have, and which of an object's they lack.
+"""Compares the fields of an object with the schema of its kind in this cluster.
 
-An API server drops a field that the kind's schema does not have, before 1.25 without a word. So a
-job would lose a field on an operator that is too old, and behave otherwise than it should.
+An API server drops fields that are not in the schema; before 1.25 it does so without an error. With
+an operator that is too old, a job would lose such a field and behave differently.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Schema = Mapping[str, Any]
 GROUP_KIND = "x-kubernetes-group-version-kind"
 OPEN = "x-kubernetes-preserve-unknown-fields"
 PER_GROUP, WHOLE = "/openapi/v3/apis", "/openapi/v2"
-"""The second, of several MB, is asked of servers before 1.24 alone, which lack the first."""
+"""Servers before 1.24 have only the second document, which has several MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Lacking:
 
 @dataclass
 class KindSchemas:
-    """The schemas of one cluster, each document of them read once."""
+    """The schemas of one cluster. Each document is read once."""
 
     api: ApiReader
     documents: dict[str, Mapping[str, Schema]] = field(default_factory=dict)
-    """Path -> name -> schema; empty where the server has no such document."""
+    """Path -> name -> schema; empty if the server does not have the document."""
 
     def of(self, resource: Resource) -> Schema | None:
         """None if the server does not publish it, or the user may not read it."""
@@ -71,8 +71,8 @@ def _named(schemas: Mapping[str, Schema], resource: Resource) -> Schema | None:
 
 
 def lacking(item: Object, schema: Schema) -> Iterator[Lacking]:
-    """The fields of `item` that `schema` does not have; of none twice, and none below one."""
-    own = {"apiVersion", "kind", "metadata"}  # every kind has these, whatever its schema says
+    """The fields of `item` that are not in `schema`, without fields inside such fields."""
+    own = {"apiVersion", "kind", "metadata"}  # every kind has these, even if its schema omits them
     yield from _lacking({key: one for key, one in item.items() if key not in own}, schema, ())
 
 
@@ -98,7 +98,7 @@ def _of_mapping(
 
 
 def has(schema: Schema, path: Sequence[str]) -> bool:
-    """Whether a kind has a field; also where its schema leaves open what is there."""
+    """Whether a kind has a field. True if the schema allows any field at that place."""
     for key in path:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping):

@@ -1,6 +1,6 @@
-"""Commands in pods, as `kubectl exec` runs them.
+"""Runs commands in pods, like `kubectl exec`.
 
-With the client's WSClient and not its `stream()`: that one turns every refusal into status 0, and
+It uses the client's WSClient instead of its `stream()`, which reports every refusal as status 0 and
 keeps all output twice.
 """
 
@@ -24,7 +24,7 @@ def execute(
     *,
     timeout_s: float,
 ) -> tuple[int, bytes, bytes]:
-    """Run a command in a pod: its exit code, what it wrote, and its errors."""
+    """Run a command in a pod; returns exit code, stdout and stderr."""
     client: Any = import_module("kubernetes.stream.ws_client")
 
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
@@ -57,7 +57,7 @@ def execute(
 
 
 def _exit_code(status: bytes) -> int:
-    """Of what the kubelet says at the end of a command."""
+    """The exit code in the kubelet's final status of a command; 255 if it has none."""
     try:
         said = read_json(status)
         if said["status"] == "Success":

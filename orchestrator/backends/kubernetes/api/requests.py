@@ -1,7 +1,7 @@
-"""One request to the API server, with timeouts and retries.
+"""Sends one request to the API server, with timeouts and retries.
 
-The Python client's DynamicClient carries it: plain JSON of any kind, the user's credentials, TLS
-and proxies. It neither sends a request again nor says in words what went wrong; this does.
+The Python client's DynamicClient does the HTTP part: JSON of any kind, credentials, TLS and
+proxies. This module adds retries and error messages.
 """
 
 import contextlib
@@ -102,10 +102,10 @@ class Requests:
         content: str,
         timeout: tuple[float, float],
     ) -> Any:
-        """The answer of a request that was granted, unread.
+        """Send one request; returns the unread answer of a successful one.
 
-        Raises ApiException with the status of any other answer (0: TLS failed), and what urllib3
-        raises where there is none.
+        Raises ApiException with the status of an unsuccessful answer (0: TLS failed), and urllib3's
+        errors if there is no answer.
         """
         self.sent += 1
         return self.access.client.request(
@@ -158,7 +158,8 @@ def unreachable(access: Access, exc: Exception) -> Unreachable:
 
 
 def _why(exc: Exception) -> str:
-    """Without the addresses of objects in memory, and the host, which is said before."""
+    """The cause, without memory addresses of objects and without the host, which the message
+    has."""
     cause = exc.__cause__
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror

@@ -57,10 +57,10 @@ def _version(item: Object) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class ListWatch:
-    """Objects of one kind, kept up to date for as long as somebody iterates.
+    """Objects of one kind, kept current while the caller iterates over `changes`.
 
-    Survives an API server that goes and comes, and one that has forgotten where the watch was
-    (410): then everything is listed anew, and what vanished meanwhile is gone from the cache.
+    It survives an unreachable API server. If the server no longer has the version of the watch
+    (status 410), all objects are listed again, which also removes deleted ones from the cache.
     """
 
     api: Api
@@ -71,21 +71,24 @@ class ListWatch:
     cached: bool = False
     """Accept the API server's cache for the first list."""
     trim: Callable[[Object], Object] = lambda item: item
-    """Reduces an object to what is kept of it."""
+    """Removes the parts of an object that need not be kept."""
     cache: Cache = field(default_factory=Cache)
-    anew: bool = False
-    """List again after a silence: then it is over as soon as the server answers, not at the next
-    event."""
+    list_after_silence: bool = False
+    """List again when the server is reachable again, so that the caller notices this at once and
+    not only at the next event."""
     polls: bool = False
     """The user may list but not watch."""
     silent_since: float | None = None
     """When the server became unreachable; None while it is reachable."""
 
     def changes(self, deadline: float) -> Iterator[Cache]:
-        """The cache, first as listed and then after each change, until `deadline` (monotonic).
+        """Yield the cache after the first list and after each change, until `deadline` (monotonic).
 
-        Raises BackendError when the server refuses; silence is waited out. Without the right to
-        watch all is listed again and again, and yielded whether or not it changed.
+        If the server is unreachable, it retries. Without the right to watch, it lists all objects
+        every `POLL_S` and yields the cache each time.
+
+        Raises:
+            BackendError: the server refused the request.
         """
         failures = 0
         while (left := deadline - self.clock.monotonic()) > 0:
@@ -108,7 +111,7 @@ class ListWatch:
                     self.silent_since = self.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
                 failures += 1
-                if self.anew:
+                if self.list_after_silence:
                     self.cache.version = ""
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
 
@@ -126,9 +129,10 @@ class ListWatch:
         yield True
 
     def catch_up(self) -> Cache:
-        """What has come to be by now, for who asks now and then: one request, for the changes.
+        """The current objects, with one request for the changes since the last call.
 
-        Raises BackendError where the server does not answer, or refuses.
+        Raises:
+            BackendError: the server is unreachable or refused the request.
         """
         try:
             if self.cache.version:

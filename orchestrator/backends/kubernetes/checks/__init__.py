@@ -1,1 +1,1 @@
-"""What stands in the way of a launch on Kubernetes, looked at before anything is made."""
+"""Checks before a launch on Kubernetes, before any object is created."""

@@ -1,4 +1,4 @@
-"""Whether the kinds that a job is made of are there, and know every field that is sent."""
+"""Checks that the cluster has the kinds of a job's objects, with all fields that are sent."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,8 +23,8 @@ GROUPS = {kind.resource.group for kind in JOB_KINDS.values()}
 
 
 def kind_there(schemas: KindSchemas, name: Kind, *, wanted: bool = True) -> Finding:
-    """Whether the kind is served, by an operator that is new enough. `wanted`: jobs are to be of
-    it; else a missing one is worth a note alone."""
+    """Whether the cluster serves the kind, with an operator that is new enough. If it is not
+    `wanted` by a job, a missing kind is only a note."""
     kind = JOB_KINDS[name]
     resource = kind.resource
     versions = _served(schemas, resource)
@@ -51,7 +51,7 @@ def kind_there(schemas: KindSchemas, name: Kind, *, wanted: bool = True) -> Find
 
 
 def _served(schemas: KindSchemas, resource: Resource) -> list[str]:
-    """The versions in which `resource` is served; none where it is not."""
+    """The versions in which `resource` is served; empty if it is not."""
     try:
         group = schemas.api.read(f"/apis/{resource.group}")
         versions = [one["version"] for one in group["versions"]]
@@ -66,7 +66,7 @@ def _has_kind(read: Any, resource: Resource, version: str) -> bool:
 
 
 def _absent(schemas: KindSchemas, kind: JobKind) -> list[str]:
-    """Fields of the operator's first good version that this one's kind does not have."""
+    """Fields of the operator's first suitable version that the installed kind lacks."""
     schema = schemas.of(kind.resource)
     if schema is None:
         return []
@@ -74,17 +74,18 @@ def _absent(schemas: KindSchemas, kind: JobKind) -> list[str]:
 
 
 def fields_unknown(schemas: KindSchemas, handover: Handover, namespace: str) -> Iterator[Finding]:
-    """Fields of the job's objects that its kinds do not have here: what an old API server drops
-    without a word. ndctl's own tell of the operator's age, the others come of `pod_template`."""
+    """Fields of the job's objects that the kinds of this cluster lack, which old API servers drop
+    without an error. If ndctl itself sets the field, the operator is too old; otherwise the field
+    comes from `pod_template`."""
     spec = handover.launch.kubernetes or KubernetesSpec()
     plain = replace(handover.launch, kubernetes=replace(spec, pod_template={}))
     without = replace(handover, job=replace(handover.job, launch=plain))
     own = {one.path for _, one in _lacking(schemas, objects(without, namespace))}
-    told: set[str] = set()
+    reported: set[str] = set()
     for resource, one in _lacking(schemas, objects(handover, namespace)):
         finding = _too_old(resource, one) if one.path in own else _unknown(resource, one)
-        if finding.what not in told:  # Master and Worker have one template
-            told.add(finding.what)
+        if finding.what not in reported:  # Master and Worker have the same template
+            reported.add(finding.what)
             yield finding
 
 
@@ -125,12 +126,12 @@ def _unknown(resource: Resource, one: Lacking) -> Finding:
         " so the cluster would drop it",
         fix=f"did you mean {near}?"
         if near
-        else f"remove it, or install a newer version of {kind[resource.group]} installed",
+        else f"remove it, or install a newer version of {kind[resource.group]}",
     )
 
 
 def _in_template(one: Lacking) -> str:
-    """The path below the innermost template, which is the pods'."""
+    """The path inside the pod template, which is the innermost template."""
     whole = str(one)
     _, found, below = whole.rpartition(".template.")
     return below if found else whole

@@ -1,6 +1,6 @@
-"""What stands in the way of a launch, and what may make it wait, before anything is made.
+"""All checks of a launch before any object is created: what stops it, and what may delay it.
 
-One list for `ndctl submit`, its dry run, and `ndctl doctor SPEC`.
+`ndctl submit`, its dry run and `ndctl doctor SPEC` use the same list.
 """
 
 from collections.abc import Iterator
@@ -46,20 +46,22 @@ from orchestrator.inventory.kubernetes.quantities import quantity
 
 SHARED = "ReadWriteMany"
 RIGHTS = "rights"
-"""What a finding on the rights of the person is about."""
+"""Subject of findings about the user's rights."""
 
 
 def check(
     api: ApiReader, namespace: str, handover: Handover, table: GpuTable
 ) -> tuple[Finding, ...]:
-    """What does not stop the job.
+    """The findings of a job that can run.
 
-    Raises SpecError, or BackendError where the cluster alone objects, with everything that does.
+    Raises:
+        SpecError: with everything that stops the job, if the spec itself has mistakes.
+        BackendError: the same, if only the cluster objects.
     """
     try:
         found = examine_job(api, namespace, handover, table)
     except Unanswered:
-        refuse(handover)  # what is wrong with the spec itself is known all the same
+        refuse(handover)  # mistakes in the spec are known without the API server
         raise
     stops = [one for one in found if one.verdict == "stops"]
     if not stops:
@@ -77,12 +79,15 @@ def check(
 def examine_job(
     api: ApiReader, namespace: str, handover: Handover, table: GpuTable
 ) -> tuple[Finding, ...]:
-    """What is wrong with the spec, a dry run of every object by the server, and a look at all that
-    they need. Raises Unanswered where the server does not answer."""
+    """Mistakes in the spec, a dry run of each object, and checks of everything that they need.
+
+    Raises:
+        Unanswered: the API server is unreachable.
+    """
     mistakes = tuple(_stops(one) for one in problems(handover.launch))
     there = namespace_there(api, namespace)
     if there.verdict == "stops":
-        return (*mistakes, there)  # of all else the server would say the same
+        return (*mistakes, there)  # without the namespace, all other checks would fail too
     cluster = _objects(api, namespace, handover) if not mistakes else _kind(api, handover)
     around = (
         *missing(api, namespace, handover, of_pods=not mistakes),
@@ -100,7 +105,7 @@ def _kind(api: ApiReader, handover: Handover) -> tuple[Finding, ...]:
 
 
 def _objects(api: ApiReader, namespace: str, handover: Handover) -> tuple[Finding, ...]:
-    """Of a spec that can be rendered: what its kinds and the server say to each object."""
+    """Checks of the rendered objects: their kinds, their fields, and a dry run of each."""
     launch, schemas = handover.launch, KindSchemas(api)
     spec = launch.kubernetes or KubernetesSpec()
     kind = kind_there(schemas, spec.kind)
@@ -113,7 +118,7 @@ def _objects(api: ApiReader, namespace: str, handover: Handover) -> tuple[Findin
 def _around(
     api: ApiReader, namespace: str, handover: Handover, table: GpuTable
 ) -> Iterator[Finding]:
-    """What is in the cluster already."""
+    """Checks of what is already in the cluster."""
     launch = handover.launch
     spec, hosts = launch.kubernetes or KubernetesSpec(), len(launch.hosts)
     yield from _of_other_kinds(api, namespace, launch)
@@ -155,12 +160,12 @@ def _tried(
     *,
     own_kind: bool,
 ) -> Iterator[Finding]:
-    """What the server says to each object. `own_kind`: the job's kind is there to be tried."""
+    """A dry run of each object. `own_kind`: the cluster has the job's kind."""
     spec = launch.kubernetes or KubernetesSpec()
     kind = JOB_KINDS[spec.kind].resource
     submits = [one for one in permissions.needed(spec) if one.need == "submit"]
     lacking = permissions.missing(api, submits, namespace)
-    if lacking:  # a dry run would say the same of each object, one verb at a time
+    if lacking:  # a dry run would report the same rights, one verb and object at a time
         refusal = permissions.refused(api, lacking, namespace, "nothing was submitted")
         yield Finding(what=RIGHTS, verdict="stops", found=refusal.message, fix=refusal.fix)
         return
@@ -169,7 +174,7 @@ def _tried(
         if not own_kind and resource_of(item).group == kind.group:
             continue
         if resource_of(item) == ROLE_BINDINGS:
-            continue  # of a person without the verb `bind` it takes a Role that is there already
+            continue  # without the verb `bind`, it works only after its Role exists
         try:
             api.apply(item, namespace, dry_run=True)
         except Unanswered:
@@ -177,11 +182,11 @@ def _tried(
         except BackendError as exc:
             what = f"{item['kind']} {name_of(item)}"
             finding = Finding(what=what, verdict="stops", found=exc.message, fix=exc.fix)
-            refused.setdefault(exc.message, finding)  # a right that lacks for one lacks for others
+            refused.setdefault(exc.message, finding)  # several objects may need the same right
     yield from refused.values()
     if not refused:
         found = (
-            f"{api.server} takes the {len(made)} objects of {kind.kind} {namespace}/{launch.job}"
+            f"{api.server} accepts the {len(made)} objects of {kind.kind} {namespace}/{launch.job}"
         )
         yield Finding(what="dry run", verdict="ok", found=found)
 
@@ -191,7 +196,7 @@ def _stops(problem: Problem) -> Finding:
 
 
 def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
-    """Jobs of one name have one run directory, and one ConfigMap that tells pods what to do."""
+    """A job of another kind with the same name would share its run directory and its ConfigMap."""
     mine = (launch.kubernetes or KubernetesSpec()).kind
     for kind in (JOB_KINDS[name].resource for name in JOB_KINDS if name != mine):
         if get_or_none(api, kind, namespace, launch.job) is not None:
@@ -209,24 +214,24 @@ def _of_other_kinds(api: ApiReader, namespace: str, launch: LaunchPlan) -> Itera
 def _of_strangers(
     api: ApiReader, namespace: str, spec: KubernetesSpec, job: str
 ) -> Iterator[Finding]:
-    """What has the name of an object of the job is not overwritten, nor deleted with it."""
+    """Existing objects with the name of a job's object are neither overwritten nor deleted."""
     for helper in strangers(api, namespace, spec, job):
         limit = f"such that {helper} is free: namespace {namespace} has one of another owner"
         yield _stops(Problem(path="name", value=job, limit=limit, fix="use another name"))
 
 
 def _runs(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
-    """The volume of run directories, that all pods of a job read and write."""
+    """The volume with run directories, which all pods of a job read and write."""
     what, claim = "run volume", spec.runs.claim
     if claim is None and spec.runs.host_path is None:
-        return  # the spec lacks it, which was said
+        return  # already reported as a mistake in the spec
     if claim is None:
         found = f"{spec.runs.host_path} of each node; it must be the same file system on all nodes"
         yield Finding(what=what, verdict="note", found=found)
         return
     item = get_or_none(api, CLAIMS, namespace, claim)
     if item is None:
-        return  # where it is absent that was said already
+        return  # if it is missing, `missing` reports it
     modes = lookup(item, ("spec", "accessModes"), ())
     phase = lookup(item, ("status", "phase"), "Pending")
     found = f"{claim} is {phase}, {', '.join(modes)}"
@@ -243,7 +248,7 @@ def _runs(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> I
 def _security(
     api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int
 ) -> Iterator[Finding]:
-    """Whether the job's pods would be let in: a dry run of the job makes none."""
+    """Whether the namespace admits the job's pods. A dry run of the job does not create pods."""
     there = get_or_none(api, NAMESPACES, None, namespace)
     level, what = level_of(there or {}), "pod security"
     if level == "privileged":
@@ -268,7 +273,7 @@ def _security(
 
 
 def _quotas(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Finding]:
-    """What can never fit; what does not fit now waits, and says so."""
+    """Quotas that the job can never fit into. If it only does not fit now, its pods wait."""
     try:
         quotas = api.list(QUOTAS, namespace).items
     except BackendError:
@@ -291,7 +296,7 @@ def _quotas(api: ApiReader, namespace: str, launch: LaunchPlan) -> Iterator[Find
 
 
 def _wanted(launch: LaunchPlan) -> dict[str, tuple[str, str]]:
-    """Key of a quota -> the key of the spec and how much of it a pod takes."""
+    """Key of a quota -> the key of the spec, and the amount that one pod uses."""
     spec = launch.kubernetes or KubernetesSpec()
     found = {"pods": ("cluster.hosts", "1"), "count/pods": ("cluster.hosts", "1")}
     if spec.gpu_resource:

@@ -1,5 +1,5 @@
-"""Whether the nodes that a job wants are there. What lacks only makes it wait: nodes may be made on
-demand, and those that are closed may open."""
+"""Checks that the nodes for a job exist. Missing nodes only delay it: they may be created on
+demand, and cordoned ones may become available."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +21,13 @@ from orchestrator.inventory.kubernetes.nodes import Node, parse_node
 
 WHAT = "nodes"
 NAMED = 4
-"""Nodes that are named with what keeps the job off them; the others are counted."""
+"""Unusable nodes that a finding names with their reason; the others are counted."""
 
 
 def nodes_there(
     api: ApiReader, plan: Plan, launch: LaunchPlan, table: GpuTable
 ) -> Iterator[Finding]:
-    """Those that the job may have, whether or not others use them at the moment."""
+    """Nodes that the job may use, even if other pods use them now."""
     spec = launch.kubernetes or KubernetesSpec()
     try:
         nodes = [parse_node(item) for item in api.list(NODES, None).items]
@@ -51,7 +51,7 @@ def nodes_there(
 
 
 def _is_of(plan: Plan, host: Host) -> bool:
-    """A kind that no label tells may be the plan's."""
+    """A host of an unknown kind may be of the plan's kind."""
     return host.profile is None or plan.profile is None or host.profile.name == plan.profile
 
 
@@ -92,7 +92,7 @@ def _enough(
 
 
 def _of_another_kind(plan: Plan, others: Sequence[Host], ours: Sequence[Node]) -> Finding:
-    """Pods may come there: with less memory, or to slow all others down."""
+    """Pods may be scheduled to nodes of another kind, which may be slower or have less memory."""
     first = others[0]
     kind = first.profile.name if first.profile else ""
     more = f", as are {len(others) - 1} more of other kinds" if len(others) > 1 else ""
@@ -101,7 +101,7 @@ def _of_another_kind(plan: Plan, others: Sequence[Host], ours: Sequence[Node]) -
     return Finding(
         what=WHAT,
         verdict="warns",
-        found=f"the plan is for {plan.profile}, and pods may come to {first.name}, which is"
+        found=f"the plan is for {plan.profile}, but pods may be scheduled to {first.name}, which is"
         f" {kind}{more}",
         fix=f"set cluster.kubernetes.node_selector: {{{label}: {value}}}",
     )

@@ -1,5 +1,5 @@
-"""What a person has to be allowed in a namespace, and what of it is missing: asked of the API
-server beforehand, so that a submission is not refused in the middle."""
+"""The rights that a user needs in a namespace, and which are missing. They are checked before the
+submission, so that it is not refused halfway."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +25,10 @@ from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import BackendError, Unanswered
 
 ROLE = "ndctl-user"
-"""Of manifests/base: all of it."""
+"""The Role in manifests/base, which has all rights."""
 Need = Literal["submit", "again", "look"]
-"""`submit`: nothing is submitted without. `again`: no job in the place of one that ended.
-`look`: something of a job cannot be seen, or not from here."""
+"""Needed to `submit` a job; to submit one `again` in place of an ended job; to `look` at a job from
+outside the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,27 @@ class Right:
 
 
 class ApiReader(Protocol):
-    """What of `Api` is used here."""
+    """The part of `Api` that this module uses."""
 
     def create(self, item: Object, namespace: str) -> Object: ...
     def refusal(self, verb: str, path: str) -> BackendError | None: ...
 
 
 def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
-    """What it takes to submit, watch and cancel jobs like this one."""
+    """The rights to submit, watch and cancel jobs like this one."""
     kind = JOB_KINDS[spec.kind].resource
     beside = [POLICIES] if spec.network_policy and not spec.host_network else []
     given: tuple[Right, ...] = ()
     if spec.service_account is None:
         beside += [ACCOUNTS, ROLES, ROLE_BINDINGS]
-        # Only a person who has a right may give it to the job's pods.
+        # A user can only grant rights to the job's pods that the user has.
         of_pods = ("get", "list", "watch", *(("delete",) if spec.kind == "pytorchjob" else ()))
         given = (*(Right(verb, PODS) for verb in of_pods), Right("list", EVENTS))
     if spec.kind == "trainjob":
         beside.append(RUNTIMES)
     found = (
         *(Right(verb, kind) for verb in ("get", "create", "patch")),
-        # It is deleted where a submission is taken back, and all that belongs to it goes with it.
+        # A submission that fails deletes the ConfigMap, and Kubernetes all objects that it owns.
         *(Right(verb, CONFIG_MAPS) for verb in ("get", "create", "patch", "delete")),
         Right("create", SECRETS),
         *(Right(verb, resource) for resource in beside for verb in ("create", "patch")),
@@ -76,13 +76,13 @@ def needed(spec: KubernetesSpec) -> tuple[Right, ...]:
         *(Right(verb, PODS, "exec", "look") for verb in ("get", "create")),
     )
     kept: dict[tuple[str, str], Right] = {}
-    for one in found:  # of two that are alike the first counts, as what a submission takes
+    for one in found:  # of two equal rights the first counts, which a submission needs
         kept.setdefault((one.verb, one.word), one)
     return tuple(kept.values())
 
 
 def replacing(spec: KubernetesSpec) -> tuple[Right, ...]:
-    """What it takes besides to put a job in the place of one that ended."""
+    """The additional rights to replace a job that has ended."""
     kind = JOB_KINDS[spec.kind].resource
     of_pods = ("list", "watch", "deletecollection")
     return (
@@ -92,8 +92,8 @@ def replacing(spec: KubernetesSpec) -> tuple[Right, ...]:
 
 
 def missing(api: ApiReader, rights: Sequence[Right], namespace: str | None) -> list[Right]:
-    """Those of `rights` that we do not have in `namespace`, None: in the whole cluster. Where that
-    may not be asked, none is missing as far as can be told."""
+    """The `rights` that the user does not have in `namespace` (None: in the whole cluster); empty
+    if the user may not ask."""
     found = []
     for right in rights:
         try:
@@ -122,13 +122,13 @@ def _may(api: ApiReader, right: Right, namespace: str | None) -> bool:
 
 
 def require(api: ApiReader, rights: Sequence[Right], namespace: str, what: str) -> None:
-    """Raises Forbidden with all of `rights` that are missing. `what`: is not done then."""
+    """Raises Forbidden with all missing `rights`. `what` says what is not done because of this."""
     if lacking := missing(api, rights, namespace):
         raise refused(api, lacking, namespace, what)
 
 
 def refused(api: ApiReader, lacking: Sequence[Right], namespace: str, what: str) -> Forbidden:
-    """All that is missing, and what an administrator adds."""
+    """The error with all missing rights, and how an administrator adds them."""
     user = user_of(api, lacking, namespace)
     lines = "\n".join(f"    - {rule}" for rule in rules_of(lacking))
     commands = "\n".join(f"    {line}" for line in commands_of(lacking, namespace, user))
@@ -142,7 +142,7 @@ def refused(api: ApiReader, lacking: Sequence[Right], namespace: str, what: str)
 
 
 def commands_of(rights: Sequence[Right], namespace: str, user: str | None) -> Iterator[str]:
-    """What gives `rights`, to be typed as it is: a Role for each set of verbs."""
+    """The commands that grant `rights`, with one Role for each set of verbs."""
     for verbs, some in _by_verbs(rights).items():
         words = ",".join(dict.fromkeys(right.word for right in some))
         plural = some[0].resource.plural + (f"-{some[0].sub}" if some[0].sub else "")
@@ -156,7 +156,7 @@ def commands_of(rights: Sequence[Right], namespace: str, user: str | None) -> It
 
 
 def _by_verbs(rights: Sequence[Right]) -> dict[tuple[str, ...], list[Right]]:
-    """Rights on resources that are wanted with the same verbs."""
+    """The rights, grouped by the set of verbs that their resource needs."""
     verbs: dict[str, list[str]] = {}
     for right in rights:
         verbs.setdefault(right.word, []).append(right.verb)
@@ -167,8 +167,8 @@ def _by_verbs(rights: Sequence[Right]) -> dict[tuple[str, ...], list[Right]]:
 
 
 def user_of(api: ApiReader, lacking: Sequence[Right], namespace: str) -> str | None:
-    """Our name, as the API server knows us: it says it where it refuses something, so what may not
-    be done is tried without effect (`dryRun`). Every version does that."""
+    """The user's name at the API server. All versions put it into a refusal, so a forbidden request
+    is sent without effect (`dryRun`)."""
     for right in lacking:
         whole = right.verb in ("create", "list", "watch", "deletecollection") and not right.sub
         path = right.resource.path(namespace, "" if whole else "ndctl", right.sub)
@@ -179,7 +179,7 @@ def user_of(api: ApiReader, lacking: Sequence[Right], namespace: str) -> str | N
 
 
 def listing(rights: Sequence[Right]) -> str:
-    """As in `create/patch secrets, list events`."""
+    """Text such as `create/patch secrets, list events`."""
     verbs: dict[str, list[str]] = {}
     for right in rights:
         verbs.setdefault(right.word, []).append(right.verb)
@@ -187,7 +187,7 @@ def listing(rights: Sequence[Right]) -> str:
 
 
 def rules_of(rights: Sequence[Right]) -> list[str]:
-    """As a Role takes them, each in one line of YAML."""
+    """Rules of a Role, each as one line of YAML."""
     resources: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for right in dict.fromkeys(replace(one, verb="", need="submit") for one in rights):
         same = (one for one in rights if (one.resource, one.sub) == (right.resource, right.sub))

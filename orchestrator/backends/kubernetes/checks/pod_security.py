@@ -1,6 +1,7 @@
-"""Which Pod Security Standard a job's pods need, and what a namespace insists on. Pure.
+"""The Pod Security Standard that a job's pods need, and that a namespace enforces. Pure.
 
-The API server refuses pods, not the job that makes them: nobody else says so at submission."""
+The API server refuses the pods, but not the job object that creates them. Without this check, a
+submission would succeed and its pods would never exist."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -11,23 +12,24 @@ from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 Level = Literal["privileged", "baseline", "restricted"]
 ENFORCE = "pod-security.kubernetes.io/enforce"
 BURSTABLE = (
-    "the training operator's own init container of workers asks for less than its limits, so that"
-    " workers are Burstable, unless its --pytorch-init-container-template-file gives it equal ones"
+    "the training operator's own init container of workers requests less than its limits, so"
+    " workers are Burstable, unless its --pytorch-init-container-template-file sets equal values"
 )
 INIT_CONTAINER = (
     "the training operator's own init container of workers has no security context"
-    " unless its --pytorch-init-container-template-file gives it one"
+    " unless its --pytorch-init-container-template-file sets one"
 )
 
 
 def level_of(namespace: Object) -> Level:
-    """What it insists on; without a label it is the cluster's own choice, which nobody may read."""
+    """The level that a namespace enforces. Without a label it is the cluster's default, which
+    cannot be read."""
     found: Level = lookup(namespace, ("metadata", "labels", ENFORCE), "privileged")
     return found
 
 
 def privileges(spec: KubernetesSpec) -> Sequence[str]:
-    """Keys of `cluster.kubernetes` that no standard but `privileged` allows."""
+    """Keys of `cluster.kubernetes` that only the standard `privileged` allows."""
     return tuple(_privileges(spec))
 
 

@@ -1,5 +1,5 @@
-"""What keeps a job from holding a part of its nodes while it waits for the rest: a queue of Kueue,
-or a scheduler that binds the pods of a group all at once."""
+"""Finds a Kueue queue or a gang scheduler. With one of them, a job never holds a part of its nodes
+while it waits for the rest."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,17 +24,17 @@ POD_GROUPS: Mapping[Literal["volcano", "coscheduling"], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """What a cluster has for `gang_scheduler: auto`."""
+    """The value for `gang_scheduler: auto` in a cluster."""
 
     spec: KubernetesSpec
-    """With that in it."""
+    """The spec with the queue or scheduler filled in."""
     note: str = ""
     kueue: tuple[str, ...] | None = None
-    """The labels that are levels of Kueue's Topology; None where they were not read."""
+    """Node labels that are levels of Kueue's Topology; None if they were not read."""
 
 
 def gang_for(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -> Gang:
-    """`spec` as it is where it says itself what binds its pods, or has one alone."""
+    """Unchanged if the spec names a queue or scheduler, or if the job has a single pod."""
     if spec.gang_scheduler != "auto" or spec.queue is not None or hosts == 1:
         return Gang(spec)
     queues = _queues(api, namespace)
@@ -52,7 +52,7 @@ def gang_for(api: ApiReader, namespace: str, spec: KubernetesSpec, hosts: int) -
 
 
 def _queues(api: ApiReader, namespace: str) -> list[str]:
-    """The namespace's; none where there is no Kueue, or no right to see them."""
+    """The namespace's queues; empty without Kueue or without the right to list them."""
     try:
         return [name_of(one) for one in api.list(_local_queues(api), namespace).items]
     except BackendError:
@@ -60,7 +60,7 @@ def _queues(api: ApiReader, namespace: str) -> list[str]:
 
 
 def _local_queues(api: ApiReader) -> Resource:
-    """Raises Missing where there is no Kueue."""
+    """Raises Missing without Kueue."""
     version = str(api.read(f"/apis/{KUEUE}")["preferredVersion"]["version"])
     return Resource(KUEUE, version, "localqueues", "LocalQueue")
 
@@ -86,7 +86,7 @@ def gang_there(spec: KubernetesSpec, hosts: int) -> Iterator[Finding]:
 
 
 def queue_there(api: ApiReader, namespace: str, spec: KubernetesSpec) -> Iterator[Finding]:
-    """Whether the spec's queue is, and which levels of nearness may be asked for."""
+    """Whether the spec's queue exists, and which topology levels it offers."""
     queue, what = spec.queue, "queue"
     try:
         resource = _local_queues(api)
@@ -97,10 +97,10 @@ def queue_there(api: ApiReader, namespace: str, spec: KubernetesSpec) -> Iterato
             yield Finding(what=what, verdict="stops", found=found, fix=fix)
         return
     except BackendError as exc:
-        yield Finding(what=what, verdict="note", found=f"not known: {exc.message}")
+        yield Finding(what=what, verdict="note", found=f"unknown: {exc.message}")
         return
     if queue is None:
-        found = f"Kueue {resource.version} is there; no {AT}.queue is set"
+        found = f"Kueue {resource.version} is installed; no {AT}.queue is set"
         yield Finding(what=what, verdict="note", found=found)
         return
     yield _queue(api, resource, namespace, queue)

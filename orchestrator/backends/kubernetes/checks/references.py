@@ -1,5 +1,5 @@
-"""What the pods of a job name, and do not start without: Secrets, ConfigMaps, claims, an account, a
-priority class. Pure but for the looks at whether it is there."""
+"""Checks the objects that the pods of a job reference and need to start: Secrets, ConfigMaps,
+claims, an account, a priority class. Pure except for the reads of these objects."""
 
 import contextlib
 import re
@@ -33,7 +33,7 @@ from orchestrator.errors import BackendError, Unanswered
 
 AT = "cluster.kubernetes"
 PULLS = re.compile(r"image_pull_secrets|imagePullSecrets")
-"""In the path of a Secret that a kubelet pulls images with."""
+"""Part of the path of a Secret for image pulls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,16 @@ class Reference:
     resource: Resource
     name: str
     key: str | None = None
-    """That it has to have, of a Secret or ConfigMap."""
+    """Required key of a Secret or ConfigMap."""
 
 
 def missing(
     api: ApiReader, namespace: str, handover: Handover, *, of_pods: bool = True
 ) -> Iterator[Finding]:
-    """Those that are not there. What may not be looked at is passed over. `of_pods`: those that
-    the pods' template alone names as well, which a spec with mistakes has none of."""
+    """Findings about missing objects. Objects that the user may not read are skipped.
+
+    `of_pods`: also check references in the pod template, which needs a spec without mistakes.
+    """
     for reference, path in references(handover, of_pods=of_pods).items():
         place = namespace if reference.resource.namespaced else None
         if (lack := _lack(api, place, reference)) is not None:
@@ -57,7 +59,7 @@ def missing(
 
 
 def references(handover: Handover, *, of_pods: bool = True) -> dict[Reference, str]:
-    """Each with the key of the spec that names it."""
+    """Each reference with the key of the spec that names it."""
     launch = handover.launch
     spec = launch.kubernetes or KubernetesSpec()
     own = {
@@ -68,7 +70,7 @@ def references(handover: Handover, *, of_pods: bool = True) -> dict[Reference, s
     template = f"{AT}.pod_template.spec"
     pod = pod_template(handover)["spec"] if of_pods else {}
     for reference, place in _of_pod(pod):
-        # What a key names stands in the template as well; the key is what a person wrote.
+        # A reference from a key is also in the template. Report the key, because the user wrote it.
         if reference not in own:
             found.setdefault(reference, f"{template}.{place}")
     return found
@@ -110,7 +112,7 @@ OF_A_POD: Mapping[str, Resource] = {
 
 
 def _of_pod(pod: Mapping[str, Any]) -> Iterator[tuple[Reference, str]]:
-    """With the place of each in the pod."""
+    """Each reference in a pod template, with its place."""
     for field, resource in OF_A_POD.items():
         if pod.get(field):
             yield Reference(resource, pod[field]), field
@@ -158,7 +160,7 @@ def _of_volume(volume: Mapping[str, Any]) -> Iterator[tuple[Reference, str]]:
 def _keys(
     resource: Resource, name: str, source: Mapping[str, Any], place: str
 ) -> Iterator[tuple[Reference, str]]:
-    """Without `items` a volume has all keys that there are."""
+    """Without `items` a volume has all existing keys, so none is required."""
     items = source.get("items") or ()
     if not items:
         yield Reference(resource, name), place
@@ -171,7 +173,7 @@ def _is_needed(source: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _lack(api: ApiReader, namespace: str | None, reference: Reference) -> str | None:
-    """What of it is not there, in words; None where all is, or may not be asked."""
+    """What is missing, as a sentence; None if nothing is, or if the user may not read it."""
     resource, name, key = reference.resource, reference.name, reference.key
     try:
         item = api.get(resource, namespace, name)
@@ -193,15 +195,15 @@ def _to_create(namespace: str, reference: Reference, path: str) -> str:
     resource, name, key = reference.resource, reference.name, reference.key
     of = f"kubectl -n {namespace}"
     if PULLS.search(path):
-        return f"`{of} create secret docker-registry {name} …`, or leave it out"
+        return f"`{of} create secret docker-registry {name} …`, or remove it"
     from_file = f" --from-file={key}=FILE" if key is not None else " --from-env-file=FILE"
     words: Mapping[Resource, str] = {
         SECRETS: f"`{of} create secret generic {name}{from_file}`",
         CONFIG_MAPS: f"`{of} create configmap {name}{from_file}`",
-        CLAIMS: f"name one that `{of} get pvc` shows, or make it",
+        CLAIMS: f"use one that `{of} get pvc` shows, or create it",
         ACCOUNTS: "remove it: then ndctl creates one with the required rights",
-        PRIORITIES: "name one that `kubectl get priorityclass` shows",
-        RUNTIME_CLASSES: "name one that `kubectl get runtimeclass` shows",
+        PRIORITIES: "use one that `kubectl get priorityclass` shows",
+        RUNTIME_CLASSES: "use one that `kubectl get runtimeclass` shows",
     }
     return words[resource]
 
@@ -209,7 +211,7 @@ def _to_create(namespace: str, reference: Reference, path: str) -> str:
 def get_or_none(
     api: ApiReader, resource: Resource, namespace: str | None, name: str
 ) -> Object | None:
-    """None also where it may not be looked at."""
+    """None also if it may not be read."""
     with contextlib.suppress(BackendError):
         return api.get(resource, namespace, name)
     return None

@@ -1,4 +1,4 @@
-"""`ndctl controller`: one process in the cluster that does for many jobs what only an outside eye
-can, and what their pods may not. Jobs run without it. It knows nothing that is not written on
-objects of the cluster, and keeps nothing.
+"""`ndctl controller`: an optional process in the cluster that helps all jobs with actions that
+their own pods cannot or may not do. It has no state of its own: all that it knows is in the objects
+of the cluster.
 """

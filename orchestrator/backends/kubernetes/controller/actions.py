@@ -1,7 +1,7 @@
 """The actions of the controller: a few kinds of requests, each with a reason. Pure.
 
-All are of objects as they were seen, by uid or by resourceVersion: an order that comes late, or
-twice, or from a controller that is none any more, is refused by the API server.
+Each names the observed uid or resourceVersion of its object. So the API server refuses an action
+that comes late, twice, or from a controller that is no longer the leader.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class Patch:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Create:
     what: Ref
-    """By the uid of its owner: there is one of that name."""
+    """The object to create, with the uid of its owner."""
     item: Object
     reason: str
 

@@ -1,7 +1,7 @@
 """How pods send requests to the controller: annotations of the job's ConfigMap.
 
-Without a controller nothing of this is done, and the annotations wait for one: the functions here
-say so, and callers do what they can do themselves.
+Without a controller nothing happens, and the annotations wait for one. The functions here then
+return false, and callers do what they can do themselves.
 """
 
 import logging
@@ -53,10 +53,11 @@ Changed = Mapping[str, str | None]
 def note(
     api: Api, namespace: str, job: str, change: Callable[[Notes], Changed], *, tries: int = TRIES
 ) -> bool:
-    """Change annotations of the job's ConfigMap, as they are at that moment: pods of a job write
-    there side by side. False where another one always came first.
+    """Change annotations of the job's ConfigMap, based on their current values, because other pods
+    of the job write there too. False if each try lost against another pod.
 
-    Raises BackendError where there is no such ConfigMap, or no right to it.
+    Raises:
+        BackendError: the ConfigMap does not exist, or the right is missing.
     """
     name = names.config_map_of(job)
     for _ in range(tries):
@@ -98,15 +99,15 @@ def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
     return change
 
 
-def given_back(notes: Notes) -> Changed:
+def count_requeue(notes: Notes) -> Changed:
     """A change for `note`: count one more requeue of all pods."""
     count = number_in({"metadata": {"annotations": notes}}, names.REQUEUES_ANNOTATION)
     return {names.REQUEUES_ANNOTATION: str(count + 1)}
 
 
 def restarts_of(api: Api, namespace: str, job: str, found: Object | None) -> int:
-    """How often all pods of the job were made again: by the controller, as the job says, and by its
-    leaders, as they wrote down."""
+    """How often all pods of the job were recreated: by the controller (noted on the job), plus by
+    its leaders (noted on the ConfigMap)."""
     noted = api.about(CONFIG_MAPS, namespace, names.config_map_of(job))
     by_leaders = number_in(noted or {}, names.REQUEUES_ANNOTATION)
     return number_in(found or {}, names.RESTARTS_ANNOTATION) + by_leaders
@@ -117,11 +118,11 @@ def _listed(notes: Notes, annotation: str) -> tuple[str, ...]:
 
 
 def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: GangRestart) -> bool:
-    """Whether a controller takes all pods away and sees to new ones. False: the caller has to.
+    """Ask the controller to replace all pods. False: the caller has to do it.
 
-    Its Lease shows that it is alive. If it does not act, the request is withdrawn.
-    One that begins at the very moment of the withdrawal restarts the job all the same: then pods
-    go twice, and nothing is lost.
+    The Lease shows whether a controller is alive. If it does not act in time, the request is
+    withdrawn. A controller that starts at that very moment still restarts the job; then the pods
+    are replaced twice, which is harmless.
     """
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
@@ -145,7 +146,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: Gan
 
 
 def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
-    """Suspended, or (for a queued job) already done."""
+    """The controller has suspended the job, or (for a queued job) is already done."""
     if job is None or lookup(job, kind.suspend) is True:
         return True
     return object_fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
@@ -154,8 +155,10 @@ def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
 def kept_off(
     api: Api, clock: Clock, namespace: str, kind: Kind, job: Object, hosts: Sequence[str]
 ) -> bool:
-    """Whether a controller keeps the next pods of `job` off `hosts`, which was asked for: pods are
-    to go after that alone, or the next ones might come there again first."""
+    """Wait until a controller excludes `hosts` for new pods of `job`; false if none does.
+
+    Delete pods only after this; otherwise their successors could start on the same hosts.
+    """
     duration_s = lives_for(api, clock, job)
     if duration_s is None:
         return False
@@ -178,8 +181,8 @@ def _is_kept_off(api: Api, namespace: str, kind: Kind, name: str, hosts: Sequenc
 
 
 def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Object) -> bool:
-    """Whether a controller deletes a pod of the job, which the pods' account may not; it sees to
-    the rest as well, where the pod's node does not answer."""
+    """Ask the controller to delete a pod of the job, because the pods' account may not; false if
+    none does. If the pod's node is unreachable, the controller also forces the deletion."""
     found = api.get(JOB_KINDS[kind].resource, namespace, job)
     duration_s = None if found is None else lives_for(api, clock, found)
     if duration_s is None:

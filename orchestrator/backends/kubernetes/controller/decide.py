@@ -1,11 +1,11 @@
 """The controller's decisions from what it observes. Pure: no clock, no requests, no state.
 
-It touches what carries ndctl's labels alone, and of a node nothing but its own taint. It does not
-judge training: of a job whose pods run it knows nothing. `suspend` of a job in a queue is Kueue's:
-such a job's pods are deleted instead, and Kueue sees to the rest.
+It changes only objects with ndctl's labels, and of a node only its own taint. It does not know
+whether training makes progress. Kueue owns `suspend` of a queued job: there the controller deletes
+the pods instead, and Kueue creates new ones.
 
-It alone may change a job. Of a job it changes `suspend`, node affinity and its own annotations, and
-it does that for what the job's pods ask for (`pod_requests.py`), for that job alone.
+Only the controller may change a job. It changes `suspend`, node affinity and its own annotations,
+when the pods of that job request it (`pod_requests.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from orchestrator.backends.kubernetes.controller.pod_requests import (
     PodRequests,
     excluded_of,
     number_in,
-    wishes_of,
+    requests_of,
 )
 from orchestrator.backends.kubernetes.controller.state_notes import state_notes
 from orchestrator.backends.kubernetes.controller.taints import taints
@@ -50,7 +50,7 @@ FORCE_S = KubernetesSpec().force_delete_after
 LATE_S = 60.0
 """Time for the operator and the pods to finish after a job has ended."""
 ORPHAN_S = 600.0
-"""For the job to come that an object was made for: `kubectl apply` of a text makes the job last."""
+"""Time for the job of an object to be created: `kubectl apply` creates the job last."""
 BESIDE: Mapping[Resource, Sequence[Callable[[str], str]]] = {
     CONFIG_MAPS: (names.config_map_of, names.state_map_of),
     ACCOUNTS: (names.account_of,),
@@ -59,8 +59,8 @@ BESIDE: Mapping[Resource, Sequence[Callable[[str], str]]] = {
     POLICIES: (names.account_of,),
     RUNTIMES: (lambda job: job,),
 }
-"""What is made beside a job -> its names, of the job's. No Secret: it belongs to the ConfigMap,
-with which Kubernetes deletes it."""
+"""Kinds of objects that are created with a job, and their names. The Secret is not listed, because
+the ConfigMap owns it, so Kubernetes deletes both together."""
 Place = tuple[str, str]
 """Namespace and name of a job."""
 
@@ -85,7 +85,7 @@ class Seen:
     pods: Sequence[Object] = ()
     nodes: Sequence[Object] = ()
     beside: Mapping[Resource, Sequence[Object]] = field(default_factory=dict)
-    """Of each kind of `BESIDE`."""
+    """Objects of each kind in `BESIDE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,8 @@ class Decision:
     chains: tuple[tuple[Action, ...], ...]
     """Actions of a chain run in order; each needs the previous one to succeed."""
     since: Mapping[str, float]
-    """What has to last before anything is done about it -> when it was first seen; to be given to
-    the next decision. By the clock of who looks: others' may be wrong."""
+    """Conditions that must last before the controller acts -> when each was first seen, by the
+    controller's own clock. It is an input of the next decision."""
     due_s: float | None = None
     """When to decide again if nothing changes."""
     busy: bool = False
@@ -120,7 +120,7 @@ class Timers:
 
 
 def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> Decision:
-    """`since` is of the decision before, `now` monotonic."""
+    """`since` is that of the previous decision; `now` is monotonic."""
     timers = Timers(since, now)
     pods = _by_job(seen.pods)
     every = [(kind, job) for kind, jobs in seen.jobs.items() for job in jobs]
@@ -164,7 +164,7 @@ def _asked(kind: Kind, job: Object, seen: Seen) -> PodRequests:
     namespace, name = _place(job)
     wanted = (namespace, names.config_map_of(name))
     found = (one for one in seen.beside.get(CONFIG_MAPS, ()) if _place(one) == wanted)
-    return wishes_of(kind, job, next(found, None))
+    return requests_of(kind, job, next(found, None))
 
 
 def _refused(job: Object, pod_requests: PodRequests) -> Iterator[str]:
@@ -234,7 +234,7 @@ def _served(
     """The next change of `job`. One at a time: the object must show it before the next."""
     notes = object_fields.annotations_of(job)
     if _is_over(job):
-        # An ended job has no requests, and need not be resumed.
+        # The requests of an ended job no longer matter, and it need not be resumed.
         return (_forget(kind, job),) if names.SUSPENDED_ANNOTATION in notes else None
     if names.CONTROLLER_ANNOTATION not in notes:
         return (_look_after(kind, job, scope),)
@@ -245,8 +245,8 @@ def _served(
 
 
 def _to_keep_off(job: Object, pod_requests: PodRequests) -> tuple[list[str], list[str]]:
-    """Nodes that new pods are to be kept off besides, and those that are too many for one job:
-    asked for one after the other they could be all that a cluster has."""
+    """Further nodes to exclude, and requested nodes above the limit. Without a limit a job could
+    exclude all nodes of the cluster, one after the other."""
     before = {*excluded_of(job)}
     missing = sorted(pod_requests.nodes - before)
     room = max(0, MOST_NODES - len(before))
@@ -284,7 +284,7 @@ def _restart(
     if pod_requests.restart is None and not by_us:
         return None
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
-        return _give_back(kind, job, there, pod_requests)
+        return _restart_queued(kind, job, there, pod_requests)
     if not suspended:
         if by_us:
             return (_settle(kind, job, pod_requests, reason="it was resumed by someone else"),)
@@ -349,7 +349,8 @@ def _settle(kind: Kind, job: Object, pod_requests: PodRequests, *, reason: str) 
 
 
 def _settled(job: Object, pod_requests: PodRequests) -> dict[str, Any]:
-    """By its digest it is known again: what asks for it is not the controller's to take away."""
+    """The controller may not remove the request from the ConfigMap, so it notes the digest of the
+    finished request on the job."""
     number = str(number_in(job, names.RESTARTS_ANNOTATION) + 1)
     notes: dict[str, Any] = {
         names.SUSPENDED_ANNOTATION: None,
@@ -369,11 +370,11 @@ def _forget(kind: Kind, job: Object) -> Patch:
     )
 
 
-def _give_back(
+def _restart_queued(
     kind: Kind, job: Object, there: Sequence[Object], pod_requests: PodRequests
 ) -> tuple[Action, ...]:
-    """Of a job in a queue. Should the deletes be lost with their controller, then the pods leave by
-    themselves: their leader has asked."""
+    """The gang restart of a queued job. If the controller dies before the deletes, the pods exit by
+    themselves, because their leader requested the restart."""
     reason = f"{_why(pod_requests)}, and `suspend` is Kueue's"
     staying = [pod for pod in there if not object_fields.is_leaving(pod)]
     return (
@@ -428,8 +429,8 @@ def _late(
 def _orphans(
     resource: Resource, items: Iterable[Object], jobs: set[Place], timers: Timers
 ) -> Iterator[Delete]:
-    """What was made beside a job that never came, or that went without it. What has an owner goes
-    with that: Kubernetes sees to it."""
+    """Objects of a job that was never created or that was deleted without them. Kubernetes itself
+    deletes objects with an owner."""
     for item in items:
         namespace, job = _job_of(item)
         if not is_ours(item) or name_of(item) not in {of(job) for of in BESIDE[resource]}:

@@ -1,7 +1,7 @@
 """Leader election: the controller that holds the Lease acts.
 
-The Python client's election decides. It is only polite: each action names the version or the uid of
-what it changes, so that two controllers that act at once do nothing twice.
+The Python client implements the election. Safety does not depend on it: each action names the
+version or the uid of its object, so two controllers at the same time do nothing twice.
 """
 
 import contextlib
@@ -101,7 +101,7 @@ class Election:
         if not self.leading.is_set():
             return
         self.leading.clear()
-        self.asking.acquire()  # and keep it: the thread of the election renews nothing any more
+        self.asking.acquire()  # never released, so that the election's thread stops renewing
         now = str(datetime.fromtimestamp(self.api.clock.now(), UTC))
         records: Any = import_module(f"{THEIRS}.leaderelectionrecord")
         free = records.LeaderElectionRecord("", str(self.duration_s), now, now)
@@ -113,8 +113,8 @@ class Election:
 
 
 class _Bounded:
-    """The client's API of Leases, whose requests end in time, and whose failures are all of the
-    one kind that its lock expects: any other would end the election for good."""
+    """The client's Lease API with timeouts. All failures become ApiException, because the client's
+    lock handles only this; any other exception would end the election."""
 
     def __init__(
         self,

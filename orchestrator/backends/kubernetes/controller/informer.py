@@ -30,7 +30,7 @@ class Informer:
     labels: str
     changed: threading.Event
     trim: Callable[[Object], Object]
-    """Reduces an object to what is kept of it."""
+    """Removes the parts of an object that need not be kept."""
     watching: ListWatch = field(init=False)
     items: Sequence[Object] | None = None
     """None: unknown."""
@@ -43,7 +43,7 @@ class Informer:
             namespace=self.namespace,
             labels=self.labels,
             trim=self.trim,
-            anew=True,
+            list_after_silence=True,
         )
 
     @property

@@ -40,10 +40,10 @@ BACKOFF_S = (1.0, 5.0, 30.0, 120.0)
 """Pause before a failed action is retried."""
 OURS = f"{names.MANAGED_LABEL}=ndctl,{names.JOB_LABEL}"
 MADE = f"{names.MANAGED_LABEL}=ndctl"
-"""Of pods: those of jobs, and placeholders, which are of none."""
+"""Label selector for pods: those of jobs, and placeholders, which have no job label."""
 
 Order = tuple[str, str, str]
-"""What is done, to which object, in which version."""
+"""Verb and object of an action, the uid of the object, and its version."""
 
 
 @dataclass(slots=True)
@@ -138,7 +138,7 @@ class Controller:
         for words in sorted({*decision.refused} - self.told):
             log.warning("%s", words)
         self.told = frozenset(decision.refused)
-        self.since = decision.since  # those who wait count as well, and so need not begin anew
+        self.since = decision.since  # standbys measure these times too, in case they take over
         orders = {order_of(action) for chain in decision.chains for action in chain}
         self.done &= orders
         self.refused = {key: one for key, one in self.refused.items() if key in orders}
@@ -212,7 +212,7 @@ def perform(api: Api, action: Action) -> None:
 
 
 def serve(api: Api, clock: Clock, scope: Scope, *, duration_s: int, once: bool) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT."""
     controller = Controller(api=api, clock=clock, scope=scope, duration_s=duration_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: controller.stop())

@@ -1,7 +1,8 @@
-"""A pod that does nothing, on each node that a job leaves out: none of the job's comes there. Pure.
+"""Placeholder pods: an idle pod on each node that a job excludes keeps the job's pods off it. Pure.
 
-For the kinds whose pods cannot be changed once they run: these are made to stay away from a pod
-with that label, and only they are. It goes when its job is over, or with the job.
+They are for kinds whose pod template cannot change once the job exists. The job's pods, and no
+others, have an anti-affinity to the placeholder's label. A placeholder is deleted when its job ends
+or is deleted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +24,10 @@ from orchestrator.contract.spec.kubernetes_spec import Kind
 
 WAIT = "import signal; signal.pause()"
 RESOURCES: Mapping[str, str] = {"cpu": "10m", "memory": "64Mi"}
-"""As a quota may want them, and limits as well: what asks for nothing is evicted first."""
+"""Requests and limits, because a quota may require them, and pods without requests are evicted
+first."""
 LIKE = ("imagePullSecrets", "priorityClassName", "securityContext")
-"""As the job's own pods have it. Of the same priority: theirs would else preempt it."""
+"""Copied from the job's pods. With a lower priority, these would preempt the placeholder."""
 
 
 def placeholders(

@@ -1,15 +1,15 @@
-"""Parse the requests that the pods of a job send to the controller. Pure.
+"""Parses the requests that the pods of a job send to the controller. Pure.
 
-They may write one object, ConfigMap JOB-launch, and nothing that pods are made from. Its
-annotations hold what they ask for:
+The pods may write one object, ConfigMap JOB-launch, which cannot change what pods run. Its
+annotations are the requests:
 
     ndctl.dev/avoid: node-7,node-9
     ndctl.dev/end-pods: job-node-0-1-x7k2p/9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11
     ndctl.dev/gang-restart: {"by": "job-master-0", "at": 1763800000, "exclude": ["node-7"]}
 
-The controller has many rights and obeys a program that it does not trust, so this grammar is all
-that can be asked: names of nodes, pods of this job, and one JSON object with these three keys.
-What does not follow it is refused as a whole, and nothing of it is carried out.
+The controller has many rights, and it does not trust the program that sends the requests. So this
+grammar is all that can be requested: names of nodes, pods of this job, and one JSON object with
+these three keys. A request that violates it is refused as a whole.
 """
 
 import hashlib
@@ -26,10 +26,11 @@ from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.contract.visible import visible
 
 MOST_NODES = 100
-"""That one job avoids. For a JobSet the controller makes a pod on each of them."""
+"""Largest number of nodes that one job can exclude. For a JobSet the controller creates a pod on
+each."""
 MOST_PODS = 10_000
 MOST_TEXT = 16 << 10
-"""Characters of a gang restart."""
+"""Most characters of a gang restart."""
 NODE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 POD = re.compile(r"([a-z0-9][-a-z0-9.]{0,252})/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 BY = re.compile(r"[-A-Za-z0-9_.@:]{1,253}")
@@ -44,7 +45,7 @@ class InvalidRequest(ValueError):
 class GangRestart:
     by: str = SOMEBODY
     at: float | None = None
-    """Unix seconds, by the clock of the program that asks; two pod_requests differ by it."""
+    """Unix seconds, by the clock of the requesting program. It makes two requests different."""
     exclude: tuple[str, ...] = ()
     """Nodes that new pods must avoid."""
 
@@ -54,7 +55,7 @@ class GangRestart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequests:
-    """Of one job."""
+    """The requests of one job's pods."""
 
     avoid: tuple[str, ...] = ()
     end: tuple[tuple[str, str], ...] = ()
@@ -62,7 +63,7 @@ class PodRequests:
     restart: GangRestart | None = None
     """None: no request, or it is already done."""
     digest: str = ""
-    """Of the text that asks for `restart`: noted on the job once it was carried out."""
+    """Digest of the text of `restart`, which is noted on the job when the restart is done."""
     refused: tuple[str, ...] = ()
     """Rejected requests, with the reason."""
 
@@ -72,10 +73,10 @@ class PodRequests:
         return frozenset(self.avoid) | frozenset(self.restart.exclude if self.restart else ())
 
 
-def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> PodRequests:
-    """What the pods of `job` ask for in `config_map`, of JOB-launch.
+def requests_of(kind: Kind, job: Object, config_map: Object | None) -> PodRequests:
+    """The requests of the pods of `job` in `config_map` JOB-launch.
 
-    It has to belong to this very job: a former job of that name may have left one.
+    The ConfigMap must belong to this job, because an earlier job of that name may have left one.
     """
     if config_map is None or not belongs_to(config_map, job):
         return PodRequests()
@@ -101,14 +102,14 @@ def wishes_of(kind: Kind, job: Object, config_map: Object | None) -> PodRequests
 
 
 def belongs_to(config_map: Object, job: Object) -> bool:
-    """Whether `job` is its owner: `submit` writes that, or the leader's pod at its start."""
+    """Whether `job` owns the ConfigMap. `submit` sets the owner, or else the leader's pod."""
     uid = str(lookup(job, ("metadata", "uid"), ""))
     owners = lookup(config_map, ("metadata", "ownerReferences"), ())
     return any(one.get("uid") == uid for one in owners) and bool(uid)
 
 
 def nodes_in(text: str) -> tuple[str, ...]:
-    """Names of nodes, with commas between them."""
+    """Parses a comma-separated list of node names."""
     return _checked_nodes(tuple(filter(None, text.split(","))))
 
 
@@ -122,7 +123,7 @@ def _checked_nodes(found: Sequence[str]) -> tuple[str, ...]:
 
 
 def pods_in(kind: Kind, job: str, text: str) -> tuple[tuple[str, str], ...]:
-    """NAME/UID of pods of this job, with commas between them."""
+    """Parses a comma-separated list of NAME/UID of pods of this job."""
     words = text.split(",") if text else []
     if len(words) > MOST_PODS:
         raise InvalidRequest(f"{len(words)} pods; {MOST_PODS} at most")

@@ -1,8 +1,8 @@
-"""How a job stands, copied from its ConfigMap `JOB-state` onto the job's own object, where `kubectl
-get` and `kubectl describe` show it. Pure.
+"""Copies the state of a job from its ConfigMap `JOB-state` to the job object, where `kubectl get`
+and `kubectl describe` show it. Pure.
 
-The job's pods write the ConfigMap and may not write the job. What is copied is read as a report
-first: known states, numbers and two short texts, of that job and its present launch, and no more.
+The job's pods write the ConfigMap and may not write the job. Its content is parsed as a report
+first, so only known states, numbers and two short texts of the current launch are copied.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from orchestrator.contract.spec.kubernetes_spec import Kind
 from orchestrator.job.reports.job_report import JobReport
 
 STEPS_S = 60.0
-"""Between two copies where nothing but steps came: each wakes whoever watches the job."""
+"""Interval of copies if only the step changed, because each write wakes all watchers of the job."""
 NOTED = {
     "state": names.STATE_ANNOTATION,
     "attempt": names.ATTEMPT_ANNOTATION,

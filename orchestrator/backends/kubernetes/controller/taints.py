@@ -1,7 +1,7 @@
-"""Nodes that jobs left out, kept from other pods as well, with the reason on them. Pure.
+"""Taints nodes that jobs exclude, so that other pods avoid them too, and notes the reason. Pure.
 
-A taint stays as long as a job that left the node out: it says nothing of a node that nobody has
-trouble with any more. Taints that others made, or another controller, are theirs.
+A taint is removed when no running job excludes the node any more. Taints of other programs or of
+another controller are not touched.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""What a leader does only on Kubernetes: watch its job object and report to it."""
+"""The leader's tasks on Kubernetes: watch its job object, and report the state of the job."""

@@ -9,14 +9,15 @@ from orchestrator.backends.kubernetes.resources import NODES, Object
 from orchestrator.seams import Clock
 
 FEW = 16
-"""Nodes that are asked for one by one; of more, all are listed once, and then what changes."""
+"""Up to this many nodes are read one by one. With more, all nodes are listed once and then
+watched."""
 
 
 class NodeCache:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.watching: ListWatch | None = None
-        """Of the whole cluster, for a leader of many hosts."""
+        """All nodes of the cluster, for a leader with many hosts."""
         self.asking = threading.Lock()
 
     def of(self, api: Api, hosts: Sequence[str]) -> dict[str, Object]:
@@ -39,7 +40,7 @@ class NodeCache:
 
 
 def trimmed(node: Object) -> Object:
-    """Of thousands of nodes, what is kept: not who wrote which field, nor the images there."""
+    """Without managedFields and image lists, because there may be thousands of nodes in memory."""
     metadata = {key: said for key, said in node["metadata"].items() if key != "managedFields"}
     status = {key: said for key, said in node.get("status", {}).items() if key != "images"}
     return {**node, "metadata": metadata, "status": status}

@@ -1,8 +1,8 @@
 """The leader's watch of its own job object.
 
-A job that is deleted takes its pods' account along, and with it every right to ask: what the leader
-asks when SIGTERM comes is refused, and it could not tell a job that is gone from a pod that is to
-come back. A watch that was begun before is told of the deletion all the same.
+When a job is deleted, Kubernetes also deletes the account of its pods and so all their rights. At
+SIGTERM the leader's requests are then refused, and it could not tell a deleted job from a pod that
+will be recreated. A watch that started earlier still reports the deletion.
 """
 
 import logging

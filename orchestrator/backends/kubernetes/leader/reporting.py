@@ -1,8 +1,7 @@
-"""The leader tells Kubernetes how its job goes: events on the job's object, its ConfigMap
-`JOB-state`, and the progress that Kubeflow Trainer shows.
+"""Reports the state of the job to Kubernetes: events on the job object, ConfigMap `JOB-state`, and
+the progress that Kubeflow Trainer shows.
 
-All requests are made by a thread of its own. The leader's loop hands over values and goes on: an
-API server that is lost costs what was to be told, and not a moment of training.
+A thread of its own sends all requests, so an unreachable API server never delays the leader's loop.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ MOST_WAITING = 64
 SOON_S = 1.0
 """Interval between two writes of a changing state."""
 STEP_S = 30.0
-"""The same where nothing but steps came: each write wakes whoever watches."""
+"""Interval if only the step changed, because each write wakes all watchers."""
 BACKOFF_S = (2.0, 5.0, 15.0, 30.0)
 REFUSED_S = 600.0
 """Pause before a rejected request is retried: an administrator may grant the right."""
@@ -93,7 +92,7 @@ def due_s(report: JobReport, written: Written | None, now: float) -> float:
 
 
 class LeaderReporter:
-    def __init__(  # noqa: PLR0913 - the world outside, piece by piece
+    def __init__(  # noqa: PLR0913 - all its dependencies
         self,
         *,
         api: Api,
@@ -220,7 +219,7 @@ class LeaderReporter:
             return
         self.written = Written(report=report, at=self.clock.monotonic())
         if (job := self.own.job) is not None and not self.owned:
-            # By itself: an API server may want more rights for that than for the rest.
+            # In its own request, because setting an owner may need more rights than the rest.
             mine = {"metadata": {"ownerReferences": [_owner(self.kind, job)]}}
             self.owned = self.owner.told(self.clock, partial(self._change_map, mine))
 

@@ -1,6 +1,7 @@
-"""`status.trainerStatus` of a TrainJob (Kubeflow Trainer 2.2 and later): its operator, where the
-gate TrainJobStatus is on, gives pods the address of a server, a CA and a token, and takes the
-progress of the job there. What is posted is an `UpdateTrainJobStatusRequest` of its API.
+"""Reports progress to `status.trainerStatus` of a TrainJob (Kubeflow Trainer 2.2 and later).
+
+With feature gate TrainJobStatus the operator gives pods the address of a server, a CA and a token.
+The leader posts an `UpdateTrainJobStatusRequest` to this server.
 """
 
 import http.client
@@ -30,18 +31,18 @@ class TrainerServer:
     url: str
     ca: Path
     token: Path
-    """Both are read each time: they are renewed within the hour."""
+    """CA and token are read for each request, because they are renewed within the hour."""
 
     @classmethod
     def from_mapping(cls, environ: Mapping[str, str]) -> Self | None:
-        """None where the operator takes no progress."""
+        """None if the operator does not accept progress."""
         url, ca, token = (environ.get(name) for name in (URL, CA, TOKEN))
         if not (url and ca and token):
             return None
         return cls(url, Path(ca), Path(token))
 
     def post(self, body: Mapping[str, Any]) -> None:
-        """Raises OSError where it does not answer, BackendError where it refuses."""
+        """Raises OSError if the server is unreachable, BackendError if it refuses."""
         place = urlsplit(self.url)
         try:
             connection = http.client.HTTPSConnection(
@@ -72,7 +73,7 @@ class TrainerServer:
 
 
 def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
-    """As the API has it: whole percents and seconds, metrics as texts."""
+    """The body in the API's format: whole percents and seconds, metrics as text."""
     status: dict[str, Any] = {
         "progressPercentage": _percent(report),
         "lastUpdatedTime": stamp(report.updated),
@@ -89,7 +90,7 @@ def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
 
 
 def _percent(report: JobReport) -> int:
-    """100 alone of a job that has done all its steps."""
+    """Rounded down, so that only a job with all steps done shows 100."""
     return min(100, 100 * report.step // report.steps) if report.steps else 0
 
 

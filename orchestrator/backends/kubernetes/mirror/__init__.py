@@ -1,1 +1,1 @@
-"""A job seen from outside of its cluster: a copy of its journal, metrics and logs."""
+"""A local copy of the journal, metrics and logs of a job in a cluster."""

@@ -1,9 +1,9 @@
-"""What `ndctl` outside asks of a pod of the job: what the run directory has gained.
+"""Runs in a pod of the job and prints what is new in the run directory, for `ndctl` outside.
 
     python -m orchestrator.backends.kubernetes.mirror.fetch RUN_DIR JOURNAL_OFFSET METRICS_OFFSET
 
-Answers with a line of JSON (`News`), then as many bytes of journal, snapshot and metrics as that
-says. What is too much for one answer comes with the next ones.
+It prints one line of JSON (`News`), then the bytes of journal, snapshot and metrics. A large amount
+is split over several calls.
 """
 
 import contextlib
@@ -22,32 +22,33 @@ from orchestrator.journal import snapshot
 from orchestrator.journal.journal import complete_length, has_writer, mark
 
 MOST_JOURNAL = 16 << 20
-"""Of one answer: a journal of weeks has hundreds of megabytes."""
+"""Limit of one answer, because the journal of a long job has hundreds of megabytes."""
 MOST_METRICS = 4 << 20
-"""Of a long job, the newest metrics will do."""
+"""Limit of one answer; older metrics are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
     launch: int
-    """The newest that the journal has; 0 without one."""
+    """The newest launch in the journal; 0 without one."""
     led: bool
-    """Some process writes the journal."""
+    """A process is writing the journal: the leader is alive."""
     journal: int
-    """Bytes of it that follow."""
+    """Bytes of the journal in this answer."""
     more: bool
-    """The journal has more whole lines than these."""
+    """The journal has further whole lines."""
     state: int
-    """Bytes of the leader's snapshot, where it knows more than who asks had, and no more than it
-    has now."""
+    """Bytes of the leader's snapshot in this answer; 0 unless it is newer than the requester's
+    journal and not newer than the journal after this answer."""
     metrics: int
     metrics_from: int
-    """Where in the file they begin."""
+    """Offset of the metrics in the file."""
 
 
 def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[News, bytes]:
-    """An offset beyond the end of a file is of another run: then it is told from its beginning."""
-    led = has_writer(run_dir.journal)  # before the journal is read, which a leader ends
+    """What is new after the offsets. An offset beyond the end of a file belongs to another run;
+    then the file is sent from its start."""
+    led = has_writer(run_dir.journal)  # before the read, so that a leader's last lines are included
     journal, first = _since(run_dir.journal, journal_offset, MOST_JOURNAL)
     last = first + len(journal)
     head = snapshot.read_head(run_dir)
@@ -70,7 +71,7 @@ def news(run_dir: RunDir, journal_offset: int, metrics_offset: int) -> tuple[New
 
 
 def newest_launch(run_dir: RunDir, head: snapshot.Head | None) -> int:
-    """`head`: of the snapshot, before which nothing need be looked at."""
+    """The newest launch in the journal. The part before the snapshot `head` need not be read."""
     with contextlib.suppress(FileNotFoundError), run_dir.journal.open("rb") as file:
         file.seek(head.place.offset if head else 0)
         data = file.read()
@@ -83,7 +84,7 @@ def newest_launch(run_dir: RunDir, head: snapshot.Head | None) -> int:
 
 
 def _since(path: Path, offset: int, most: int = -1) -> tuple[bytes, int]:
-    """Whole lines alone, and where they begin."""
+    """The whole lines after `offset`, and the offset where they begin."""
     try:
         with path.open("rb") as file:
             begun = file.seek(offset if offset <= path.stat().st_size else 0)
@@ -100,7 +101,11 @@ def main(argv: Sequence[str], out: BinaryIO) -> None:
 
 
 def read_news(answer: bytes) -> tuple[News, bytes, bytes, bytes]:
-    """What `main` wrote: the news, the bytes of journal, snapshot, metrics. Raises ValueError."""
+    """Parses the output of `main`: news, journal, snapshot, metrics.
+
+    Raises:
+        ValueError: the output is incomplete.
+    """
     head, _, body = answer.partition(b"\n")
     told: News = decode(News, read_json(head))
     if len(body) != told.journal + told.state + told.metrics:

@@ -1,4 +1,4 @@
-"""Mirrors of jobs: those that were made before, and of what is in the cluster."""
+"""Opens mirrors of jobs: existing ones, and new ones of jobs in the cluster."""
 
 import contextlib
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from orchestrator.seams import Clock
 
 
 def open_mirror(path: Path, environ: Mapping[str, str], clock: Clock) -> "Mirror":
-    """One that was made before."""
+    """An existing mirror."""
     context = read_json((path / REMOTE).read_text())["context"]
     api = Api(None if context == IN_CLUSTER else context, environ, clock)
     return Mirror(path, api)
@@ -36,7 +36,8 @@ def seek_mirror(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> "Mirror":
-    """Of a job of the cluster, seen before or not. Raises JobError where there is none."""
+    """The mirror of a job in the cluster; creates it if needed. Raises JobError if there is
+    none."""
     api = Api(context, environ, clock)
     space = namespace or api.namespace
     made = Mirror(folder_of(run_root, api.context, space, job), api)
@@ -47,7 +48,7 @@ def seek_mirror(
     except BackendError:
         if not seen_before:
             raise
-        return made  # whoever refreshes it says why the cluster does not
+        return made  # `refresh` reports why the cluster is unreachable
     raise JobError(
         f"no job {job!r} in namespace {space} of {api.context} ({api.server})",
         fix=f"`ndctl list --backend kubernetes -n {space}` lists existing ones",
@@ -72,8 +73,7 @@ def mirrors_at(
     environ: Mapping[str, str],
     clock: Clock,
 ) -> list["Mirror"]:
-    """Of all of ndctl's jobs in a namespace; of a cluster that cannot be reached, those that were
-    seen before."""
+    """Mirrors of all ndctl jobs in a namespace; the existing ones if the cluster is unreachable."""
     api = Api(context, environ, clock)
     space = namespace or api.namespace
     found = []

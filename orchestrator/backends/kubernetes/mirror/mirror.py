@@ -1,12 +1,12 @@
-"""A job seen from outside: a copy of its journal and metrics, as a run directory that views read.
+"""The mirror of a job: a local copy of its journal and metrics, with the layout of a run directory.
 
     <run root>/.kubernetes/<context>/<namespace>/<job>/
-      remote.json     whose copy it is, and how much of each file has come
+      remote.json     the job that this is a copy of, and how many bytes of each file were copied
       journal.jsonl   metrics.jsonl   spec.yaml   logs/
 
-What comes is what any running pod of the job says (`fetch`), or when none runs any more what the
-leader's pod printed at its end. While a leader lives this process holds the journal as the leader
-does, so that views see that it lives.
+The data comes from any running pod of the job (`fetch`) or, if none runs, from the log of the ended
+leader pod. While the remote leader is alive, this process locks the local journal as a leader does,
+so that views show the job as led.
 """
 
 import base64
@@ -59,11 +59,11 @@ from orchestrator.seams import Completed
 FETCH_S = 30.0
 CANCEL_S = 30.0
 LOG_AGAIN_S = (0.5, 1.0, 2.0)
-"""A node that is busy, or whose container has just ended, may not say at first."""
+"""Pauses between tries to read logs: a busy node, or one whose container just ended, may fail."""
 LEARN_S = 10.0
-"""Between two looks for what a job whose pods do not answer told elsewhere."""
+"""Interval between searches for reports of a job whose pods do not answer."""
 MOST_ASKED = 3
-"""Pods, in one look: where none of these can say, all others would hardly either."""
+"""Pods that one refresh asks. If these fail, the others probably fail too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +75,18 @@ class Remote:
     kind: Kind
     job: str
     run_dir: str
-    """Inside the pods."""
+    """Path in the pods."""
     python: str
-    """The interpreter there."""
+    """Interpreter in the pods."""
     launch: int
     settled: bool = True
-    """False: it is being handed over, or that was cut off, and the cluster may not have it."""
+    """False while the launch is being submitted, or if that was interrupted: the cluster may not
+    have it."""
     journal: int = 0
-    """Bytes that have come; what lies behind them is this machine's own guess."""
+    """Bytes copied. Local lines after them are an assumption of this machine."""
     metrics: int = 0
     led_at: float | None = None
-    """When a leader was last heard to live, by this machine's clock."""
+    """When a leader was last known to be alive, by this machine's clock."""
 
 
 class Mirror:
@@ -93,20 +94,20 @@ class Mirror:
         self.run_dir = RunDir(path)
         self.api = api
         self.held: int | None = None
-        """The journal's file, while a leader lives."""
+        """Descriptor of the locked journal while a leader is alive."""
         self.logs: PodLogs | None = None
-        self.speaker: Object | None = None
-        """The pod that answered last: asked again, without a list of all pods before."""
-        self.heard: set[str] = set()
-        """Leaders' pods, by uid, that have ended and whose last words are known."""
+        self.source: Object | None = None
+        """The pod that answered last. It is asked first, which saves a list of all pods."""
+        self.ended_leaders: set[str] = set()
+        """Uids of ended leader pods whose logs were already read."""
         self.before: dict[Path, bytes] | None = None
-        """What `expect` found, by path; None: no launch is being handed over."""
+        """The files that `expect` replaced, by path; None: no launch is being submitted."""
         self.stale: BackendError | None = None
-        """Why the last look failed; None where it did not."""
+        """Why the last refresh failed; None if it succeeded."""
         self.learned_at: float | None = None
-        """When reports were last looked for, monotonic."""
+        """When reports were last searched, monotonic."""
         self.stopping = False
-        """Ranks were told to stop: their last checkpoint and the job's end may come any moment."""
+        """Ranks were told to stop, so their last checkpoint and the end of the job are near."""
 
     @property
     def remote(self) -> Remote:
@@ -117,8 +118,8 @@ class Mirror:
         write_whole(self.run_dir.path / REMOTE, json.dumps(asdict(remote), indent=2).encode())
 
     def expect(self, handover: Handover, namespace: str) -> None:
-        """A launch is about to be handed to the cluster: until its leader says so, say it here. So
-        it is known here whatever becomes of this process; `keep` or `forget` follows."""
+        """Record a launch before it is submitted, so that it is known here even if this process
+        dies. `keep` or `forget` must follow."""
         job, launch = handover.job, handover.launch
         spec = launch.kubernetes or KubernetesSpec()
         former = self.remote if job.resume and is_mirror(self.run_dir.path) else None
@@ -140,7 +141,7 @@ class Mirror:
         self.write(remote)
         self.run_dir.spec_of(launch.launch).write_text(handover.spec)
         if not former or not self.run_dir.spec.exists():
-            # Else it is that of a launch that trained, as this one has yet to.
+            # Otherwise spec.yaml stays that of the launch that trained last, until this one trains.
             write_whole(self.run_dir.spec, handover.spec.encode())
         self.run_dir.report.unlink(missing_ok=True)
         known = read(self.run_dir.journal)[-1:] if former else ()
@@ -148,22 +149,22 @@ class Mirror:
         put(self.run_dir.journal, remote.journal, to_line(guess))
 
     def _written(self, launch: int) -> tuple[Path, ...]:
-        """By `expect`, and by the command that submits."""
+        """Files that `expect` and the submitting command write."""
         run_dir = self.run_dir
         specs = (run_dir.spec, run_dir.spec_of(launch))
         return run_dir.path / REMOTE, *specs, run_dir.journal, run_dir.submitted, run_dir.report
 
     def keep(self) -> None:
-        """The cluster has the launch of `expect`."""
+        """The submission succeeded."""
         remote = self.remote
         self.write(replace(remote, settled=True))
-        if not remote.journal:  # it starts over
+        if not remote.journal:  # not a resume: remove the data of the former run
             put(self.run_dir.metrics, 0, b"")
             shutil.rmtree(self.run_dir.logs, ignore_errors=True)
         self.before = None
 
     def forget(self) -> None:
-        """The cluster has nothing of the launch of `expect`: all is as it was before."""
+        """The submission failed and left nothing in the cluster: restore the former files."""
         before, self.before = self.before or {}, None
         if self.run_dir.path / REMOTE not in before:
             shutil.rmtree(self.run_dir.path, ignore_errors=True)
@@ -175,7 +176,7 @@ class Mirror:
                 path.unlink(missing_ok=True)
 
     def adopt(self, kind: Kind, namespace: str, job: Object) -> bool:
-        """Learn of a job that is in the cluster; whether it is one of ndctl's."""
+        """Create the mirror of a job in the cluster; false if it is not a job of ndctl."""
         name, launch = name_of(job), object_fields.launch_of(job)
         if is_mirror(self.run_dir.path) and self.remote.launch == launch:
             return True
@@ -208,12 +209,14 @@ class Mirror:
     def cluster(self) -> str:
         return self.api.context
 
-    # What has happened
+    # Updates
 
     def refresh(self) -> None:
-        """Bring the copy up to date. What cannot be had now stays as it is.
+        """Update the copy. Data that is not available now stays unchanged.
 
-        Raises BackendError where the API server or none of the pods' nodes answers, or one refuses.
+        Raises:
+            BackendError: the API server or all asked nodes are unreachable, or a request was
+            refused.
         """
         try:
             self._refresh()
@@ -225,63 +228,64 @@ class Mirror:
 
     def _refresh(self) -> None:
         remote = self.remote
-        if self.speaker is not None:
-            with contextlib.suppress(BackendError):  # it may be gone; the list below tells
-                if self._hear(self.speaker):
+        if self.source is not None:
+            with contextlib.suppress(BackendError):  # it may be deleted; the list below shows it
+                if self._fetch_from(self.source):
                     return
-            self.speaker = None
+            self.source = None
         try:
             pods = self.pods(remote)
         except Unreachable:
             raise
         except BackendError:
-            self._learn(remote, ())
+            self._search_reports(remote, ())
             raise
-        unheard = self._hear_one_of(pods)
-        if self.speaker is not None:
-            if object_fields.is_leaving(self.speaker):
-                # No sign of a job that goes on: whether it does is to be asked of Kubernetes.
-                self.speaker = None
+        error = self._fetch_from_one_of(pods)
+        if self.source is not None:
+            if object_fields.is_leaving(self.source):
+                # A terminating pod does not show that the job continues; Kubernetes has to be
+                # asked.
+                self.source = None
                 self._hold(False)
             return
-        if unheard is None:
+        if error is None:
             self._hold(False)
             self._from_logs(remote, pods)
-        self._learn(remote, pods)
-        if unheard is not None:
-            raise unheard
+        self._search_reports(remote, pods)
+        if error is not None:
+            raise error
 
-    def _hear_one_of(self, pods: Iterable[Object]) -> BackendError | None:
-        """Make the first that answers the speaker; why the last of those that do not does not."""
-        there = [
+    def _fetch_from_one_of(self, pods: Iterable[Object]) -> BackendError | None:
+        """Make the first pod that answers the source; else return the last error."""
+        running = [
             pod for pod in sorted(pods, key=_usefulness) if object_fields.phase_of(pod) == "Running"
         ]
-        unheard: BackendError | None = None
-        for pod in there[:MOST_ASKED]:
+        error: BackendError | None = None
+        for pod in running[:MOST_ASKED]:
             try:
-                if self._hear(pod):
-                    self.speaker = pod
+                if self._fetch_from(pod):
+                    self.source = pod
                     return None
-            except BackendError as exc:  # its node may be dead, with the phase that it had
-                unheard = exc
-        return unheard
+            except BackendError as exc:  # a pod keeps phase Running even if its node is dead
+                error = exc
+        return error
 
     def pods(self, remote: Remote) -> list[Object]:
         labels = f"{LABEL}={remote.job}"
         return list(self.api.list(PODS, remote.namespace, labels=labels).items)
 
-    def _hear(self, pod: Object) -> bool:
-        """Take all that a pod has to say; False where it cannot say."""
+    def _fetch_from(self, pod: Object) -> bool:
+        """Copy everything new from a pod; false if the pod cannot answer."""
         while True:
             remote = self.remote
-            done = self._ask(remote, pod)
-            if done is None:
+            answer = self._ask(remote, pod)
+            if answer is None:
                 return False
-            if not self._take(remote, done):
+            if not self._take(remote, answer):
                 return True
 
     def _ask(self, remote: Remote, pod: Object) -> bytes | None:
-        """None where this pod cannot say: it may just have begun, or be about to end."""
+        """None if the command failed: the pod may have just started, or be about to end."""
         module = "orchestrator.backends.kubernetes.mirror.fetch"
         argv = [remote.python, "-P", "-m", module, remote.run_dir, str(remote.journal)]
         code, out, _ = self.api.exec(
@@ -294,16 +298,18 @@ class Mirror:
         return out if code == 0 else None
 
     def _take(self, remote: Remote, answer: bytes) -> bool:
-        """Whether there is more."""
+        """Apply an answer; returns whether the pod has more."""
         told, journal, state, metrics = read_news(answer)
         begun = remote.journal
         if told.launch < remote.launch:
-            return False  # its leader has yet to begin, and there is what a former launch left
+            return False  # the leader has not started; the files are those of a former launch
         if journal and _first_seq(journal) == 0:
+            # The offset was inside a line, so the file is another one. Start again at the
+            # beginning.
             self.write(replace(remote, journal=0, metrics=0))
-            return False  # the next look begins anew
+            return False
         if journal and _first_seq(journal) == 1:
-            begun = 0  # another run of the same name, or the first look
+            begun = 0  # another run of the same name, or the first fetch
         if journal:
             put(self.run_dir.journal, begun, journal)
             self.stopping = is_stopping(journal, before=self.stopping)
@@ -327,7 +333,7 @@ class Mirror:
         return told.more
 
     def _accept(self, launch: int) -> None:
-        """`spec.yaml` is that of the newest launch that came to train, as the leader has it."""
+        """Set `spec.yaml` to that of the newest launch that has trained, as the leader does."""
         path = self.run_dir.spec_of(launch)
         if path.exists() and has_trained(self.run_dir):
             spec = path.read_bytes()
@@ -335,9 +341,10 @@ class Mirror:
                 write_whole(self.run_dir.spec, spec)
 
     def _from_logs(self, remote: Remote, pods: Iterable[Object]) -> None:
-        """A leader's last words, in the log of its pod that has ended: read once.
+        """Read the end of the journal from the log of the ended leader pod, once per pod.
 
-        Raises BackendError where lines before them never came here: a pod's log is short.
+        Raises:
+            BackendError: earlier lines were never copied; a pod's log has only the last ones.
         """
         for pod in pods:
             if (
@@ -346,13 +353,13 @@ class Mirror:
                 or object_fields.launch_of(pod) != remote.launch
             ):
                 continue
-            if uid_of(pod) in self.heard:
+            if uid_of(pod) in self.ended_leaders:
                 continue
             lines = self.lines(remote, pod)
             journal = _marked(lines, JOURNAL_MARK)
             if journal:
-                self.heard.add(uid_of(pod))
-            begun = behind_line(self.run_dir.journal, max(0, _first_seq(journal) - 1))
+                self.ended_leaders.add(uid_of(pod))
+            begun = end_of_line(self.run_dir.journal, max(0, _first_seq(journal) - 1))
             if begun is None or begun > remote.journal:
                 there = RunDir(Path(remote.run_dir)).journal
                 raise BackendError(
@@ -366,15 +373,15 @@ class Mirror:
                 self.write(replace(remote, settled=True, journal=begun + len(journal), metrics=0))
 
     def lines(self, remote: Remote, pod: Object) -> list[bytes]:
-        """What a pod has printed; nothing where its node does not say."""
+        """The output of a pod; empty if it cannot be read."""
         container = names.CONTAINERS[remote.kind]
         try:
             return list(self.api.log(remote.namespace, name_of(pod), container))
         except BackendError:
             return []
 
-    def _learn(self, remote: Remote, pods: Sequence[Object]) -> None:
-        """What the job told elsewhere since its journal was last heard; looked for now and then."""
+    def _search_reports(self, remote: Remote, pods: Sequence[Object]) -> None:
+        """Find a newer report of the job outside of its journal, at most every `LEARN_S`."""
         now = self.api.clock.monotonic()
         if self.learned_at is not None and now - self.learned_at < LEARN_S:
             return
@@ -388,7 +395,7 @@ class Mirror:
             self._write_report(report)
 
     def remember(self, ending: Ending, why: str) -> None:
-        """Its scheduler says that it is over: so it is also while the cluster cannot be asked."""
+        """Record the end that the scheduler reported, to know it if the cluster is unreachable."""
         run = replay(self.run_dir)
         if run.job is None or run.ending is not None:
             return
@@ -407,7 +414,7 @@ class Mirror:
     def _hold(self, led: bool) -> None:
         if led and self.held is None:
             fd = os.open(self.run_dir.journal, os.O_RDWR | os.O_CREAT, 0o644)
-            try_lock(fd)  # if another ndctl has it, that says the same
+            try_lock(fd)  # if another ndctl holds the lock, the effect is the same
             self.held = fd
         elif not led and self.held is not None:
             os.close(self.held)
@@ -419,10 +426,14 @@ class Mirror:
     # Its logs
 
     def fetch_logs(self, hosts: Collection[str] = (), *, follow: bool = False) -> list[str]:
-        """The ranks' logs as a run directory has them, of what the pods printed; and which could
-        not be read, in words. Who follows them asks again by itself.
+        """Write the output of pods to log files with the layout of a run directory.
 
-        hosts: only of these, where pods of theirs are left.
+        Args:
+            hosts: only pods on these hosts, if any exist.
+            follow: continue in background threads; call it again for new pods.
+
+        Returns:
+            A sentence for each log that could not be read completely.
         """
         remote = self.remote
         if self.logs is None:
@@ -447,8 +458,8 @@ class Mirror:
     # Its end
 
     def cancel(self) -> Completed | None:
-        """Have `ndctl cancel` done in a pod; None where none runs, none answers, or it may not be
-        asked: then the job is suspended, which its ranks take as an order to leave as well."""
+        """Run `ndctl cancel` in a pod; None if no pod runs, answers, or may be asked. The caller
+        then suspends the job, which also makes the ranks save and exit."""
         remote = self.remote
         running = filter(object_fields.is_running, sorted(self.pods(remote), key=_usefulness))
         root = str(Path(remote.run_dir).parent)
@@ -467,8 +478,8 @@ class Mirror:
 
 
 def _usefulness(pod: Object) -> tuple[bool, bool, bool, str]:
-    """The leader's first: it sees its own writes at once. Then those that are to go, and last
-    those whose node is not heard."""
+    """Sort key: the leader first, because it sees its own writes at once; then other pods, then
+    terminating ones, then those that are not ready (their node may be unreachable)."""
     silent = "Ready" not in object_fields.conditions_of(pod)
     return silent, object_fields.is_leaving(pod), not leads(pod), name_of(pod)
 
@@ -481,7 +492,7 @@ def contents(config_map: Object) -> dict[str, bytes]:
 
 
 def is_stopping(journal: bytes, *, before: bool) -> bool:
-    """Whether the last order to ranks that these lines have is to stop; `before`: without one."""
+    """Whether the last order to ranks in these lines is to stop; `before` if there is none."""
     stop, start = journal.rfind(mark(StopAttempt)), journal.rfind(mark(StartAttempt))
     return before if stop == start else stop > start
 
@@ -496,7 +507,7 @@ def has_trained(run_dir: RunDir) -> bool:
 
 
 def put(path: Path, offset: int, data: bytes) -> None:
-    """`data` from `offset` on, and nothing behind it."""
+    """Write `data` at `offset`, and truncate the file after it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -505,8 +516,8 @@ def put(path: Path, offset: int, data: bytes) -> None:
         os.pwrite(fd, data, offset)
 
 
-def behind_line(path: Path, number: int) -> int | None:
-    """Bytes of a journal up to the end of that line; None where it has fewer."""
+def end_of_line(path: Path, number: int) -> int | None:
+    """Offset of the end of line `number` (from 1) of a journal; None if it has fewer lines."""
     if not number:
         return 0
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
@@ -517,7 +528,7 @@ def behind_line(path: Path, number: int) -> int | None:
 
 
 def _first_seq(journal: bytes) -> int:
-    """0 where it does not begin with a line: the file is another one than it was."""
+    """The sequence number of the first line; 0 if the bytes do not begin with a journal line."""
     try:
         return int(read_json(journal.partition(b"\n")[0])["seq"])
     except (ValueError, KeyError, TypeError):

@@ -1,12 +1,12 @@
-"""Where this machine keeps what it knows of jobs in clusters. Imports next to nothing: most who ask
-have none."""
+"""The folders of mirrors on this machine. It imports almost nothing, because every verb uses it and
+most users have no mirrors."""
 
 from pathlib import Path
 
 FOLDER = ".kubernetes"
 REMOTE = "remote.json"
 IN_CLUSTER = "in-cluster"
-"""The context of who runs in a pod."""
+"""The context name inside a pod."""
 
 
 def folder_of(run_root: Path, context: str, namespace: str, job: str) -> Path:
@@ -20,7 +20,8 @@ def run_root_above(mirror: Path) -> Path:
 
 
 def options_of(run_root: Path, mirror: Path) -> tuple[str, ...]:
-    """What a verb is told besides the job's name, where there are several of that name."""
+    """The options that a verb needs in addition to the job's name, if several jobs have that
+    name."""
     from urllib.parse import unquote
 
     others = [path for path in known_mirrors(run_root, mirror.name) if path != mirror.absolute()]
@@ -36,6 +37,6 @@ def is_mirror(path: Path) -> bool:
 
 
 def known_mirrors(run_root: Path, job: str = "*") -> list[Path]:
-    """Folders of jobs that were seen before."""
+    """Folders of existing mirrors."""
     found = (run_root / FOLDER).glob(f"*/*/{job}/{REMOTE}")
     return sorted(path.parent.absolute() for path in found)

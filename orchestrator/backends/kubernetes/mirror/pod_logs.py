@@ -1,8 +1,8 @@
-"""What the pods of a job print, as the logs of a run directory: each line once and in order, also
+"""Writes the output of pods to the log files of a run directory: each line once and in order, also
 when a stream breaks.
 
-A line is known by the time that its node wrote before it, and by how many of that time came before
-it. What is in the files of an earlier look is written anew by the first line that this one brings.
+A line is identified by its timestamp and by its number among lines with the same timestamp. The
+first line that a process writes to a file replaces the content from earlier processes.
 """
 
 import re
@@ -20,21 +20,22 @@ from orchestrator.errors import BackendError
 
 JOURNAL_MARK = "ndctl-journal: "
 METRICS_MARK = "ndctl-metrics: "
-"""Before what a leader's pod says at its end of the run directory, which is no log."""
+"""Prefixes of journal and metrics lines that a leader's pod prints at its end; they are not
+logs."""
 RANKS_LINE = re.compile(
     r"\[(?P<host>\S+) attempt (?P<attempt>\d+) (?P<what>rank (?P<rank>\d+)|\w+)\] (?P<text>.*)"
 )
 STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)")
 STREAMS = 64
-"""Pods that are followed as they print; what others print is asked for in turns."""
+"""Pods that are followed by a stream each. The others are polled in turns."""
 ABREAST = 16
 IN_TURN = 4 * ABREAST
 QUIET_S = 60.0
-"""A stream that brings nothing for so long is begun anew: its connection may be dead."""
+"""A stream without output for this long is restarted, because its connection may be dead."""
 
 
 class Source(Protocol):
-    """Of the API, what logs need."""
+    """The part of the API that logs need."""
 
     def log(
         self,
@@ -50,25 +51,26 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Reading:
-    """How far the log of one pod has come."""
+    """How much of the log of one pod was read."""
 
     stamp: bytes = b""
+    """Timestamp of the last line."""
     same: int = 0
-    """Lines of that time."""
+    """Lines read with this timestamp."""
     known: int = -1
-    """Of those, how many come once more; negative: all that comes is new."""
+    """How many of them the current request will repeat; negative: all further lines are new."""
     complete: bool = False
-    """The pod has ended, and this is all."""
+    """The pod has ended, and its log was read completely."""
     turn: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self) -> str:
-        """Since when the next request asks: times there are whole seconds."""
+        """The `since` of the next request, in whole seconds; so it repeats some lines."""
         found = STAMP.fullmatch(self.stamp)
         self.known = self.same if self.stamp else -1
         return "" if found is None else (found[1] + found[2]).decode()
 
     def take(self, line: bytes) -> bytes | None:
-        """The text of a line with its time before it; None where it has come before."""
+        """The text of a timestamped line; None if it was already read."""
         stamp, _, text = line.partition(b" ")
         if self.known >= 0:
             if stamp < self.stamp:
@@ -93,16 +95,17 @@ class PodLogs:
         self.written: set[Path] = set()
         self.writing = threading.Lock()
         self.waiting: list[str] = []
-        """Pods by uid, who was asked longest ago first."""
+        """Uids of polled pods, the least recently polled first."""
 
     def fetch(self, pods: Sequence[Object]) -> list[tuple[Object, BackendError]]:
-        """All that is new, and which pods' logs could not be read to their end, with why."""
+        """Read everything new; returns the pods whose logs could not be read to the end, and
+        why."""
         with ThreadPoolExecutor(ABREAST) as pool:
             read = zip(pods, pool.map(self.read, pods), strict=True)
             return [(pod, why) for pod, why in read if why is not None]
 
     def follow(self, pods: Sequence[Object]) -> None:
-        """What is new comes from now on as it is printed; to be said again now and then."""
+        """Follow the pods by streams, and poll the rest. Call it again regularly."""
         by_uid = {uid_of(pod): pod for pod in pods if not self.reading(pod).complete}
         self.streams = {uid: one for uid, one in self.streams.items() if one.is_alive()}
         for uid, pod in by_uid.items():
@@ -125,7 +128,7 @@ class PodLogs:
         return self.readings.setdefault(uid_of(pod), Reading())
 
     def read(self, pod: Object) -> BackendError | None:
-        """What there is by now, and why that is not all where its node does not say."""
+        """Read the current log; returns the error if it could not be read to the end."""
         reading = self.reading(pod)
         if not reading.turn.acquire(blocking=False):
             return None  # it is being followed
@@ -142,7 +145,7 @@ class PodLogs:
         return why
 
     def stream(self, pod: Object) -> None:
-        """What there is, then each line as it is printed, until the stream ends."""
+        """Read the current log, then each new line until the stream ends."""
         reading = self.reading(pod)
         with reading.turn:
             self._take(pod, reading)
@@ -151,7 +154,7 @@ class PodLogs:
     def _lines(
         self, pod: Object, reading: Reading, take: Callable[[bytes], None], *, follow: bool
     ) -> BackendError | None:
-        """Why the log was not told to its end."""
+        """Pass each new line to `take`; returns the error that ended the log early."""
         try:
             for line in self.source.log(
                 self.namespace,
@@ -169,7 +172,7 @@ class PodLogs:
         return None
 
     def write(self, pod: Object, lines: Sequence[bytes]) -> None:
-        """Each line to the file of its rank; what the agent itself says, to the agent's."""
+        """Write each line to the log of its rank, and the agent's own lines to the agent's log."""
         texts: dict[Path, list[str]] = {}
         own = self.run_dir.agent_log(object_fields.node_of(pod) or name_of(pod))
         for line in lines:
@@ -189,7 +192,7 @@ def uid_of(pod: Object) -> str:
 
 
 def place_of(run_dir: RunDir, own: Path, text: str) -> tuple[Path, str]:
-    """The file that a line belongs to, and the line as it was there."""
+    """The file of a line, and the line without its prefix."""
     match = RANKS_LINE.fullmatch(text)
     if match is None:
         return own, text

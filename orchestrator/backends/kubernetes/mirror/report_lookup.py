@@ -1,4 +1,4 @@
-"""What a job told its cluster, of places that outlive its pods, or that need no `pods/exec`."""
+"""Finds reports of a job in places that outlive its pods or do not need the right `pods/exec`."""
 
 import contextlib
 from collections.abc import Sequence
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     from orchestrator.backends.kubernetes.mirror.mirror import Remote
 
 MOST_PRINTED = 400
-"""Lines of a pod's log that are looked at for how far training came."""
+"""Last lines of a pod's log that are searched for the progress of training."""
 
 
 def newest_report(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) -> JobReport | None:
-    """Of the launch that `remote` is of; None where nothing can be had. `pods`: whose logs are
-    looked at, in this order."""
-    found = [_told(api, remote), _shown(api, remote), _printed(api, remote, run, pods)]
+    """The newest report about the launch of `remote`; None if there is none. The logs of `pods` are
+    searched in this order."""
+    found = [
+        _in_config_map(api, remote),
+        _in_events(api, remote),
+        _in_logs(api, remote, run, pods),
+    ]
     reports = [one for one in found if one is not None and one.launch == remote.launch]
     if not reports:
         return None
@@ -48,16 +52,16 @@ def newest_report(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) 
     )
 
 
-def _told(api: Api, remote: "Remote") -> JobReport | None:
-    """In its ConfigMap, which goes with the job."""
+def _in_config_map(api: Api, remote: "Remote") -> JobReport | None:
+    """The report in ConfigMap JOB-state, which is deleted with the job."""
     with contextlib.suppress(BackendError):
         found = api.get(CONFIG_MAPS, remote.namespace, names.state_map_of(remote.job))
         return from_data(lookup(found, ("data",), {}))
     return None
 
 
-def _shown(api: Api, remote: "Remote") -> JobReport | None:
-    """In an event, which stays for an hour."""
+def _in_events(api: Api, remote: "Remote") -> JobReport | None:
+    """The report in an event; Kubernetes keeps events for an hour."""
     with contextlib.suppress(BackendError):
         selector = f"involvedObject.name={remote.job}"
         events = api.list(EVENTS, remote.namespace, fields=selector).items
@@ -65,8 +69,8 @@ def _shown(api: Api, remote: "Remote") -> JobReport | None:
     return None
 
 
-def _printed(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) -> JobReport | None:
-    """By its ranks: rank 0 may be in any pod, most of the time in the one that leads."""
+def _in_logs(api: Api, remote: "Remote", run: Run, pods: Sequence[Object]) -> JobReport | None:
+    """Progress that rank 0 printed. It may run in any pod, but mostly in the leader's."""
     found, container = Printed(), names.CONTAINERS[remote.kind]
     for pod in pods:
         with contextlib.suppress(BackendError):

@@ -51,8 +51,8 @@ def is_leaving(pod: Object) -> bool:
 
 
 def deleted_at(item: Object) -> float | None:
-    """Unix seconds at which somebody asked for its end; None where nobody did. Kubernetes writes
-    down until when it may take."""
+    """Unix seconds at which the deletion was requested; None if it was not. The deletionTimestamp
+    is the end of the grace period, so the period is subtracted."""
     until = lookup(item, ("metadata", "deletionTimestamp"))
     if until is None:
         return None
@@ -60,7 +60,7 @@ def deleted_at(item: Object) -> float | None:
 
 
 def begun_at(pod: Object) -> float:
-    """Unix seconds at which it, or the container that it has now, began."""
+    """Unix seconds at which the pod was created, or at which its current container started."""
     states = lookup(pod, ("status", "containerStatuses"), ())
     starts = [lookup(one, ("state", "running", "startedAt")) for one in states]
     stamps = [lookup(pod, ("metadata", "creationTimestamp")), *starts]
@@ -77,14 +77,14 @@ def has_begun(pod: Object) -> bool:
 
 
 def scheduled_at(pod: Object) -> float:
-    """Unix seconds at which it was bound to its node."""
+    """Unix seconds at which the pod was bound to its node."""
     bound = conditions_of(pod).get("PodScheduled", {})
     stamp = bound.get("lastTransitionTime") or lookup(pod, ("metadata", "creationTimestamp"))
     return seconds_of(stamp) if stamp else 0.0
 
 
 def leads(pod: Object) -> bool:
-    """It has node rank 0. Kubernetes before 1.28 has a Job pod's index as annotation alone."""
+    """The pod has node rank 0. Kubernetes before 1.28 has the index only as an annotation."""
     metadata: Mapping[str, Mapping[str, str]] = pod["metadata"]
     labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
     index = labels.get(INDEX) or notes.get(INDEX)
@@ -92,7 +92,7 @@ def leads(pod: Object) -> bool:
 
 
 def seconds_of(stamp: str) -> float:
-    """Unix seconds of a time as Kubernetes writes it."""
+    """Unix seconds of a Kubernetes timestamp."""
     return datetime.fromisoformat(stamp).timestamp()
 
 
@@ -127,7 +127,7 @@ def newest_first(events: Sequence[Object]) -> list[Object]:
 
 
 def event_time(event: Object) -> str:
-    """ISO, as it sorts."""
+    """The event's time in ISO format, which sorts as text."""
     return str(
         event.get("lastTimestamp")
         or event.get("eventTime")

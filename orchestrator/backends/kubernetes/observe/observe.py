@@ -1,4 +1,4 @@
-"""The state of a job in Kubernetes, in words to act on. Pure."""
+"""Computes the state of a job from its Kubernetes objects, with advice. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,24 +53,24 @@ class Observed:
     """A job as observed in Kubernetes."""
 
     name: str
-    """As `kubectl get` takes it, with the namespace."""
+    """Kind, namespace and name, such as `PyTorchJob ns/job`."""
     meaning: Meaning
     launch: int | None
     pods: int = 0
     running: int = 0
     hosts: int = 0
-    """How many pods it should have."""
+    """Number of pods that the job should have."""
     troubles: tuple[PendingReason, ...] = ()
     """The most severe first."""
     reason: str = ""
     """The operator's message."""
     cancelled_by: str = ""
     queue: str = ""
-    """Of Kueue."""
+    """Name of its Kueue queue."""
     leader_runs: bool = False
     """Whether the leader's pod runs."""
     deleted_at: float | None = None
-    """When the job was deleted, as near as what is left of it tells; None: not known."""
+    """When the job was deleted, estimated from its remaining pods; None: unknown."""
     with_namespace: bool = False
     """Whether it was deleted with its namespace."""
 
@@ -93,7 +93,7 @@ class Observed:
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The state in one line."""
         match self.meaning:
             case "missing" | "leaving":
                 return f"{self._deleted}{self._left}"
@@ -151,8 +151,12 @@ def observe(
     events: Sequence[Object] = (),
     hosts: int = 0,
 ) -> Observed:
-    """`pods` and `events` may be of other jobs as well; `hosts`: how many pods the job is to have.
-    None: there is no such job."""
+    """The state of `job`; None: the job object does not exist.
+
+    Args:
+        pods, events: may belong to other jobs too.
+        hosts: number of pods that the job should have.
+    """
     if job is None:
         mine = [pod for pod in pods if lookup(pod, ("metadata", "labels", LABEL)) == _bare(name)]
         gone_at = max(filter(None, map(deleted_at, mine)), default=None)
@@ -184,7 +188,8 @@ def observe(
 
 
 def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observed:
-    """With what the job's pods wrote down: `asked`, the annotations of their ConfigMap."""
+    """Adds problems that the notes of the job's pods show: `asked` has their ConfigMap's
+    annotations."""
     if has_ended(job):
         return seen
     more = (*_not_what_runs(job, asked), *_not_kept_off(job, asked))
@@ -192,8 +197,8 @@ def with_notes(seen: Observed, job: Object, asked: Mapping[str, str]) -> Observe
 
 
 def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
-    """The same launch was applied again with another text: pods that are made anew read it, and go
-    on with the run as it began."""
+    """The same launch was applied again with different content. Recreated pods ignore it, and
+    continue with the original launch."""
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     runs, applied = asked.get(RUNS_ANNOTATION), notes.get(HASH_ANNOTATION)
     if runs is None or runs == applied:
@@ -208,8 +213,7 @@ def _not_what_runs(job: Object, asked: Mapping[str, str]) -> list[PendingReason]
 
 
 def _not_kept_off(job: Object, asked: Mapping[str, str]) -> list[PendingReason]:
-    """Pods may come again to nodes that the job has no use for: it takes a controller to keep them
-    off."""
+    """The job excludes nodes, but no controller keeps new pods off them."""
     wanted = dict.fromkeys(filter(None, asked.get(AVOID_ANNOTATION, "").split(",")))
     notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
     done = notes.get(EXCLUDED_ANNOTATION, "").split(",")
@@ -249,7 +253,7 @@ def has_ended(job: Object) -> bool:
 
 
 TAKEN = ("Evicted", "Preempted")
-"""What no pod can do anything about; that a node is lost may be the job's own fault."""
+"""Reasons that are never caused by the job itself. A lost node may be its fault."""
 
 
 def taken(

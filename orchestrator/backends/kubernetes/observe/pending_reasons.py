@@ -24,7 +24,7 @@ class PendingReason:
     """Why something does not run."""
 
     what: str
-    """One word, from Kubernetes where it has one."""
+    """One word; Kubernetes' own if it has one."""
     why: str
     advice: str = ""
     pod: str = ""
@@ -179,7 +179,7 @@ def _ended(terminated: Object) -> str:
 
 
 def _last_words(log: str) -> str:
-    """The cause of death from the log's end; for other containers its last line."""
+    """The CRITICAL message at the end of the agent's log; for other containers the last line."""
     _, found, said = log.rpartition(" CRITICAL ")
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith("ndctl-")]
     return one_line(said) if found else one_line(lines[-1]) if lines else ""
@@ -215,7 +215,8 @@ def _mounting(pod: str, events: Sequence[Object]) -> PendingReason | None:
 def job_troubles(
     kind: JobKind, job: Object, events: Sequence[Object], *, whole: bool
 ) -> Iterator[PendingReason]:
-    """Of pods that never came to be, and of what holds a queued job back. `whole`: it has all."""
+    """Problems of pods that were never created, and of a job that waits in a queue. `whole`: all
+    pods exist."""
     for event in newest_first(events):
         reason, message = event.get("reason"), one_line(str(event.get("message", "")))
         if not _concerns(event, kind, job):
@@ -233,8 +234,8 @@ CLOCKS_S = 3.0
 
 
 def _concerns(event: Object, kind: JobKind, job: Object) -> bool:
-    """Whether it is about `job` or what its operator and Kueue made of it: of these no uid is
-    known, but they are younger than the job."""
+    """Whether an event is about `job`, or about objects that its operator and Kueue created for it.
+    Their uids are unknown, but they are younger than the job."""
     about: Object = event.get("involvedObject", {})
     what, name, called = str(about.get("kind", "")), name_of(job), str(about.get("name", ""))
     if what == kind.resource.kind:

@@ -1,5 +1,5 @@
-"""How a job's report is written where Kubernetes users see it, and read back: the ConfigMap
-`JOB-state`, an annotation of the job's events, and what ranks print. Pure.
+"""Writes and reads a job's report in the places that Kubernetes users see: ConfigMap `JOB-state`,
+an annotation of the job's events, and the output of ranks. Pure.
 
     state: RUNNING    step: "823"    steps: "5000"    attempt: "1"    launch: "1"
     updated: "2026-11-23T17:06:06Z"  message: attempt 1 trains
@@ -51,7 +51,7 @@ def _short(text: str) -> str:
 
 
 def from_data(data: Mapping[str, str]) -> JobReport | None:
-    """None unless a leader wrote it."""
+    """None if the data is not a report."""
     try:
         numbers = {key: int(data.get(key) or 0) for key in NUMBERS}
         loss = data.get("loss") or None
@@ -70,19 +70,19 @@ def from_data(data: Mapping[str, str]) -> JobReport | None:
 
 
 def stamp(at: float) -> str:
-    """A time as Kubernetes writes it."""
+    """A timestamp in Kubernetes' format."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def from_events(events: Iterable[Object], job: str) -> JobReport | None:
-    """The newest that an event about `job` brings: the events outlive it by an hour."""
+    """The newest report in an event about `job`. Events outlive the job by up to an hour."""
     mine = [one for one in events if lookup(one, ("involvedObject", "name")) == job]
     found = map(from_annotation, sorted(mine, key=event_time, reverse=True))
     return next((one for one in found if one is not None), None)
 
 
 def from_annotation(item: Object) -> JobReport | None:
-    """Of an event, or of the ConfigMap as whoever lists metadata alone sees it."""
+    """The report in the annotation of an event or of the ConfigMap, whose data may not be read."""
     said = lookup(item, ("metadata", "annotations", REPORT_ANNOTATION))
     try:
         body = read_json(str(said), most=4 * MOST_TEXT) if said else None
@@ -107,7 +107,7 @@ class Printed:
 
 
 def printed(lines: Iterable[bytes], before: Printed | None = None) -> Printed:
-    """Of lines of a pod's log with the node's time before each; `before`: of other pods."""
+    """Progress in timestamped lines of a pod's log. `before`: the result from other pods."""
     found = before or Printed()
     for line in lines:
         time, _, text = line.decode(errors="replace").partition(" ")
@@ -141,8 +141,8 @@ def _at(time: str) -> float:
 
 
 def report_from(run: Run, found: Printed) -> JobReport | None:
-    """What was printed, with what else is known of the run; None where nothing was. Ranks that
-    print a step train, whatever the run was before."""
+    """The printed progress combined with the known state of the run; None if nothing was printed.
+    Ranks that print steps are training, no matter what the last known state was."""
     if run.job is None or not found.at:
         return None
     known = report_of(run, found.at)

@@ -1,5 +1,5 @@
-"""A job as Kubernetes objects, to the letter: `ndctl render … | kubectl apply -f -` is what
-`ndctl submit` does. Pure: the same handover makes the same text, whoever asks and when.
+"""Renders a job as Kubernetes objects. `ndctl render … | kubectl apply -f -` does exactly what
+`ndctl submit` does. Pure: the same input gives the same text.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def objects(handover: Handover, namespace: str = "default") -> list[dict[str, An
     `namespace`: where they are applied if the spec does not say.
 
     Raises:
-        SpecError: with everything in `cluster.kubernetes` that cannot be.
+        SpecError: with all mistakes in `cluster.kubernetes`.
         BackendError: the plan is too large for a ConfigMap.
     """
     refuse(handover)
@@ -64,13 +64,13 @@ def objects(handover: Handover, namespace: str = "default") -> list[dict[str, An
 
 
 def spec_hash(handover: Handover) -> str:
-    """Two launches with the same hash ask for the same."""
+    """Two launches with the same hash are equal."""
     body = json.dumps(files_of(handover), sort_keys=True).encode()
     return hashlib.sha256(body).hexdigest()[:16]
 
 
 class _Dumper(Dumper):
-    """Text of several lines as a person writes it, and lists of numbers in a line."""
+    """Writes multi-line text in block style, and lists of numbers in one line."""
 
 
 def _text(dumper: Any, value: str) -> Any:
@@ -88,7 +88,7 @@ _Dumper.add_representer(list, _list)
 
 
 def text(made: Sequence[Mapping[str, Any]]) -> str:
-    """As kubectl takes it: YAML documents, keys in the order in which they were made."""
+    """YAML documents for kubectl, with keys in insertion order."""
     documents = "---\n".join(_document(one, allow_unicode=True) for one in made)
     if visible(documents, keep="\n\t") != documents:
         # What is printed must be what is applied, so YAML itself writes these characters out.

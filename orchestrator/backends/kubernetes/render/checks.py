@@ -34,7 +34,7 @@ OWN_VOLUMES = ("submission", "runs", "shm")
 
 
 def refuse(handover: Handover) -> None:
-    """Raises SpecError with everything that is wrong, each with its place, value, limit and fix."""
+    """Raises SpecError with all mistakes, each with its place, value, limit and fix."""
     found = tuple(problems(handover.launch))
     if found:
         raise SpecError("\n".join(str(one) for one in found)) from Invalid(found)
@@ -91,7 +91,7 @@ def _names(launch: LaunchPlan, spec: KubernetesSpec) -> Iterator[Problem]:
             path=f"{PLACE}.namespace",
             value=spec.namespace,
             limit="a name without dots",
-            fix="`kubectl get namespaces` shows those that there are",
+            fix="`kubectl get namespaces` lists existing ones",
         )
 
 
@@ -196,8 +196,8 @@ def _template(spec: KubernetesSpec) -> Iterator[Problem]:
 def _containers(
     spec: KubernetesSpec, given: Sequence[Mapping[str, Any]], place: str, beside_ours: bool
 ) -> Iterator[Problem]:
-    """One that is not ndctl's is added: without an image the API server makes no pod with it, and
-    says so of the pods alone, once the job is there."""
+    """A container with another name than ndctl's is an additional one, which needs an image.
+    Otherwise the API server refuses the pods, but only after the job was created."""
     own = names.CONTAINERS[spec.kind] if beside_ours else None
     for at, one in enumerate(given):
         if one["name"] == own or one.get("image"):
@@ -215,15 +215,15 @@ def _containers(
 
 
 def _guaranteed(spec: KubernetesSpec) -> Iterator[Problem]:
-    """What keeps a pod from the class Guaranteed: one container of it is enough."""
+    """Settings that prevent QoS class Guaranteed. A single container can do so."""
     if not spec.guaranteed:
         return
     for key, value, example in (("cpu", spec.cpu, "96"), ("memory", spec.memory, "1500Gi")):
         if value is None:
-            limit = f"given with guaranteed: true, which makes it {key} of the pod's own"
+            limit = f"set with guaranteed: true, which reserves {key} for the pod"
             yield Problem(path=f"{PLACE}.{key}", limit=limit, fix=f'for example {key}: "{example}"')
     if spec.cpu is not None and quantity(spec.cpu).denominator != 1:
-        limit = "a whole number with guaranteed: true: a part of a CPU cannot be given alone"
+        limit = "a whole number with guaranteed: true: a fraction of a CPU cannot be exclusive"
         fix = f'for example cpu: "{max(1, math.floor(quantity(spec.cpu)))}"'
         yield Problem(path=f"{PLACE}.cpu", value=spec.cpu, limit=limit, fix=fix)
     pod = spec.pod_template.get("spec")
@@ -242,7 +242,7 @@ def _guaranteed(spec: KubernetesSpec) -> Iterator[Problem]:
 
 
 def _is_guaranteed(container: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
-    """`base`: what ndctl itself asks for, as request and limit."""
+    """`base`: the resources that ndctl itself sets, as requests and limits."""
     resources = container.get("resources")
     resources = resources if isinstance(resources, Mapping) else {}
     found = {}

@@ -1,7 +1,7 @@
-"""Render the custom resource that creates the pods of a job. Pure.
+"""Renders the custom resource that creates the pods of a job. Pure.
 
-All of them have one pod for each host and leave it to the agents what to do when a rank or a host
-is lost: a pod is made anew only when it is gone, or left with a code of 128 and more.
+Each kind has one pod per host and leaves failures of ranks and hosts to the agents. The operator
+recreates a pod only if it was deleted, or if it exited with a code of 128 or more.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from orchestrator.contract.submission_payload import Handover
 
 TRAINER = "trainer.kubeflow.org/v1alpha1"
 MASTER_PORT = 29500
-"""As torchrun's own, and Trainer v2's; a PyTorchJob sets another."""
+"""The default of torchrun and of Trainer v2. The PyTorchJob operator sets another."""
 NO_GANG = (None, "auto")
-"""`auto` is what no cluster was asked about."""
+"""`auto` remains if no cluster was asked."""
 NO_LIMIT = 2**31 - 1
-"""Of how often pods may be made anew: the journal knows `resilience.max_restarts`."""
+"""Unlimited recreations of pods, because the leader enforces `resilience.max_restarts`."""
 FINAL_CODES = range(1, 128)
-"""Exit codes after which another try would end alike, as with `restartPolicy: ExitCode`."""
+"""Exit codes that a retry would repeat, as with `restartPolicy: ExitCode`."""
 
 
 def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def pytorchjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, A
             "spec": {
                 "nprocPerNode": str(launch.devices_per_host),
                 "runPolicy": {
-                    # What has ended stays, for its log; what has not keeps no device.
+                    # When the job ends, keep ended pods for their logs, and delete running ones.
                     "cleanPodPolicy": "Running",
                     "backoffLimit": NO_LIMIT,
                     **_ttl(spec),
@@ -70,8 +70,8 @@ def jobset(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def trainjob(handover: Handover, metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """With a runtime of its own: of a shared one a TrainJob cannot change the security context,
-    the network, the affinity or the grace period."""
+    """A TrainJob with its own TrainingRuntime, because a TrainJob cannot override the security
+    context, the network, the affinity or the grace period of a shared one."""
     launch, spec = handover.launch, spec_of(handover.launch)
     grouped = spec.gang_scheduler not in NO_GANG
     gang: dict[str, Any] = {"podGroupPolicy": {"coscheduling": {}}} if grouped else {}
@@ -114,7 +114,7 @@ def _ttl(spec: KubernetesSpec) -> dict[str, int]:
 def _jobset_body(
     template: dict[str, Any], pods: int | None, labels: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """`pods` is None where Trainer v2 says how many."""
+    """`pods` is None if Trainer v2 sets the number."""
     pod = {"restartPolicy": "Never", **template["spec"]}
     count = {} if pods is None else {"parallelism": pods, "completions": pods}
     job = {
@@ -122,7 +122,7 @@ def _jobset_body(
         **count,
         "backoffLimit": NO_LIMIT,
         "podFailurePolicy": {"rules": _failure_rules(pod)},
-        # The leader's end is the job's: a host that is away at that moment does not matter.
+        # The job succeeds when the leader's pod does, even if another pod is missing then.
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "template": {**template, "spec": pod},
     }
@@ -142,7 +142,7 @@ def _jobset_body(
 def _failure_rules(pod: dict[str, Any]) -> list[dict[str, Any]]:
     main = pod["containers"][0]["name"]
     return [
-        # Preempted, evicted, drained: nobody's failure.
+        # Preemptions, evictions and drains do not count as failures.
         {
             "action": "Ignore",
             "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],

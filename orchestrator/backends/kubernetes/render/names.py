@@ -13,7 +13,7 @@ LAUNCH_ANNOTATION = "ndctl.dev/launch"
 HASH_ANNOTATION = "ndctl.dev/spec-hash"
 CANCELLED_ANNOTATION = "ndctl.dev/cancelled-by"
 
-# On ConfigMap JOB-launch, written by the job's pods. What they ask of the controller:
+# On ConfigMap JOB-launch, written by the job's pods. Requests to the controller:
 AVOID_ANNOTATION = "ndctl.dev/avoid"
 """Nodes that new pods of the job must avoid."""
 END_ANNOTATION = "ndctl.dev/end-pods"
@@ -22,11 +22,12 @@ GANG_ANNOTATION = "ndctl.dev/gang-restart"
 """Request to replace all pods."""
 # Notes for other pods and for people:
 RUNS_ANNOTATION = "ndctl.dev/runs"
-"""The spec-hash of what the job runs: what is applied later under the same launch does not."""
+"""The spec-hash of the objects that the job runs. Objects applied later for the same launch
+differ."""
 REQUEUES_ANNOTATION = "ndctl.dev/requeues"
 """How often the leader requeued all pods."""
 NEVER_BEGAN_ANNOTATION = "ndctl.dev/leader-never-began"
-"""The nodes that the leader's pod was taken away from, because it never began there."""
+"""Nodes that the leader's pod was moved away from, because it never started there."""
 WRITTEN_BY_PODS = (
     *(AVOID_ANNOTATION, END_ANNOTATION, GANG_ANNOTATION),
     *(RUNS_ANNOTATION, REQUEUES_ANNOTATION, NEVER_BEGAN_ANNOTATION),
@@ -34,39 +35,40 @@ WRITTEN_BY_PODS = (
 
 # On the job, written by the controller:
 CONTROLLER_ANNOTATION = "ndctl.dev/controller"
-"""The namespace of the Lease of the controller that looks after the job."""
+"""The namespace of the Lease of the controller that manages the job."""
 EXCLUDED_ANNOTATION = "ndctl.dev/excluded"
-"""Of a job: the nodes that the controller keeps its new pods off. Of a node: the job."""
+"""On a job: nodes that the controller excludes for new pods. On a node: the job that excludes
+it."""
 SUSPENDED_ANNOTATION = "ndctl.dev/suspended-by"
 """The controller suspended the job, and so may resume it."""
 RESTARTED_ANNOTATION = "ndctl.dev/gang-restarted"
-"""Which gang restart was carried out last: `digest` of what asked for it."""
+"""Digest of the request of the last finished gang restart."""
 RESTARTS_ANNOTATION = "ndctl.dev/gang-restarts"
-"""How many were."""
+"""Number of gang restarts."""
 STATE_ANNOTATION = "ndctl.dev/state"
 STEP_ANNOTATION = "ndctl.dev/step"
 ATTEMPT_ANNOTATION = "ndctl.dev/attempt"
 CULPRIT_ANNOTATION = "ndctl.dev/culprit"
 MESSAGE_ANNOTATION = "ndctl.dev/message"
 UPDATED_ANNOTATION = "ndctl.dev/updated"
-"""Of a job: what its ConfigMap `JOB-state` says, where a controller copies it there."""
+"""On a job: the content of ConfigMap `JOB-state`, copied by the controller."""
 REPORT_ANNOTATION = "ndctl.dev/report"
-"""Of ConfigMap `JOB-state` and of an event about a job: what its leader reported, as JSON."""
+"""On ConfigMap `JOB-state` and on events about a job: the leader's report as JSON."""
 HOLDS_LABEL = "ndctl.dev/holds"
-"""Of a ConfigMap of a job: `state`, where it is the one that its leader writes."""
+"""On a ConfigMap of a job: `state` for the one that the leader writes."""
 KEEPS_OFF_LABEL = "ndctl.dev/keeps-off"
-"""Of a placeholder: the job whose pods are not to come to its node."""
+"""On a placeholder: the job whose pods must not run on its node."""
 FORCE_ANNOTATION = "ndctl.dev/force-delete-after"
-"""Of a pod: seconds that a node may be silent before its pods are deleted by force."""
+"""On a pod: seconds that its node may be unreachable before the pod is deleted by force."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 MANAGED_LABEL = "app.kubernetes.io/managed-by"
 TOKEN_KEY = "token"
 KIND_VARIABLE = "NDCTL_JOB_KIND"
-"""Tells a pod of which kind of object it is: what is mounted may be of a later one of its name."""
+"""The kind of the pod's job. The mounted ConfigMap may belong to a later job of the same name."""
 NODE = "node"
 """JobSet's replicated job, and the container that Trainer v2 looks for."""
 LABEL_LIMIT = 63
-"""Of a pod's name: it is a host name and the value of a label as well (RFC 1035)."""
+"""Limit of a pod's name, because it is also a host name and a label value (RFC 1035)."""
 
 
 CONTAINERS: dict[Kind, str] = {"pytorchjob": "pytorch", "jobset": "pytorch", "trainjob": NODE}
@@ -78,7 +80,7 @@ def config_map_of(job: str) -> str:
 
 
 def state_map_of(job: str) -> str:
-    """The ConfigMap in which the leader says how the job stands."""
+    """The ConfigMap to which the leader writes the state of the job."""
     return f"{job}-state"
 
 
@@ -87,8 +89,7 @@ def secret_of(job: str) -> str:
 
 
 def account_of(job: str) -> str:
-    """The name of the pods' account, of its Role, of the binding of both, and of the NetworkPolicy
-    of the pods."""
+    """The name of the pods' account, its Role and RoleBinding, and of the pods' NetworkPolicy."""
     return f"{job}-pods"
 
 
@@ -97,7 +98,7 @@ def pytorchjob_pods(job: str, pods: int) -> list[str]:
 
 
 def placeholder_of(job: str, host: str) -> str:
-    """One for each node that a job leaves out."""
+    """The placeholder pod on an excluded node."""
     return f"{job}-not-on-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
 
@@ -107,7 +108,7 @@ def leader_host_of(job: str) -> str:
 
 
 def longest_pod_name(kind: Kind, job: str, pods: int) -> str:
-    """As the operator makes them."""
+    """The longest pod name that the operator creates."""
     if kind == "pytorchjob":
         return f"{job}-worker-{pods - 2}" if pods > 1 else f"{job}-master-0"
     return f"{job}-{NODE}-0-{pods - 1}-xxxxx"
@@ -121,13 +122,13 @@ POD_NAMES: Mapping[Kind, str] = {
 
 
 def is_pod_of(kind: Kind, job: str, pod: str) -> bool:
-    """By its name, of this job and no other whose name begins alike; what is deleted has no more
-    than that left."""
+    """Whether a pod name belongs to this job, and not to a job whose name has the same prefix. The
+    name is all that is known of a deleted pod."""
     return re.fullmatch(POD_NAMES[kind].format(job=re.escape(job)), pod) is not None
 
 
 def labels_of(launch: LaunchPlan) -> dict[str, str]:
-    """On every object of a job; JOB_LABEL alone selects them."""
+    """Labels of each object of a job. Selectors use JOB_LABEL only."""
     return labels_of_job(launch.job)
 
 

@@ -1,15 +1,15 @@
-"""Merge the user's patch into a pod template. Pure."""
+"""Merges the user's patch into a pod template. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 MERGE_KEYS = ("mountPath", "name")
-"""What entries of a list are told apart by: the first that all of them have."""
+"""Keys that identify list entries. The first key that all entries have is used."""
 
 
 def merged(base: Any, patch: Any) -> Any:
-    """`patch` on top of `base`: mappings key by key, where null removes a key; lists of named
-    things entry by entry; anything else is replaced."""
+    """`patch` applied to `base`: mappings are merged key by key (null removes a key), lists of
+    named entries are merged entry by entry, and everything else is replaced."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         kept = {key: value for key, value in base.items() if key not in patch}
         changed = {

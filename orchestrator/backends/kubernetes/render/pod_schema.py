@@ -1,8 +1,8 @@
-"""Whether `pod_template` has only fields that a pod template of Kubernetes has. Pure.
+"""Checks that `pod_template` has only fields of a Kubernetes pod template. Pure.
 
-An API server before 1.25 drops what it does not know without a word.
-`pod_fields.yaml` has the fields of each type, and of which version they are. A field of a later
-version is refused, too: there is no telling it from a mistake.
+API servers before 1.25 drop unknown fields without an error. `pod_fields.yaml` lists the fields of
+each type and the Kubernetes version that they are from. A field of a later version is refused too,
+because it looks like a mistake.
 """
 
 import re
@@ -31,8 +31,8 @@ WORDS = {
 
 
 def strangers(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Fields that no pod has, and values that are none of theirs, each with its place. null is
-    admitted everywhere: it takes away what ndctl has put there."""
+    """Unknown fields and values of wrong types, each with its place. null is allowed everywhere,
+    because it removes a value that ndctl sets."""
     made = _document()
     yield from _read(template, str(made["root"]), place)
 
@@ -92,7 +92,7 @@ def _fields(value: Mapping[Any, Any], known: Mapping[str, str], place: str) -> I
 
 
 def _nearest(key: str, known: Mapping[str, str]) -> str | None:
-    """Capitals count least: `nodename` is nodeName rather than hostname."""
+    """Ignores case, so that the suggestion for `nodename` is nodeName and not hostname."""
     by_letters = {name.lower(): name for name in known}
     return by_letters.get(nearest(key.lower(), by_letters) or "")
 

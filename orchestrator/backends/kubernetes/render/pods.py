@@ -1,4 +1,4 @@
-"""Render the pod template of a job. Pure."""
+"""Renders the pod template of a job. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ HANDOVER_DIR = "/etc/ndctl/submission"
 """Mount path of the job's ConfigMap."""
 TASK = "orchestrator.backends.entry.pod_start"
 GRACE_SLACK_S = 15
-"""For the leader to write down how it ended, after the ranks have had their time."""
+"""Additional grace period for the leader to record the end of the job, after the ranks' own."""
 DOWNWARD: Mapping[str, str] = {
     "NDCTL_NODE_NAME": "spec.nodeName",
     "NDCTL_POD_NAME": "metadata.name",
@@ -36,9 +36,10 @@ KEPT_RUNNING: Mapping[str, str] = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-"""Autoscalers would empty a node to save it. A pod that has to go leaves in order all the same, but
-all others wait for it. No PodDisruptionBudget besides: it would hold up every drain, for as long as
-the job trains, and a drain costs a job no more than a checkpoint."""
+"""Without these, autoscalers would drain a node to save cost. A drained pod saves a checkpoint and
+exits, but all other pods of the job wait for its successor. There is no PodDisruptionBudget,
+because it would block each drain as long as the job trains, while a drain costs only a
+checkpoint."""
 FORCE_S = KubernetesSpec().force_delete_after
 CONTAINER_LISTS = ("initContainers", "containers")
 CONTAINER_SECURITY: Mapping[str, Any] = {
@@ -54,8 +55,8 @@ def spec_of(launch: LaunchPlan) -> KubernetesSpec:
 
 
 def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """With `environ` besides, and the user's patch on top. Every container of it, the user's own
-    as well, has the security context unless the patch says otherwise."""
+    """The pod template with additional `environ`, and with the user's patch applied. All
+    containers, also the user's own, get the security context unless the patch overrides it."""
     launch, spec = handover.launch, spec_of(handover.launch)
     template = {
         "metadata": {
@@ -86,7 +87,7 @@ def pod_template(handover: Handover, environ: Mapping[str, str] | None = None) -
 
 
 def _force(spec: KubernetesSpec) -> dict[str, str]:
-    """Controllers have no spec; what is the default of all they know."""
+    """The controller does not read the spec, but it knows the default."""
     after = spec.force_delete_after
     return {} if after == FORCE_S else {names.FORCE_ANNOTATION: f"{after:g}"}
 
@@ -96,7 +97,7 @@ def _given(key: str, value: Any) -> dict[str, Any]:
 
 
 def _network(spec: KubernetesSpec) -> dict[str, Any]:
-    # Without this policy a pod of the host's network would not find services by name.
+    # Without this DNS policy, a pod in the host's network could not resolve service names.
     return (
         {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if spec.host_network else {}
     )
@@ -118,7 +119,7 @@ def _pod_security(spec: KubernetesSpec) -> dict[str, Any]:
         "runAsUser": spec.run_as_user,
         "runAsGroup": spec.run_as_group,
         "fsGroup": spec.run_as_group,
-        # A run volume may have millions of files: looked through only when its top is another's.
+        # A run volume may have millions of files, so do not check the group of each one.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
@@ -147,7 +148,7 @@ def _container(
         "env": _environ(launch, spec, environ),
         **_given("resources", _resources(launch, spec)),
         "securityContext": _container_security(spec),
-        # `status` shows the end of a failed pod's log.
+        # `ndctl status` shows the end of a failed pod's log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _mounts(spec),
     }

@@ -1,12 +1,11 @@
-"""The account of a job's pods, and what it may do: read, delete pods of this job by name, and write
-one ConfigMap that nothing is made from. Pure.
+"""Renders the account of a job's pods and its rights. Pure.
 
-It may change neither the job nor a runtime: they hold the template of pods, and a template names
-any account and any Secret of the namespace. What recovery needs beyond this the controller does,
-where there is one (`controller/pod_requests.py`).
+It may read, delete pods of this job by name, and write one ConfigMap. It may not change the job or
+a runtime, because a pod template can use any account and any Secret of the namespace. For
+everything else that recovery needs, pods ask the controller (`controller/pod_requests.py`).
 
-Every process in a pod can use the account. Followers need it as well as the leader: where no leader
-is heard, one of them has its pod made again (`leader_recreate.py`).
+Each process in a pod can use the account. Followers need it too: if the leader is unreachable, one
+of them replaces the leader's pod (`leader_recreate.py`).
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,8 @@ from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 def account_objects(
     launch: LaunchPlan, metadata: dict[str, Any], namespace: str
 ) -> list[dict[str, Any]]:
-    """The account, its Role and the binding of both; none where the spec names an account.
-    `namespace`: where the account will be, which the binding has to say."""
+    """The account, its Role and RoleBinding; empty if the spec names an account. `namespace`: that
+    of the account, which the binding must name."""
     spec = launch.kubernetes or KubernetesSpec()
     if spec.service_account is not None:
         return []
@@ -59,19 +58,19 @@ def account_objects(
 def rules(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
     job = launch.job
     found = [
-        # Which hosts the job has; a list cannot be limited to names.
+        # To find the job's hosts. RBAC cannot limit a list to names.
         _rule([PODS], ["get", "list", "watch"]),
         # To read why a pod waits or was deleted.
         _rule([EVENTS], ["list"]),
-        # Whether it is still this launch, is suspended, was cancelled.
+        # To see whether the job is still this launch, and whether it is suspended or cancelled.
         _rule([JOB_KINDS[spec.kind].resource], ["get"], [job]),
-        # What is asked of the controller, and what pods note for each other.
+        # For requests to the controller, and for notes between pods.
         _rule([CONFIG_MAPS], ["get", "patch"], [names.config_map_of(job)]),
     ]
     found += reporting_rules(launch)
     if spec.kind == "pytorchjob":
-        # To have a pod made again whose host is lost. Of the other kinds no name is known
-        # beforehand, and a rule without names would be for every pod of the namespace.
+        # To replace a pod whose host is lost. Other kinds have unpredictable pod names, and a rule
+        # without names would allow it for all pods of the namespace.
         found.append(_rule([PODS], ["delete"], names.pytorchjob_pods(job, len(launch.hosts))))
     return found
 
@@ -79,7 +78,7 @@ def rules(launch: LaunchPlan, spec: KubernetesSpec) -> list[dict[str, Any]]:
 def _rule(
     resources: Sequence[Resource], verbs: list[str], called: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """`resources`: of one group."""
+    """`resources` must belong to one API group."""
     rule: dict[str, Any] = {
         "apiGroups": [resources[0].group],
         "resources": [one.plural for one in resources],
@@ -89,10 +88,10 @@ def _rule(
 
 
 def network_policy(launch: LaunchPlan, metadata: dict[str, Any]) -> list[dict[str, Any]]:
-    """Pods of the job accept connections from pods of this job, at every port, and from nothing
-    else. What they connect to themselves is not limited: names, the API server, a data store.
+    """The policy that pods of the job accept connections only from pods of the job, at all ports.
+    Outgoing connections (DNS, API server, storage) are not limited.
 
-    None with `host_network`: a policy says nothing of pods that have the network of their host.
+    Empty with `host_network`, because policies do not apply to pods in the host's network.
     """
     spec = launch.kubernetes or KubernetesSpec()
     if not spec.network_policy or spec.host_network:

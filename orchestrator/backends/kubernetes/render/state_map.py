@@ -1,7 +1,8 @@
-"""The ConfigMap in which a job's leader says how the job stands, and its rights for that and for
+"""Renders the ConfigMap for the state of the job, and the leader's rights to write it and to create
 events. Pure.
 
-Rendered without keys: whoever applies the text again takes nothing away that a leader wrote.
+The ConfigMap is rendered without data, so that a repeated apply does not remove what a leader
+wrote.
 """
 
 from typing import Any
@@ -19,23 +20,24 @@ def state_map(launch: LaunchPlan, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def reporting_rules(launch: LaunchPlan) -> list[dict[str, Any]]:
-    """A Role cannot say which event is made; that of the ConfigMap is for this one alone."""
+    """A Role cannot limit which events may be created. The rule for the ConfigMap names this
+    one."""
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind].resource
     return [
-        # To be told when the job is deleted, which takes this Role away.
+        # To notice the deletion of the job, which also deletes this Role.
         {
             "apiGroups": [kind.group],
             "resources": [kind.plural],
             "resourceNames": [launch.job],
             "verbs": ["watch"],
         },
-        # How the job stands.
+        # To write the state of the job.
         {
             "apiGroups": [CONFIG_MAPS.group],
             "resources": [CONFIG_MAPS.plural],
             "resourceNames": [names.state_map_of(launch.job)],
             "verbs": ["patch"],
         },
-        # What happened to it.
+        # To create events about the job.
         {"apiGroups": [EVENTS.group], "resources": [EVENTS.plural], "verbs": ["create"]},
     ]

@@ -1,4 +1,4 @@
-"""The ConfigMap that hands a job to its leader, and the Secret with its token. Pure."""
+"""Renders the ConfigMap with the job's submission, and the Secret with its token. Pure."""
 
 import base64
 from typing import Any
@@ -9,14 +9,14 @@ from orchestrator.contract.submission_payload import Handover, files_of, packed
 from orchestrator.errors import BackendError
 
 PLAIN_BYTES = 96 << 10
-"""Up to here a person can read it with kubectl; `kubectl apply` puts a copy of all that it applies
-into an annotation, and annotations may have 256 KiB together."""
+"""Up to this size the content is not compressed, so that it is readable with kubectl. The limit is
+low because `kubectl apply` copies it into an annotation, and all annotations may have 256 KiB."""
 LIMIT_BYTES = 1 << 20
-"""The API server's, of all values of a ConfigMap."""
+"""The API server's limit of all values of a ConfigMap."""
 
 
 def config_map(handover: Handover, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Raises BackendError for what is too large even when it is compressed."""
+    """Raises BackendError if it is too large even when compressed."""
     files = files_of(handover)
     made = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     if sum(len(text.encode()) for text in files.values()) <= PLAIN_BYTES:
@@ -26,8 +26,8 @@ def config_map(handover: Handover, metadata: dict[str, Any]) -> dict[str, Any]:
     if size > LIMIT_BYTES:
         largest = max(small, key=lambda name: len(small[name]))
         raise BackendError(
-            f"the job's spec and plan have {size} bytes, compressed, of which {largest} has"
-            f" {len(small[largest])}; a ConfigMap can hold at most {LIMIT_BYTES}",
+            f"the job's spec and plan have {size} bytes compressed ({largest} alone has"
+            f" {len(small[largest])}); a ConfigMap can hold at most {LIMIT_BYTES}",
             fix="put long lists of files and weights into files on the run volume or in the image,"
             " and name those in the spec",
         )
@@ -38,7 +38,7 @@ def config_map(handover: Handover, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def token_secret(launch: LaunchPlan, token: str) -> dict[str, Any]:
-    """What agents prove with that they belong to the job."""
+    """The Secret with the token by which agents authenticate to the leader."""
     namespace = launch.kubernetes.namespace if launch.kubernetes else None
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""Node affinity and topology of the pods of a job. Pure.
+"""Renders node affinity and topology of the pods of a job. Pure.
 
-With Kueue the annotations say how near, and Kueue places the job as a whole. Without, the scheduler
-places one pod after the other and has affinity alone.
+With Kueue, annotations request the topology, and Kueue places the job as a whole. Without Kueue,
+the scheduler places one pod after the other and uses only affinity.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,14 @@ KUEUE = "kueue.x-k8s.io"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 CHANGEABLE: tuple[Kind, ...] = ("pytorchjob",)
-"""Kinds whose new pods can be told of nodes to leave out; a Job's template stays as it was."""
+"""Kinds whose pod template can change, so that new pods can exclude nodes. That of a Job is
+fixed."""
 STRONGLY = 100
-"""The heaviest weight of a preference."""
+"""The largest weight of a preference."""
 
 
 def queue_annotations(spec: KubernetesSpec) -> dict[str, str]:
-    """For Kueue's topology-aware scheduling; of a pod template."""
+    """Annotations of a pod template for Kueue's topology-aware scheduling."""
     asks = spec.topology
     if spec.queue is None or asks is None:
         return {}
@@ -32,7 +33,7 @@ def queue_annotations(spec: KubernetesSpec) -> dict[str, str]:
         "podset-preferred-topology": asks.preferred,
         "podset-slice-required-topology": asks.slice,
         "podset-slice-size": None if asks.slice_size is None else str(asks.slice_size),
-        # Master and Worker are two sets of pods to Kueue, and are to lie together.
+        # For Kueue, Master and Worker are two pod sets; the group keeps them together.
         "podset-group-name": "hosts" if whole and spec.kind == "pytorchjob" else None,
     }
     return {f"{KUEUE}/{key}": value for key, value in said.items() if value is not None}
@@ -50,7 +51,7 @@ def affinity(launch: LaunchPlan, spec: KubernetesSpec) -> dict[str, Any]:
 
 
 def _apart(job: str, kind: Kind) -> list[dict[str, Any]]:
-    """One pod a node; where the kind's pods cannot be changed later, none beside a placeholder."""
+    """At most one pod per node; for kinds with a fixed template, none beside a placeholder."""
     labels = [names.JOB_LABEL, *([] if kind in CHANGEABLE else [names.KEEPS_OFF_LABEL])]
     return [
         {"labelSelector": {"matchLabels": {label: job}}, "topologyKey": HOSTNAME}
@@ -59,7 +60,7 @@ def _apart(job: str, kind: Kind) -> list[dict[str, Any]]:
 
 
 def node_affinity(spec: KubernetesSpec, exclude: Sequence[str]) -> dict[str, Any]:
-    """What nodes must be and are better, with the spec's hosts and `exclude` left out."""
+    """Required and preferred nodes, without the spec's excluded hosts and `exclude`."""
     asks = spec.topology or TopologyRequest()
     left_out = sorted({*spec.exclude, *exclude})
     hard = _among(asks.nodes)
@@ -83,7 +84,7 @@ def _among(labels: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
 
 def _near(asks: TopologyRequest, own: dict[str, Any]) -> dict[str, Any]:
     hard = [asks.required] if asks.required else []
-    # The innermost level counts most: who is there is at the outer ones as well.
+    # The innermost level has the largest weight, because it implies the outer ones.
     wanted = dict.fromkeys(filter(None, (asks.preferred, *reversed(asks.levels))))
     soft = [
         {

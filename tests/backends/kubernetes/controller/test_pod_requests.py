@@ -15,8 +15,8 @@ from orchestrator.backends.kubernetes.controller.pod_requests import (
     InvalidRequest,
     nodes_in,
     pods_in,
+    requests_of,
     restart_in,
-    wishes_of,
 )
 from orchestrator.backends.kubernetes.render import names
 from orchestrator.contract.spec.kubernetes_spec import Kind
@@ -92,7 +92,7 @@ def test_of_any_text_comes_a_wish_of_this_job_or_none(one: str, two: str, three:
             names.GANG_ANNOTATION: three,
         }
     )
-    found = wishes_of("pytorchjob", job(), asked)
+    found = requests_of("pytorchjob", job(), asked)
     assert all(NODE.fullmatch(host) for host in found.nodes)
     assert all(names.is_pod_of("pytorchjob", "job", pod) for pod, _ in found.end)
 
@@ -100,9 +100,9 @@ def test_of_any_text_comes_a_wish_of_this_job_or_none(one: str, two: str, three:
 def test_the_config_map_has_to_be_the_jobs_own() -> None:
     asks = {names.AVOID_ANNOTATION: "node1"}
     mine = config_map(asks=asks)
-    assert wishes_of("jobset", job("jobset"), mine).avoid == ("node1",)
+    assert requests_of("jobset", job("jobset"), mine).avoid == ("node1",)
     nobodys: Any = config_map()
     nobodys["metadata"]["annotations"] = asks
-    assert wishes_of("jobset", job("jobset"), nobodys).avoid == ()
-    assert wishes_of("jobset", job("jobset", name="later"), mine).avoid == ()
-    assert wishes_of("jobset", job("jobset"), None).avoid == ()
+    assert requests_of("jobset", job("jobset"), nobodys).avoid == ()
+    assert requests_of("jobset", job("jobset", name="later"), mine).avoid == ()
+    assert requests_of("jobset", job("jobset"), None).avoid == ()

@@ -78,12 +78,12 @@ def test_a_prompt_comes_first_and_is_not_learned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ('{"body": "x", "id": 3}', r"there is no column 'text'; there is 'body', 'id'"),
+        ('{"body": "x", "id": 3}', r"no column 'text'; columns: 'body', 'id'"),
         ('{"text": 3}', r"column 'text' holds 3 \(int\), not a string"),
         ('{"text": null}', r"column 'text' holds None \(null\), not a string"),
         ('{"text": "x"', r"not JSON: Expecting ',' delimiter"),
-        ("[1, 2]", r"'\[1, 2\]' is no JSON object"),
-        ('{"text": "\\ud800"}', r"column 'text' holds half a character"),
+        ("[1, 2]", r"'\[1, 2\]' is not a JSON object"),
+        ('{"text": "\\ud800"}', r"column 'text' holds half a surrogate pair"),
     ],
 )
 def test_a_bad_row_is_told_with_its_line(tmp_path: Path, line: str, what: str) -> None:
@@ -103,5 +103,5 @@ def test_a_row_that_is_no_utf8_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_file_that_went_away_is_told(tmp_path: Path) -> None:
     found = find(write_texts(tmp_path, "x"), "auto", "data.files")
     (tmp_path / "0.txt").unlink()
-    with pytest.raises(TrainingError, match=r"0\.txt cannot be read: .*No such file"):
+    with pytest.raises(TrainingError, match=r"failed to read .*0\.txt: .*No such file"):
         list(read_pieces(found, Columns("text"), utf8=True))

@@ -57,7 +57,7 @@ def test_rows_are_documents(tmp_path: Path, save: Save, monkeypatch: pytest.Monk
 @tables_of_both_kinds
 def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, save: Save) -> None:
     save(tmp_path / "table", ROWS)
-    with pytest.raises(TrainingError, match="no column 'body'; there is 'text', 'question', 'n'"):
+    with pytest.raises(TrainingError, match="no column 'body'; columns: 'text', 'question', 'n'"):
         read(tmp_path, "body")
 
 
@@ -75,12 +75,12 @@ def test_files_that_are_neither_are_told(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
     (tmp_path / "a.parquet").write_text("no parquet")
-    with pytest.raises(TrainingError, match=r"a\.parquet cannot be read"):
+    with pytest.raises(TrainingError, match=r"failed to read .*a\.parquet"):
         read(tmp_path, "text")
     (tmp_path / "a.parquet").unlink()
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "state.json").write_text("{}")
-    with pytest.raises(TrainingError, match=r"/a cannot be read"):
+    with pytest.raises(TrainingError, match=r"failed to read .*/a: "):
         read(tmp_path, "text")
 
 
@@ -95,6 +95,6 @@ def test_a_missing_package_is_told_with_what_to_install(
     importing = importlib.import_module
     monkeypatch.setattr(importlib, "import_module", import_all_but_one)
     (tmp_path / "a.parquet").write_text("x")
-    with pytest.raises(TrainingError, match="without the package pyarrow") as told:
+    with pytest.raises(TrainingError, match="needs the package pyarrow") as told:
         read(tmp_path, "text")
     assert told.value.fix == "pip install 'ndctl[data]'"

@@ -21,7 +21,7 @@ from tests.trainer.trainer_launch import LLAMA
 from trainer.loss import TokenLoss
 from trainer.model.build import build_stages, read_model_config
 from trainer.model.decoder import Decoder, StageSlice
-from trainer.model.fresh import allocate
+from trainer.model.init_weights import allocate
 from trainer.model.weights import first_weights
 from trainer.parallel.activation import apply_activation_checkpointing
 from trainer.parallel.context import (
@@ -31,7 +31,7 @@ from trainer.parallel.context import (
     local_positions,
     ring,
 )
-from trainer.parallel.context.kernels import Answer
+from trainer.parallel.context.kernels import AttentionOutput
 
 Found = dict[str, float]
 SCALE = 0.4
@@ -100,7 +100,7 @@ def saved(cp: DeviceMesh, method: Any, tokens: int, recompute: Any = "none") -> 
             kept[storage.data_ptr()] = tensor
         return tensor
 
-    with mock.patch.object(ring, "pass_on", wraps=ring.pass_on) as sends:
+    with mock.patch.object(ring, "send_to_next", wraps=ring.send_to_next) as sends:
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             loss = TokenLoss(tokens, torch.device("cpu"))(decoder(ids_BT), ids_BT)
         loss.backward()
@@ -121,14 +121,14 @@ def _decoder(cp: DeviceMesh, method: Any, tokens: int, recompute: Any) -> Decode
     allocate(decoder, torch.device("cpu"))
     first_weights([decoder], None, 0, resumed=False)
     positions_T = local_positions(tokens, method, cp.size(), cp.get_local_rank())
-    decoder.place(positions_T.unsqueeze(0))
+    decoder.set_positions(positions_T.unsqueeze(0))
     return decoder
 
 
 MEASURES: dict[str, Callable[..., Found]] = {"attention": attention, "saved": saved}
 
 
-def plain_mean(out: torch.Tensor, lse: torch.Tensor, more: Answer) -> None:
+def plain_mean(out: torch.Tensor, lse: torch.Tensor, more: AttentionOutput) -> None:
     out.lerp_(more.out_BHTD, 0.5)
 
 

@@ -98,7 +98,7 @@ def test_tokens_have_to_divide(
 ) -> None:
     sizes = {"num_attention_heads": 12, "num_key_value_heads": 12}
     told = refused({**LLAMA, "hidden_size": 48, **sizes}, method, tokens, **degrees)
-    assert f"takes a multiple of {unit}" in told
+    assert f"needs a multiple of {unit}" in told
     assert f"set data.sequence_length to {max(unit, tokens // unit * unit)}" in told
     values = read_model_config(ModelSpec(config={**LLAMA, "hidden_size": 48, **sizes}))
     check_context_parallel(values, method, Mesh(**degrees), 4 * unit)

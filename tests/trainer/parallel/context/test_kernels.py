@@ -12,7 +12,7 @@ from trainer.parallel.context.kernels import (
     CPU,
     EFFICIENT,
     FLASH,
-    Answer,
+    AttentionOutput,
     Block,
     Kernel,
     kernel_for,
@@ -86,7 +86,7 @@ def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> 
 def test_two_blocks_merged_are_one() -> None:
     q, k, v = (random(2, 12) * 5 for _ in range(3))
 
-    def answer(keys: slice) -> Answer:
+    def answer(keys: slice) -> AttentionOutput:
         return CPU.forward(Block(q, k[:, :, keys], v[:, :, keys], 0.3, causal=False))
 
     first, whole = answer(slice(0, 5)), answer(slice(None))
@@ -97,6 +97,6 @@ def test_two_blocks_merged_are_one() -> None:
 
 def test_a_block_of_no_weight_changes_nothing() -> None:
     out, lse = torch.ones(1, 1, 2, 4), torch.zeros(1, 1, 2)
-    merge_(out, lse, Answer(torch.full_like(out, 7.0), torch.tensor([[[-200.0, -1e30]]])))
+    merge_(out, lse, AttentionOutput(torch.full_like(out, 7.0), torch.tensor([[[-200.0, -1e30]]])))
     assert torch.equal(out, torch.ones(1, 1, 2, 4))
     assert torch.equal(lse, torch.zeros(1, 1, 2))

@@ -1,8 +1,8 @@
-"""`checkpoint.every: auto`: how many steps to make between two saves, as rank 0 reckons it.
+"""`checkpoint.every: auto`: rank 0 computes how many steps to make between two saves.
 
-Steps are in lockstep, so what rank 0 waits is what all wait: the time for which training stood
-still, and what the steps made meanwhile took longer than others. The ranks agree in the totals of a
-step.
+All ranks run in lockstep, so the cost that rank 0 measures is the cost for all: the time training
+was paused, plus the time that steps lost while the save was written in the background. The totals
+of a step distribute the new interval.
 """
 
 import time
@@ -16,7 +16,7 @@ from orchestrator.contract.files.env import RankEnv
 from orchestrator.contract.read_json import read_json
 
 LEAST_CHANGE = 0.1
-"""Of the interval: less is noise."""
+"""Smaller relative changes of the interval are ignored as noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Proposal:
     why: str
 
 
-class Pace:
+class AutoInterval:
     def __init__(self, env: RankEnv) -> None:
         given: SavePace = decode(SavePace, read_json(env.pace))
         self.every = given.every_steps
-        """What an earlier attempt had come to."""
+        """The interval at the end of the previous attempt; None in the first one."""
         self._exposure = given.exposure
         self._hosts = max(1, env.world_size // env.local_world_size)
         self._begun = time.perf_counter()
@@ -39,18 +39,21 @@ class Pace:
         every: int,
         block_s: float,
         write_s: float,
-        meanwhile: Sequence[float],
-        others: Sequence[float],
+        during: Sequence[float],
+        between: Sequence[float],
     ) -> Proposal | None:
-        """Another interval than `every` steps, if a save that cost this much asks for one.
+        """A better interval than `every` steps for the measured cost of a save, if there is one.
 
-        `meanwhile` are the lengths of the steps that were made while it was written, `others` of
-        steps beside no save.
+        Args:
+            block_s: seconds that the save paused training.
+            write_s: seconds until the save was complete.
+            during: seconds of each step that ran while the save was written.
+            between: seconds of steps without a save.
         """
-        step_s = median(others or meanwhile) if others or meanwhile else 0.0
+        step_s = median(between or during) if between or during else 0.0
         if not step_s:
             return None
-        cost_s = block_s + max(0.0, sum(meanwhile) - len(meanwhile) * step_s)
+        cost_s = block_s + max(0.0, sum(during) - len(during) * step_s)
         mtbf_s = self._exposure.mtbf_s(self._hosts, time.perf_counter() - self._begun)
         found = interval_of(cost_s, write_s, mtbf_s)
         steps = max(1, round(found.seconds / step_s))
@@ -58,7 +61,8 @@ class Pace:
             return None
         bound = f", bounded: {found.bound}" if found.bound else ""
         why = (
-            f"a save costs {cost_s:.3g} s, a step takes {step_s:.3g} s, and a failure is expected"
-            f" every {mtbf_s / 3600:.3g} h after {self._exposure.failures} so far{bound}"
+            f"a save costs {cost_s:.3g} s, a step takes {step_s:.3g} s, and one failure per"
+            f" {mtbf_s / 3600:.3g} h is expected (failures so far: {self._exposure.failures})"
+            f"{bound}"
         )
         return Proposal(steps, why)

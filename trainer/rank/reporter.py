@@ -1,4 +1,4 @@
-"""Reports to the agent of this host how the rank is doing; without an agent, sends nothing.
+"""Reports the state of this rank to the agent of its host; without an agent it sends nothing.
 
 A heartbeat is sent without waiting and without retry, so that a slow agent never slows training.
 Rare datagrams (resumed, saved, a drill, an exception) wait up to a second for room, because the
@@ -35,26 +35,24 @@ from orchestrator.contract.spec.drills import Drill
 from trainer.guard import Unstable
 
 MAX_MESSAGE = 4_000
-PATIENCE = struct.pack("ll", 1, 0)
+SEND_TIMEOUT = struct.pack("ll", 1, 0)
 """One second, as the kernel's timeval."""
 
 
 class Reporter:
-    """Speaks for one rank."""
-
     def __init__(self, env: RankEnv) -> None:
         self.env = env
         fd = env.progress_fd
         self._progress_fd = fd if fd is not None and progress.is_shared(fd) else None
         self._step = 0
         self.phase: Phase = "init"
-        """The last that was told."""
+        """The phase of the last heartbeat."""
         self.profiled = False
-        """Its steps are recorded, and slower for it: they have a clock of their own."""
-        self._hasty = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._hasty.setblocking(False)
-        self._patient = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._patient.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, PATIENCE)
+        """Steps are being profiled, which makes them slower, so they have their own time limit."""
+        self._nonblocking = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._nonblocking.setblocking(False)
+        self._blocking = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._blocking.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, SEND_TIMEOUT)
 
     @property
     def step(self) -> int:
@@ -82,50 +80,50 @@ class Reporter:
             rank=self.env.rank,
             step=self.step,
             phase=self.phase,
-            # JSON has no NaN, and the receiver refuses Python's.
+            # JSON has no NaN, and the agent refuses the NaN that Python writes.
             loss=loss if loss is not None and math.isfinite(loss) else None,
             tokens_per_second=tokens_per_second,
             memory_bytes=memory_bytes,
             own_s=own_s,
         )
-        self._send(beat, self._hasty)
+        self._send(beat, self._nonblocking)
 
     def resumed(self, step: int, passed_over: tuple[SkippedCheckpoint, ...]) -> None:
         attempt = self.env.attempt
         self._send(
-            TrainingResumed(attempt=attempt, step=step, passed_over=passed_over), self._patient
+            TrainingResumed(attempt=attempt, step=step, passed_over=passed_over), self._blocking
         )
 
     def saved(self, step: int) -> None:
-        self._send(CheckpointSaved(attempt=self.env.attempt, step=step), self._patient)
+        self._send(CheckpointSaved(attempt=self.env.attempt, step=step), self._blocking)
 
     def save_failed(self, step: int, why: str) -> None:
         why = why[:MAX_MESSAGE]
-        self._send(CheckpointFailed(attempt=self.env.attempt, step=step, why=why), self._patient)
+        self._send(CheckpointFailed(attempt=self.env.attempt, step=step, why=why), self._blocking)
 
     def interval_changed(self, step: int, old: int, new: int, why: str) -> None:
         changed = CheckpointIntervalChanged(
             attempt=self.env.attempt, step=step, old=old, new=new, why=why
         )
-        self._send(changed, self._patient)
+        self._send(changed, self._blocking)
 
     def drill_fired(self, drill: Drill) -> None:
         attempt, rank = self.env.attempt, self.env.rank
         self._send(
             DrillHappened(attempt=attempt, drill=drill.id, rank=rank, step=drill.step),
-            self._patient,
+            self._blocking,
         )
 
     def raised(self, exc: BaseException) -> None:
-        self._send(raised_of(exc, self.env, self.step + 1), self._patient)
+        self._send(raised_of(exc, self.env, self.step + 1), self._blocking)
 
     def close(self) -> None:
-        self._hasty.close()
-        self._patient.close()
+        self._nonblocking.close()
+        self._blocking.close()
 
     def _send(self, datagram: Datagram, sender: socket.socket) -> None:
         if self.env.heartbeat_socket:
-            # Sent by name, not over a connection: an agent that was replaced is found again.
+            # Sent to the socket's path, not over a connection, so that a restarted agent gets it.
             with contextlib.suppress(OSError):
                 sender.sendto(to_bytes(datagram), self.env.heartbeat_socket)
 

@@ -14,7 +14,7 @@ def test_ranks_wait_for_the_first_and_fail_together(tmp_path: Path) -> None:
         texts = write_texts(tmp_path / "texts", f"text of host {rank}")
         (tmp_path / str(rank)).mkdir()
         packed(texts, tmp_path / str(rank) / "x.tokens")
-    worker = "tests.trainer.data.together_worker"
+    worker = "tests.trainer.data.rank0_task_worker"
     (seen,) = work(tmp_path, 2, [{"folder": str(tmp_path)}], worker=worker)
     assert seen[0] == seen[1]
     assert seen[0]["answer"] == "done"
@@ -23,5 +23,5 @@ def test_ranks_wait_for_the_first_and_fail_together(tmp_path: Path) -> None:
     assert seen[0]["refused"] == "no data"
     assert seen[0]["same"] == ""
     other = tmp_path / "1" / "x.tokens"
-    assert seen[0]["other"] == f"{other} is another file on this host than on the first one"
-    assert seen[0]["missing"].startswith("the token file nowhere cannot be opened")
+    assert seen[0]["other"] == f"{other} on this host differs from the file on the first host"
+    assert seen[0]["missing"].startswith("failed to open the token file nowhere")

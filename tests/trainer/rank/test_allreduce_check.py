@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from torch._C._distributed_c10d import HashStore, Store
 
-from trainer.rank.fabric import NAMED, Check, find_missing
+from trainer.rank.allreduce_check import NAMED, Check, find_missing
 from trainer.rank.heartbeat_store import prepare
 
 HOSTS = ("node1", "node2", "node3", "node4")

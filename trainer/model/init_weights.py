@@ -1,6 +1,6 @@
-"""First values of weights that no one has trained yet, and storage for all of them.
+"""Allocates the weights and initialises those that are not loaded.
 
-Each value depends on the seed, the parameter's name and its place in it, never on the mesh.
+Each value depends on the seed, the parameter's name and the position in it, but not on the mesh.
 """
 
 import hashlib
@@ -14,13 +14,12 @@ from trainer.model.decoder import Decoder
 from trainer.model.regions import Region, local_part, local_region, overlap, within
 
 TILE = 256
-"""Side of the squares that matrices are drawn in: small, for a rank draws whole ones where its part
-ends inside."""
+"""Matrices are drawn in squares of this side. It is small because a rank draws whole squares, also
+those that its part only touches."""
 
 
 def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> None:
-    """Give the decoder's shards storage, on the host with `offload`, and fill what is computed
-    rather than learned."""
+    """Allocate this rank's shards (on the host with `offload`) and compute the buffers."""
     decoder.to_empty(device="cpu" if offload else device)
     decoder.tie()
     _fill_buffers(decoder, device)
@@ -28,7 +27,7 @@ def allocate(decoder: Decoder, device: torch.device, offload: bool = False) -> N
 
 @torch.no_grad()
 def draw(name: str, parameter: torch.Tensor, seed: int, config: PretrainedConfig) -> None:
-    """Fill this rank's part of `parameter` with its first values; `name` is the plain one."""
+    """Initialise this rank's part of `parameter`; `name` is its plain name."""
     local = local_part(parameter)
     if name.endswith(".bias"):
         local.zero_()
@@ -46,8 +45,8 @@ def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
             continue
         if name != decoder.family.rotary:
             raise TrainingError(
-                f"{name} has buffers ({', '.join(buffers)}) that this trainer cannot fill",
-                fix="train a model of another type",
+                f"{name} has buffers ({', '.join(buffers)}) that this trainer cannot compute",
+                fix="use a model of another type",
             )
         fresh = dict(type(module)(config=decoder.config).named_buffers())
         for key in buffers:
@@ -55,10 +54,10 @@ def _fill_buffers(decoder: Decoder, device: torch.device) -> None:
 
 
 def draw_part(local: torch.Tensor, region: Region, key: str, spread: float) -> None:
-    """Draw the tiles of the whole that reach into `region`, and keep what lies inside it.
+    """Draw the tiles that overlap `region`, and keep the part inside it.
 
-    A tile has a random stream of its own, so nobody draws what another rank keeps, and how the
-    tensor is cut changes no value.
+    Each tile has its own random stream, so a rank draws only the tiles that it needs, and the
+    values do not depend on the sharding.
     """
     starts = (range(side.start // TILE * TILE, side.stop, TILE) for side in region)
     for corner in itertools.product(*starts):
@@ -72,7 +71,7 @@ def draw_part(local: torch.Tensor, region: Region, key: str, spread: float) -> N
 
 
 def stream_of(key: str) -> torch.Generator:
-    """Random numbers that follow from `key` alone."""
+    """A random generator whose seed is the hash of `key`."""
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
@@ -80,6 +79,6 @@ def stream_of(key: str) -> torch.Generator:
 def _spread(name: str, config: PretrainedConfig) -> float:
     std = float(config.initializer_range)
     if config.model_type == "gpt2" and name.endswith("c_proj.weight"):
-        # Residual layers are scaled down by their number (Radford et al. 2019, section 2.3).
+        # GPT-2 scales the weights of residual layers by 1/√N (Radford et al. 2019, section 2.3).
         return std / (2 * config.num_hidden_layers) ** 0.5
     return std

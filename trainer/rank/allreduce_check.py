@@ -1,6 +1,7 @@
 """The network check of a job: one process per host times an all-reduce and its ring neighbours.
 
-    python -m trainer.rank.fabric --check N --rank R --address A --port P --until T <<< "A B C"
+    python -m trainer.rank.allreduce_check --check N --rank R --address A --port P --until T <<< "A
+    B C"
 
 Its last line of output is a `Checked` as JSON. It is printed before the deadline in any case: if
 the main thread is stuck in a collective, a watchdog thread prints it. Heartbeats in the store
@@ -91,7 +92,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _check(argv: Sequence[str]) -> Check:
-    parser = argparse.ArgumentParser(prog="trainer.rank.fabric")
+    parser = argparse.ArgumentParser(prog="trainer.rank.allreduce_check")
     parser.add_argument("--check", type=int, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--address", required=True)
@@ -171,9 +172,9 @@ def _links(check: Check, device: torch.device) -> tuple[Link, ...]:
     found = []
     for first, second in link_order(count):
         if check.rank in (first, second):
-            leads = check.rank == first
+            sends_first = check.rank == first
             took = sorted(
-                _round_trip(data, leads, first + second - check.rank, device)
+                _round_trip(data, sends_first, first + second - check.rank, device)
                 for _ in range(TIMES + 1)
             )
             peer = check.hosts[first + second - check.rank]
@@ -192,9 +193,9 @@ def link_order(count: int) -> list[tuple[int, int]]:
     return sorted(ring, key=lambda pair: (pair[0] == last, pair[0] % 2))
 
 
-def _round_trip(data: torch.Tensor, leads: bool, peer: int, device: torch.device) -> float:
+def _round_trip(data: torch.Tensor, sends_first: bool, peer: int, device: torch.device) -> float:
     def work() -> None:
-        for sends in (leads, not leads):
+        for sends in (sends_first, not sends_first):
             if sends:
                 dist.send(data, peer)
             else:
@@ -212,14 +213,14 @@ def _watchdog(check: Check) -> None:
 
 
 def _give_up(check: Check, why: str) -> NoReturn:
-    missing, words = find_missing(check)
+    missing, sentence = find_missing(check)
     checked = Checked(
         check=check.number,
         host=check.host,
         state="waited",
         seconds=None,
         waited_for=missing,
-        why=f"{why} while {check.stage}; {words}",
+        why=f"{why} while {check.stage}; {sentence}",
     )
     _report(check, checked)
 

@@ -7,13 +7,13 @@ import pytest
 from orchestrator.contract.checkpoint_interval import Exposure, SavePace
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files.env import RankEnv
-from trainer.checkpoint.pace import Pace
+from trainer.checkpoint.auto_interval import AutoInterval
 
 
-def pace(hosts: int = 2048, **exposure: float) -> Pace:
+def pace(hosts: int = 2048, **exposure: float) -> AutoInterval:
     given = SavePace(exposure=Exposure(**exposure), every_steps=7)  # type: ignore[arg-type]
     text = json.dumps(encode(given))
-    return Pace(RankEnv(world_size=8 * hosts, local_world_size=8, pace=text))
+    return AutoInterval(RankEnv(world_size=8 * hosts, local_world_size=8, pace=text))
 
 
 def test_the_interval_follows_from_what_training_stood_still() -> None:
@@ -22,7 +22,7 @@ def test_the_interval_follows_from_what_training_stood_still() -> None:
     assert proposal is not None
     assert proposal.every == pytest.approx(360 / 5, rel=0.05)
     assert "a save costs 10 s, a step takes 5 s" in proposal.why
-    assert "a failure is expected every 1.8 h after 0 so far" in proposal.why
+    assert "one failure per 1.8 h is expected (failures so far: 0)" in proposal.why
 
 
 def test_steps_that_are_slower_beside_a_save_are_part_of_its_cost() -> None:
@@ -65,4 +65,4 @@ def test_small_changes_are_left_out() -> None:
 
 def test_an_attempt_begins_with_the_interval_of_the_one_before() -> None:
     assert pace().every == 7
-    assert Pace(RankEnv()).every is None
+    assert AutoInterval(RankEnv()).every is None

@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from orchestrator.contract.files.env import RankEnv
 from orchestrator.errors import TrainingError
-from trainer.data import together
-from trainer.data.packing.pack import Progress, Say
-from trainer.data.together import wait_for_first
+from trainer.data import rank0_task
+from trainer.data.packing.pack import OnProgress, Progress
+from trainer.data.rank0_task import run_on_rank0
 from trainer.data.tokens import TokenFile, read_header
 from trainer.rank.ranks import on_all_ranks
 
-PATIENCE_S = 0.1
+POLL_S = 0.1
 
 
 class Beats:
@@ -29,17 +29,17 @@ class Beats:
         self.phases.append(phase)
 
 
-def work_and_pause(beats: Beats, say: Say) -> str:
+def work_and_pause(beats: Beats, say: OnProgress) -> str:
     """Three words of progress, each of which a meeting sees, then a silence, then the answer."""
     for number in range(1, 4):
         say(Progress(number / 3, number))
         while len(beats.phases) < number:
             threading.Event().wait(0.01)
-    threading.Event().wait(5 * PATIENCE_S)
+    threading.Event().wait(5 * POLL_S)
     return "done"
 
 
-def refuse(say: Say) -> str:
+def refuse(say: OnProgress) -> str:
     raise TrainingError("no data", fix="give some")
 
 
@@ -54,14 +54,14 @@ def message_of(act: Any) -> str:
 def run_case(case: dict[str, Any], env: RankEnv) -> list[dict[str, Any]]:
     """What each rank saw."""
     folder = Path(case["folder"])
-    together.PATIENCE_S = PATIENCE_S
+    rank0_task.POLL_S = POLL_S
     beats: Any = Beats()
     here = str(folder / str(env.rank) / "x.tokens")
     first = read_header(str(folder / "0" / "x.tokens"))
     seen = {
-        "answer": wait_for_first(partial(work_and_pause, beats), beats),
+        "answer": run_on_rank0(partial(work_and_pause, beats), beats),
         "beats": beats.phases,
-        "refused": message_of(lambda: wait_for_first(refuse, beats)),
+        "refused": message_of(lambda: run_on_rank0(refuse, beats)),
         "same": message_of(lambda: on_all_ranks(lambda: read_header(here))),
         "other": message_of(lambda: on_all_ranks(lambda: TokenFile(here, first))),
         "missing": message_of(

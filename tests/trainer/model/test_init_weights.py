@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.model.fresh import TILE, draw_part
+from trainer.model.init_weights import TILE, draw_part
 from trainer.model.regions import Region
 
 ROWS, COLUMNS = 2 * TILE + 40, TILE + 90

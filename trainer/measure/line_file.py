@@ -1,0 +1,79 @@
+"""Append-only files. Each line is one write, so readers never see half a line."""
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+from orchestrator.contract.files.fence import GivenUp
+from trainer.rank.fence import Admit, admit_all
+
+LOG = logging.getLogger("trainer")
+
+MAX_WAITING_BYTES = 1 << 20
+"""Bytes kept in memory while the disk is full: about 1,500 steps of metrics."""
+
+
+MAX_LINE_BYTES = 1 << 16
+"""Much longer than any line."""
+
+
+class LineFile:
+    """Appends lines. Before the first one it removes half a line that a crash may have left."""
+
+    def __init__(self, path: Path, admit: Admit = admit_all) -> None:
+        self._admit = admit
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._repaired = False
+        """Half a line at the end was removed. Only an attempt that may write may do this."""
+        self._waiting = b""
+        """Bytes still to be written. They may start inside a line that a full disk cut off."""
+
+    def append(self, line: bytes) -> None:
+        """Write a line, which includes its newline.
+
+        If the disk is full or the fence file is unreadable, the line is kept and written with the
+        next one, so that training continues.
+
+        Raises:
+            GivenUp: a later attempt has started; nothing was written.
+        """
+        if len(self._waiting) < MAX_WAITING_BYTES:
+            self._waiting += line
+        else:
+            LOG.warning("dropped a line of %s: too many lines are waiting", self._path)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._admit()
+            if not self._repaired:
+                self._remove_half_line()
+            while self._waiting:  # a short write has no error; the next one raises the cause
+                self._waiting = self._waiting[os.write(self._fd, self._waiting) :]
+        except GivenUp:
+            raise
+        except OSError as exc:
+            LOG.warning("failed to write a line of %s, will retry: %s", self._path, exc)
+
+    def _remove_half_line(self) -> None:
+        size = os.fstat(self._fd).st_size
+        length = min(size, MAX_LINE_BYTES)
+        end = os.pread(self._fd, length, size - length)
+        if torn := len(end) - end.rfind(b"\n") - 1:
+            os.ftruncate(self._fd, size - torn)
+        self._repaired = True
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as exc:
+            LOG.warning("failed to sync %s, which may lack lines: %s", self._path, exc)
+
+    def close(self) -> None:
+        with contextlib.suppress(GivenUp):
+            self._write()
+        os.close(self._fd)
