@@ -38,7 +38,7 @@ from orchestrator.job.transitions import step
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Entry, Journal, Place, to_line
 from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor, is_journalled
-from orchestrator.leader.snapshot_writer import CALM, EVERY_LINES
+from orchestrator.leader.records.snapshot_writer import CALM, EVERY_LINES
 from orchestrator.system import SystemClock
 from tests.job.supervise_stage import START, exited, host, raised, submitted
 

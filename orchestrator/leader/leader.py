@@ -69,12 +69,12 @@ from orchestrator.leader.backend_calls import BackendCalls, Planners
 from orchestrator.leader.event_queue import JOURNAL_RETRY_S, EventQueue
 from orchestrator.leader.hang_analysis import HangAnalysis, gather_order
 from orchestrator.leader.leader_server import LeaderServer
-from orchestrator.leader.log_retention import LogRetention
 from orchestrator.leader.monitor import Monitor
-from orchestrator.leader.snapshot_writer import SnapshotWriter
+from orchestrator.leader.records.log_retention import LogRetention
+from orchestrator.leader.records.snapshot_writer import SnapshotWriter
+from orchestrator.leader.records.strike_writer import new_strikes
 from orchestrator.leader.spec_acceptance import SpecAcceptance
 from orchestrator.leader.storage import LeaderFiles, LeaderStorage
-from orchestrator.leader.strike_writer import new_strikes
 from orchestrator.posix.retry_io import retry_io_in
 from orchestrator.seams import AllocationBackend, Clock, Worker
 

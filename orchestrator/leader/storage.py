@@ -15,7 +15,7 @@ from orchestrator.failover.run_dir_watch import Loss, RunDirWatch
 from orchestrator.host_strikes import Strike
 from orchestrator.journal import snapshot
 from orchestrator.journal.supervisor import Folded
-from orchestrator.leader.strike_writer import record
+from orchestrator.leader.records.strike_writer import record
 from orchestrator.seams import Clock
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StepReached
-from orchestrator.leader.log_retention import LogRetention, remove_before
+from orchestrator.leader.records.log_retention import LogRetention, remove_before
 from tests.agent.world import until
 from tests.job.supervise_stage import Job
 from tests.leader.leader_world import Led, play

@@ -16,7 +16,7 @@ from orchestrator.job.transitions import fold
 from orchestrator.journal import snapshot
 from orchestrator.journal.journal import Journal, read
 from orchestrator.journal.supervisor import NOTHING, Supervisor
-from orchestrator.leader.snapshot_writer import CALM, SnapshotWriter
+from orchestrator.leader.records.snapshot_writer import CALM, SnapshotWriter
 from orchestrator.system import SystemClock
 from tests.agent.world import until
 from tests.job.supervise_stage import Job

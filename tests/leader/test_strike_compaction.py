@@ -28,8 +28,8 @@ from orchestrator.host_strikes import (
     record,
     to_line,
 )
-from orchestrator.leader import strike_compaction, strike_writer
-from orchestrator.leader.strike_compaction import KEPT_S, needed, shed
+from orchestrator.leader.records import strike_compaction, strike_writer
+from orchestrator.leader.records.strike_compaction import KEPT_S, needed, shed
 
 NOW = 1_800_000_000.0
 DAY = HALF_LIFE_S

@@ -8,7 +8,7 @@ from orchestrator.contract.messages.events import EvidenceGathered
 from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import Strike
 from orchestrator.job.incident import Incident
-from orchestrator.leader.strike_writer import new_strikes, record
+from orchestrator.leader.records.strike_writer import new_strikes, record
 from tests.job.supervise_stage import Job
 
 

@@ -9,7 +9,7 @@ from orchestrator.job.failures.policy import strike_weight
 from orchestrator.job.hosts.straggler_replacement import strike_of
 from orchestrator.job.incident import Incident, evidence_lines
 from orchestrator.job.state import Run
-from orchestrator.leader.strike_compaction import shed
+from orchestrator.leader.records.strike_compaction import shed
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""What a leader keeps on disk beside the journal: snapshots, strikes and old logs."""
