@@ -97,7 +97,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)),
     )
     assert ended.returncode == exit_codes.REFUSED
-    assert f"error: {out} cannot be written: File too large" in ended.stderr
+    assert f"error: failed to write {out}: File too large" in ended.stderr
     assert [*out.parent.iterdir()] == []
 
 

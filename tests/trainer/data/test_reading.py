@@ -64,7 +64,7 @@ def test_a_vocabulary_too_small_for_the_tokenizer_is_refused_at_once(tmp_path: P
     config["data"]["tokenizer"] = save_tokenizer(tmp_path / "tokenizer", words)
     ranks = train(config, 2)
     assert finish(ranks) == [exit_codes.REFUSED, exit_codes.REFUSED]
-    assert "vocab_size is 256, and the tokenizer has 302 tokens" in ranks[0].output
+    assert "vocab_size is 256, but the tokenizer has 302 tokens" in ranks[0].output
     assert "vocab_size" in ranks[1].output, "its own log is what a person is sent to"
     assert not (out / "tokens").exists()
 
