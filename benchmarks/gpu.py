@@ -1,4 +1,4 @@
-"""What GPUs show: tokens/s, MFU, and peak memory against the planner's figure.
+"""What GPUs show: tokens/s, MFU and peak memory, and how they compare with the planner's figures.
 
     python -m benchmarks.gpu [--models 1b 3b] [--steps 20] [--tiny]
 
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ import torch
 from benchmarks.jobs import metrics_of
 from benchmarks.timing import machine
 from orchestrator.contract.codec import decode, encode
+from orchestrator.contract.plan import StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_presets import PRESETS
-from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.hosts import Inventory
+from orchestrator.inventory.local import this_machine
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.reserve import RESERVE
 from orchestrator.plan.planner import plan
@@ -118,7 +120,10 @@ def spec_of(case: Case, sequence_length: int) -> JobSpec:
 def main(chosen: list[Case], steps: int, sequence_length: int) -> int:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"{machine()}, {device}, sequences of {sequence_length} tokens")
-    print("| case | tokens/s | MFU | peak memory | planned | planned / measured |")
+    print(
+        "| case | tokens/s | MFU | planned / measured speed | peak memory"
+        " | planned / measured memory |"
+    )
     print("|---|---|---|---|---|---|")
     done = 0
     for case in chosen:
@@ -131,8 +136,7 @@ def main(chosen: list[Case], steps: int, sequence_length: int) -> int:
 def run(case: Case, steps: int, sequence_length: int) -> str:
     """The row of `case`: the median over the steps after the warm-up, or why it failed."""
     spec = spec_of(case, sequence_length)
-    inventory = Inventory(hosts=(Host(name="host-0", devices=case.gpus),))
-    planned = plan(spec, inventory, MODELS[case.model])
+    planned = plan(spec, inventory_of(case), MODELS[case.model])
     with tempfile.TemporaryDirectory() as folder:
         config = trainer_config(spec, planned, MODELS[case.model], folder)
         path = Path(folder) / "config.json"
@@ -142,7 +146,13 @@ def run(case: Case, steps: int, sequence_length: int) -> str:
     memory = planned.memory
     # torch's figure is the allocator's, which knows nothing of the rest.
     tensors = memory.peak_bytes - sum(memory.items.get(item, 0) for item in RESERVE)
-    return f"{error} | | | |" if error else show(lines, tensors)
+    return f"{error} | | | |" if error else show(lines, tensors, planned.time)
+
+
+def inventory_of(case: Case) -> Inventory:
+    """This machine, with as many of its devices as the case has ranks."""
+    (host,) = this_machine(os.environ).hosts
+    return Inventory(hosts=(replace(host, devices=case.gpus),))
 
 
 def train(config: Path, gpus: int, steps: int) -> str:
@@ -184,14 +194,16 @@ def reason(log: str) -> str:
     return (errors[-1] if errors else "no reason given")[:120].replace("|", "/")
 
 
-def show(lines: list[dict[str, Any]], planned_bytes: int) -> str:
+def show(lines: list[dict[str, Any]], planned_bytes: int, planned: StepTime | None) -> str:
     rate = statistics.median(line["tokens_per_second"] for line in lines)
+    step_s = statistics.median(line["step_s"] for line in lines)
     mfus = [line["mfu"] for line in lines if line["mfu"] is not None]
     mfu = f"{statistics.median(mfus):.1%}" if mfus else "not known"
+    speed = f"{step_s / planned.step_s:.2f}" if planned else "not planned"
     peak = max(line["peak_memory_bytes"] for line in lines)
     return (
-        f"{rate:.0f} | {mfu} | {show_bytes(peak)} | {show_bytes(planned_bytes)}"
-        f" | {planned_bytes / peak:.2f}"
+        f"{rate:.0f} | {mfu} | {speed} | {show_bytes(peak)} | {planned_bytes / peak:.2f} "
+        f"({show_bytes(planned_bytes)})"
     )
 
 

@@ -8,17 +8,24 @@ from pathlib import Path
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.hosts import Host, Inventory
+from orchestrator.inventory.profile import Profile
 from orchestrator.inventory.profiles import load_profile
 
 
-def local_inventory(cluster: ClusterSpec, device_bytes: int | None = None) -> Inventory:
+def local_inventory(
+    cluster: ClusterSpec, device_bytes: int | None = None, gpu: Profile | None = None
+) -> Inventory:
     """The hosts that `cluster` asks for, spares last: `host-0`, `host-1`, ….
 
-    `device_bytes` is the memory for each rank. Leave it None for CPU ranks: they share the
-    machine's memory, and the planner then keeps their micro batches small.
+    Args:
+        device_bytes: memory for each rank. Leave it None for CPU ranks: they share the machine's
+            memory, and the planner then keeps their micro batches small.
+        gpu: the kind of GPU that each rank has, with its memory; None: ranks run on CPUs.
     """
     count = cluster.hosts + cluster.spare_hosts
-    profile = load_profile("cpu")
+    profile = gpu or load_profile("cpu")
+    if gpu is not None:
+        device_bytes = gpu.memory_bytes
     return Inventory(
         hosts=tuple(
             Host(
@@ -30,6 +37,21 @@ def local_inventory(cluster: ClusterSpec, device_bytes: int | None = None) -> In
             for i in range(count)
         )
     )
+
+
+def gpu_of_ranks(
+    cluster: ClusterSpec, environ: Mapping[str, str], driver: Path | None = None
+) -> Profile | None:
+    """The kind of GPU that the local backend gives to the ranks of `cluster`.
+
+    None if there are fewer GPUs than ranks, so that ranks run on CPUs, or if no profile describes
+    the GPUs: the planner then assumes as little as it does for CPUs.
+    """
+    wanted = (cluster.hosts + cluster.spare_hosts) * cluster.gpus_per_host
+    if len(visible_gpus(environ)) < wanted:
+        return None
+    name = _profile_of(driver or DRIVER)
+    return load_profile(name) if name in PROFILE_NAMES else None
 
 
 DRIVER = Path("/proc/driver/nvidia/gpus")

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.file import load_inventory
 from orchestrator.inventory.generate import regular, worn
 from orchestrator.inventory.hosts import Host, Inventory
-from orchestrator.inventory.local import this_machine
+from orchestrator.inventory.local import gpu_of_ranks, local_inventory, this_machine
 from orchestrator.inventory.show import describe_inventory, inventory_json
 from tests.inventory.test_file import BLOCKS, LISTED, LISTED_BLOCKS, SHORT
 
@@ -101,3 +104,21 @@ def test_a_machine_without_gpus_has_its_cpu_cores_as_places() -> None:
     assert found.profile is not None
     assert (found.profile.name, found.device_bytes) == ("cpu", None)
     assert found.devices >= 1
+
+
+def test_ranks_on_gpus_of_this_machine_are_planned_for_these(tmp_path: Path) -> None:
+    """Seen on an H100: they were planned as CPU ranks, in micro batches of one."""
+    cluster = ClusterSpec(hosts=2, gpus_per_host=1)
+    two = driver(tmp_path, *["NVIDIA H100 80GB HBM3"] * 2)
+    gpu = gpu_of_ranks(cluster, {"CUDA_VISIBLE_DEVICES": "0,1"}, two)
+    assert gpu is not None
+    hosts = local_inventory(cluster, gpu=gpu).hosts
+    assert [host.profile for host in hosts] == [gpu, gpu]
+    assert [host.device_bytes for host in hosts] == [gpu.memory_bytes] * 2
+
+
+@pytest.mark.parametrize("visible", ["", "0"])
+def test_ranks_beyond_the_gpus_of_this_machine_run_on_cpus(tmp_path: Path, visible: str) -> None:
+    cluster = ClusterSpec(hosts=1, spare_hosts=1, gpus_per_host=1)
+    one = driver(tmp_path, "NVIDIA H100 80GB HBM3")
+    assert gpu_of_ranks(cluster, {"CUDA_VISIBLE_DEVICES": visible}, one) is None

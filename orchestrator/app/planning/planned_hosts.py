@@ -105,7 +105,7 @@ def planned_as_given(
 def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | None) -> "Inventory":
     """The hosts for a plan that is only shown."""
     from orchestrator.inventory.described import described_hosts
-    from orchestrator.inventory.local import local_inventory
+    from orchestrator.inventory.local import gpu_of_ranks, local_inventory
 
     backend = spec.cluster.backend
     if inventory is not None:
@@ -118,7 +118,7 @@ def inventory_for(spec: JobSpec, environ: Mapping[str, str], inventory: Path | N
         return _slurm_hosts(spec.cluster, environ).inventory
     if backend == "kubernetes":
         return _kubernetes_hosts(spec.cluster, environ).inventory
-    return local_inventory(spec.cluster)
+    return local_inventory(spec.cluster, gpu=gpu_of_ranks(spec.cluster, environ))
 
 
 def mistakes(
