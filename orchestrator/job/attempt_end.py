@@ -314,7 +314,7 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     Args:
         verdict: what `findings` amount to, if the caller has found that out.
     """
-    verdict = verdict or first_cause(run, findings)
+    verdict = oom_replan.with_holders(run, verdict or first_cause(run, findings))
     if findings.lost and (taken := taken_by_scheduler(findings, verdict)):
         # The scheduler took the host: nobody is at fault, so there is no incident.
         leaving = Leaving(cause="drained", words=taken, requeue=False)

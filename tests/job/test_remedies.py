@@ -91,6 +91,35 @@ def test_a_job_that_stops_says_the_cheapest_ways_out() -> None:
     assert f"way out: {ways[0]}" in incident.evidence.notes
 
 
+TAKEN = (
+    "CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has a total capacity of 139.80 GiB of"
+    " which 3.14 GiB is free. Process 470 has 90.60 GiB memory in use. Including non-PyTorch"
+    " memory, this process has 46.05 GiB memory in use. Of the allocated memory 45.14 GiB is"
+    " allocated by PyTorch, and 172.30 MiB is reserved by PyTorch but unallocated."
+)
+"""What torch raised on an H200 where another process held memory."""
+
+
+@pytest.mark.parametrize("on_oom", ["stop", "replan"])
+def test_no_smaller_plan_is_proposed_where_another_process_holds_the_device(on_oom: str) -> None:
+    job = Job(plan=believed(67), on_oom=on_oom).running()
+    job.raises(1, TAKEN, kind="OutOfMemoryError", at_step=1)
+    (end,) = job.stops()
+    assert isinstance(end, EndJob)
+    assert end.state == "FAILED"
+    assert "process 470 90.6 GiB; the plan needs 67 GiB" in end.reason
+    assert "`nvidia-smi` on host-0" in end.reason
+    (incident,) = job.run.history.incidents
+    assert not any("smaller micro batch" in note for note in incident.evidence.notes)
+
+
+def test_a_plan_that_does_not_fit_the_empty_device_is_at_fault_itself() -> None:
+    job = Job(plan=believed(140)).running()
+    job.raises(1, TAKEN, kind="OutOfMemoryError", at_step=1)
+    (order,) = job.stops()
+    assert isinstance(order, Replan)
+
+
 def test_with_replan_it_goes_on_with_a_plan_that_takes_less() -> None:
     job = replanning()
     order = asked(short(job))

@@ -8,11 +8,13 @@ import re
 from dataclasses import replace
 
 from orchestrator.contract.messages.actions import Replan
+from orchestrator.diagnosis.cause.exits import class_notes
 from orchestrator.diagnosis.cause.verdict import Verdict
 from orchestrator.job.failures.policy import ON_PROCESSORS
 from orchestrator.job.incident import PREFLIGHT
 from orchestrator.job.plans import Shortage
 from orchestrator.job.state import Run, with_deadline
+from orchestrator.plan.figures import show_bytes
 
 DEVICE = "cuda-out-of-memory"
 HOST = "host-out-of-memory"
@@ -23,13 +25,50 @@ MOST_REFITS = 3
 ANSWER_S = 120.0
 """Seconds for the planner to answer."""
 CAPACITY = re.compile(r"total capacity of ([\d.]+) (GiB|MiB)")
+HELD = re.compile(r"Process (\d+) has ([\d.]+) (GiB|MiB) memory in use")
+"""Other processes on the device, in torch's message. They can be ranks of this job that were given
+the same device."""
 UNITS = {"GiB": 1 << 30, "MiB": 1 << 20}
 
 
 def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
     """A plan that needs less device memory can help."""
     name = verdict.failure.name if verdict.failure else ""
-    return name == DEVICE or (name == HOST and run.plan.profile == ON_PROCESSORS)
+    if name == DEVICE:
+        return not _held_by_others(run, verdict)
+    return name == HOST and run.plan.profile == ON_PROCESSORS
+
+
+def with_holders(run: Run, verdict: Verdict) -> Verdict:
+    """The verdict with other advice, if the plan fits the device and other processes hold so much
+    of it that it does not: a smaller plan would be the wrong answer."""
+    failure = verdict.failure
+    if failure is None or failure.name != DEVICE or not (held := _held_by_others(run, verdict)):
+        return verdict
+    host = verdict.culprit.host
+    advice = (
+        f"other processes hold memory of the device that the plan counted as free ({held}; the"
+        f" plan needs {show_bytes(run.plan.memory.peak_bytes)}): `nvidia-smi` on {host} shows whose"
+        " they are. End what an earlier job left, or give each rank a device of its own"
+    )
+    failure = replace(failure, advice=advice)
+    notes = tuple(n for n in verdict.evidence.notes if not n.startswith(f"class {DEVICE} "))
+    evidence = replace(verdict.evidence, notes=(*notes, *class_notes(failure)))
+    return replace(verdict, failure=failure, evidence=evidence)
+
+
+def _held_by_others(run: Run, verdict: Verdict) -> str:
+    """Which processes hold how much; empty if the plan alone would not have fitted either."""
+    capacity = told(verdict)
+    peak = run.plan.memory.peak_bytes
+    found = {
+        pid: float(size) * UNITS[unit]
+        for text in _texts(verdict)
+        for pid, size, unit in HELD.findall(text)
+    }
+    if capacity is None or not peak <= capacity < peak + sum(found.values()):
+        return ""
+    return ", ".join(f"process {pid} {show_bytes(int(size))}" for pid, size in found.items())
 
 
 def no_help(verdict: Verdict) -> str:
@@ -58,9 +97,12 @@ def shortage_of(run: Run, verdict: Verdict, words: str, *, adopt: bool) -> Short
 
 def told(verdict: Verdict) -> int | None:
     """The device's memory in torch's message."""
-    texts = (verdict.cause, *verdict.evidence.log_tail, verdict.evidence.traceback)
-    found = next((match for text in texts if (match := CAPACITY.search(text))), None)
+    found = next((match for text in _texts(verdict) if (match := CAPACITY.search(text))), None)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
+
+
+def _texts(verdict: Verdict) -> tuple[str, ...]:
+    return (verdict.cause, *verdict.evidence.log_tail, verdict.evidence.traceback)
 
 
 def look(run: Run, at: float, short: Shortage) -> tuple[Run, tuple[Replan, ...]]:
