@@ -31,6 +31,26 @@ def network(case: EvidenceIndex) -> Diagnosis | None:
     )
 
 
+def all_stopped(case: EvidenceIndex) -> Diagnosis | None:
+    """No process of the job runs, for one reason: something outside stopped all, so none is the
+    culprit. The only rank of a job is such a rank, too."""
+    states = set(case.odd_states.values())
+    if len(states) != 1 or set(case.odd_states) != case.ranks:
+        return None
+    state = states.pop()
+    return Diagnosis(
+        kind="stopped",
+        scope=None,
+        ranks=(),
+        hosts=(),
+        confidence=0.9,
+        cause=f"{'the only rank' if len(case.ranks) == 1 else 'every rank'} is {state}",
+        evidence=(f"the processes of {ranks_words(sorted(case.ranks))} are {state}",),
+        advice="find out what stopped the processes: a person, a debugger, the scheduler (suspend),"
+        " or storage that all ranks wait for",
+    )
+
+
 def together(case: EvidenceIndex) -> Diagnosis | None:
     known = {python_stacks.place(stack) for stack in case.stacks.values()}
     if case.stuck or len(known) != 1 or len(case.stacks) < 2:

@@ -249,6 +249,26 @@ def test_ranks_all_in_one_place_have_no_culprit() -> None:
     assert "read (job/data.py:3)" in verdict.cause
 
 
+@pytest.mark.parametrize(
+    ("ranks", "who"), [(1, "the only rank is stopped"), (4, "every rank is stopped")]
+)
+def test_where_no_process_runs_the_state_is_the_cause_and_nobody_the_culprit(
+    ranks: int, who: str
+) -> None:
+    """Seen on an H200: of a job with one rank that was stopped, nothing was known."""
+    facts = {
+        n: RankFacts(rank=n, host=f"h{n}", asked=True, process_state="T") for n in range(ranks)
+    }
+    verdict = analyse(HangEvidence(facts=facts, world=ranks))
+    assert (verdict.kind, verdict.ranks, verdict.hosts) == ("stopped", (), ())
+    assert who in verdict.cause
+
+
+def test_ranks_that_gave_no_facts_may_run() -> None:
+    facts = {0: RankFacts(rank=0, host="h0", asked=True, process_state="T")}
+    assert analyse(HangEvidence(facts=facts, world=2)).kind != "stopped"
+
+
 def test_a_rank_on_another_path_is_named_before_ranks_without_a_dump() -> None:
     found = standstill(2, mesh=(1, 2, 4, 1, 1), fault="skip", known_mesh=True)
     assert found.culprit is not None
