@@ -18,7 +18,7 @@ from orchestrator.posix.locks import is_free, is_held_alone, share, try_lock
 from orchestrator.posix.private_folder import SOCKET, private_folder
 from orchestrator.seams import Clock, Shell
 
-NEEDED = {"torch": (2, 11), "transformers": (5, 0), "aiohttp": (3, 10)}
+NEEDED = {"torch": (2, 13), "transformers": (5, 0), "aiohttp": (3, 10)}
 """Minimum versions from pyproject.toml of packages that only a running job imports."""
 RANK_BYTES = 600 << 20
 """Memory of a rank process on CPU without a model: interpreter, torch and transformers."""

@@ -195,3 +195,10 @@ def test_an_unreadable_kernel_log_is_only_a_note(tmp_path: Path) -> None:
     answers = healthy() | {"dmesg": Completed(1, "", "Operation not permitted")}
     found = Host(a_root(tmp_path, 8), answers).look(8)
     assert (found[-1].what, found[-1].verdict) == ("xid", "note")
+
+
+def test_what_an_h200_answers() -> None:
+    """nvidia-smi of driver 580.159."""
+    (gpu,) = parse_gpus("00000000:00:06.0, NVIDIA H200, 0, [N/A]\n")
+    assert gpu == Gpu(bus_id="0000:00:06", name="NVIDIA H200", uncorrected=0, pages_pending=False)
+    assert parse_remapped("00000000:00:06.0, No, No\n") == {}

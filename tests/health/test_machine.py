@@ -1,10 +1,12 @@
 import errno
 import fcntl
 import os
+import re
 import resource
 import shutil
 import socket
 import sys
+import tomllib
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -14,12 +16,14 @@ import pytest
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.plan import Plan
-from orchestrator.health.machine import EARLIEST, describe_findings, examine
+from orchestrator.health.machine import EARLIEST, NEEDED, describe_findings, examine
 from orchestrator.posix.fd_limit import files_needed
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, a_plan
 from tests.nfs_locks.byte_ranges import flock
+
+ROOT = Path(__file__).parents[2]
 
 
 class FakeShell:
@@ -294,3 +298,11 @@ def test_the_clock_goes_forward() -> None:
     clock.sleep(0.001)
     assert clock.monotonic() > before
     assert now > EARLIEST
+
+
+def test_doctor_asks_for_the_versions_that_the_package_needs() -> None:
+    """Seen: doctor was content with torch 2.11, under which no rank starts."""
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    found = re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(given), re.MULTILINE)
+    least = {name: tuple(map(int, version.split("."))) for name, version in found}
+    assert {name: least[name] for name in NEEDED} == NEEDED

@@ -25,9 +25,10 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 FAILED, NOT_FOUND = 1, 127
 """Exit codes: for an uncaught exception, and for a command that does not exist."""
 
-DRIVERS = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
+DRIVERS = ("/dev/nvidia-uvm", "/dev/kfd", "/dev/dxg")
 """A process has one of these open once it has initialised a GPU driver. A fork of such a process
-cannot use the driver."""
+cannot use the driver. /dev/nvidiactl is not among them: a library that counts GPUs by NVML opens
+it, and forks of its process can still use CUDA."""
 
 
 def die_with_parent(parent: int) -> None:
@@ -78,7 +79,7 @@ def become(
         _handle_no_signal(environ)
         words = command[1 + len(FLAGS) :]
         is_ours = [*command[: -len(words)]] == [sys.executable, *FLAGS]
-        if afresh or not is_ours or _has_a_driver():
+        if afresh or not is_ours or open_driver():
             _exec(command)
         _let_go()
         setproctitle.setproctitle(title)
@@ -125,12 +126,13 @@ def _handle_no_signal(environ: Mapping[str, str]) -> None:
             signal.signal(number, default)
 
 
-def _has_a_driver() -> bool:
-    """Whether a GPU driver was initialised in this process or in the one it was forked from."""
+def open_driver() -> str:
+    """What shows that a GPU driver was initialised in this process or in the one it was forked
+    from; empty if none was."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda._is_in_bad_fork():  # torch has no public function for it
-        return True
-    return any(name in DRIVERS for _, name in _open_files())
+        return "torch.cuda"
+    return next((name for _, name in _open_files() if name in DRIVERS), "")
 
 
 def _let_go() -> None:

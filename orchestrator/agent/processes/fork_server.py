@@ -28,6 +28,7 @@ from orchestrator.agent.processes.exec_in_fork import (
     become,
     die_with_parent,
     find_name,
+    open_driver,
 )
 from orchestrator.contract.codec import decode, encode_tagged
 from orchestrator.contract.files.env import TORCHRUN_PID
@@ -111,6 +112,7 @@ class Imports:
 
     def __init__(self, modules: Sequence[str]) -> None:
         self.waiting = list(modules)
+        self.told = False
         self.failed = False
         """If so, programs are started by exec instead. In a fork, the half-imported library would
         hide the real error."""
@@ -125,6 +127,14 @@ class Imports:
     def rest(self) -> None:
         while self.waiting:
             self.next()
+        if not self.told and (driver := open_driver()):
+            self.told = True
+            # To the agent's log. Some packages beside torch look for GPUs when they are imported.
+            sys.stderr.write(
+                f"a package initialised a GPU driver ({driver}), so ranks cannot be forked"
+                " from the process that imported it: each attempt imports all modules again\n"
+            )
+            sys.stderr.flush()
 
 
 def _order(orders: TextIO, imports: Imports) -> str:

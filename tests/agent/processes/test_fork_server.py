@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.evidence.rank_evidence import last_lines, process_state
+from orchestrator.agent.processes import exec_in_fork
 from orchestrator.agent.processes.fork_server import Ended, LaunchAnswer, LaunchOrder, Run, Try
 from orchestrator.agent.processes.torchrun import render
 from orchestrator.agent.rank_socket import free_port
@@ -161,7 +162,7 @@ def test_a_module_runs_in_the_process_that_has_imported_what_it_needs(
 
 
 def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    host: Host, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The driver would refuse to work in a forked process."""
     device = host.folder / "uvm"
@@ -175,8 +176,17 @@ def test_where_an_import_has_begun_a_gpus_driver_the_program_begins_afresh(
     monkeypatch.setenv("PYTHONPATH", f"{host.folder}:{os.environ.get('PYTHONPATH', '')}")
     asked = run(host, *command(sys.executable, "program"))
     assert order(host, asked, modules=("cmath",)) == [ended(0)]
-    assert order(host, asked, modules=("cmath", "touching")) == [ended(0)]
-    assert said(host) == "True\nFalse\n"
+    capfd.readouterr()
+    assert order(host, asked, asked, modules=("cmath", "touching")) == [ended(0)] * 2
+    assert said(host) == "True\nFalse\nFalse\n"
+    told = capfd.readouterr().err
+    assert told.count(f"a package initialised a GPU driver ({device})") == 1
+
+
+def test_a_library_that_counts_gpus_by_nvml_leaves_forks_able_to_use_cuda() -> None:
+    """Seen on an H200: each restart imported for 11 s, because /dev/nvidiactl was open."""
+    assert "/dev/nvidiactl" not in exec_in_fork.DRIVERS
+    assert "/dev/nvidia-uvm" in exec_in_fork.DRIVERS
 
 
 def test_what_an_import_prints_is_no_answer(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:

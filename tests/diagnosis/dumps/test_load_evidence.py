@@ -370,3 +370,15 @@ def test_an_unreadable_one_is_reported(tmp_path: Path) -> None:
     scene, found = diagnose_folder(ended_in(tmp_path, {0: USUAL, 2: 2 * USUAL, 3: USUAL}))
     assert found.ranks == (2,)
     assert list(scene.unreadable) == ["last-flight-1"]
+
+
+def test_a_dump_of_nccl_itself_is_read() -> None:
+    """Two groups of one rank on an H200: NCCL 2.28.9, torch 2.11; all operations have completed."""
+    dump = read_folder(FLIGHT.parent / "nccl").dumps[0]
+    groups = {group.desc: seat for group, seat in dump.seats.items()}
+    assert {desc: (seat.behind, seat.pending) for desc, seat in groups.items()} == {
+        "default_pg": (6, ()),
+        "fsdp": (10, ()),
+    }
+    kinds = {call.op.kind for seat in groups.values() for call in seat.calls}
+    assert kinds >= {"all_reduce", "broadcast", "_reduce_scatter_base", "coalesced"}

@@ -86,3 +86,26 @@ def test_no_other_rule_matches_the_xid_numbers() -> None:
     for xid in catalog():
         named = [rule.name for rule in rules if fit(rule, FailureSigns(lines=(line(xid.code),)))]
         assert [name for name in named if name != "unknown"] == ["gpu-lost"] * (xid.code == 79)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (
+            "[  360.406580] NVRM: Xid (PCI:0000:00:06): 43, pid=1119, name=python3, channel"
+            " 0x0000000a",
+            "xid-43-reset-channel",
+        ),
+        (
+            "[  365.926895] NVRM: Xid (PCI:0000:00:06): 31, pid=1141, name=python3, channel"
+            " 0x0000000a, intr 00000000. MMU Fault: ENGINE GRAPHICS GPC0 GPCCLIENT_T1_8 faulted @"
+            " 0x8314_dfe00000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
+            "xid-31-mmu-fault",
+        ),
+    ],
+    ids=["device-side assert", "illegal address"],
+)
+def test_an_error_of_a_program_on_an_h200_excludes_no_host(line: str, name: str) -> None:
+    """The kernel log of an H200 (driver 580.159) after these two errors of a program."""
+    found = classify_log("", kernel=line)
+    assert (found.class_, found.action, found.excludes_host) == (name, "restart", False)
