@@ -81,7 +81,7 @@ class NoCluster:
 def cluster(monkeypatch: pytest.MonkeyPatch) -> NoCluster:
     """In the place of every backend."""
     cluster = NoCluster()
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: cluster)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: cluster)
     return cluster
 
 

@@ -25,21 +25,29 @@ def submitter_named(
     if name == HERE:
         # `ndctl submit --here` starts this job itself; no scheduler can start it.
         raise _unknown(name)
-    return _named(name, environ, clock, shell)
+    return implementation_named(name, environ, clock, shell)
 
 
 def scheduler_named(
     name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
 ) -> "Scheduler":
     """Raises BackendError for an unknown name."""
-    return _here(environ, clock, shell) if name == HERE else _named(name, environ, clock, shell)
+    return (
+        _here(environ, clock, shell)
+        if name == HERE
+        else implementation_named(name, environ, clock, shell)
+    )
 
 
 def backend_named(
     name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
 ) -> "AllocationBackend":
     """For agents and leaders. Raises BackendError for an unknown name."""
-    return _here(environ, clock, shell) if name == HERE else _named(name, environ, clock, shell)
+    return (
+        _here(environ, clock, shell)
+        if name == HERE
+        else implementation_named(name, environ, clock, shell)
+    )
 
 
 # Each backend is imported when it is used: an agent must not pay for the other backends.
@@ -51,9 +59,10 @@ def _here(environ: Mapping[str, str], clock: "Clock", shell: "Shell") -> "HereBa
     return HereBackend(environ, clock, shell)
 
 
-def _named(
+def implementation_named(
     name: str, environ: Mapping[str, str], clock: "Clock", shell: "Shell"
 ) -> "LocalBackend | SlurmBackend | KubernetesBackend":
+    """Raises BackendError for a name that no spec can have."""
     if name == "local":
         from orchestrator.backends.local import LocalBackend
 

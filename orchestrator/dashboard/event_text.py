@@ -52,6 +52,7 @@ from orchestrator.contract.messages.events import (
     TrainingResumed,
 )
 from orchestrator.dashboard import format
+from orchestrator.diagnosis.cause.exits import signal_name
 from orchestrator.job.hosts.straggler_replacement import why_slow
 from orchestrator.journal.journal import Entry
 
@@ -286,9 +287,9 @@ def _exited(event: RankExited) -> str:
         how = f"raised {format.shorten(f'{event.error.error}: {event.error.message}')}"
     elif event.above is not None and event.signal is not None:
         # The rank died because the process above it (torchrun, agent) died.
-        how = f"was killed by {format.signal_name(event.signal)} together with its {event.above}"
+        how = f"was killed by {signal_name(event.signal)} together with its {event.above}"
     elif event.signal is not None:
-        how = f"was killed by {format.signal_name(event.signal)}"
+        how = f"was killed by {signal_name(event.signal)}"
     elif event.exit_code is not None:
         how = f"exited with code {event.exit_code}"
     else:

@@ -1,6 +1,5 @@
 """Formats numbers, times and names, the same way for every view."""
 
-import signal as signals
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 
@@ -98,13 +97,6 @@ def rate(tokens_per_second: float | None) -> str:
 def size(num_bytes: int) -> str:
     mib = num_bytes / 2**20
     return f"{mib:,.1f} MiB" if mib < 1024 else f"{mib / 1024:,.1f} GiB"
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signals.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def coordinates(coords: Mapping[str, int], degrees: Mapping[str, int]) -> str:

@@ -96,7 +96,7 @@ def test_each_excluded_host_has_the_command_that_allows_it(
 ) -> None:
     """To forget the strikes alone does not change what Slurm was asked for."""
     run = a_run(tmp_path, exclude={"node3": "it said nothing for 10 s"})
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: TB)
     hosts_to_exclude(tmp_path)
     update = "scontrol update JobId=12 ExcNodeList="
     seen = LaunchStatus(
@@ -125,7 +125,7 @@ def said_of(run: Run, host: str) -> str:
 def test_the_incident_that_excluded_a_host_is_named(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: TB)
     job = Job().granted().running()
     job.loses("host-1")
     job.stops("host-0")
@@ -138,7 +138,7 @@ def test_the_incident_that_excluded_a_host_is_named(
 def test_a_leader_that_could_not_write_is_reported_with_its_host(
     cluster: NoCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: TB)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: TB)
     run = Job().granted().running().run
     assert "its leader was lost, and the agents requested" in said_of(run, "host-0")
     assert "no longer a reason to exclude it" in said_of(run, "host-1")

@@ -313,7 +313,7 @@ def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
     tmp_path: Path, cluster: NoCluster, monkeypatch: pytest.MonkeyPatch, led: bool
 ) -> None:
     run_dir = submit(tmp_path).run_dir
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: Deaf())
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: Deaf())
     if led:
         lead(tmp_path, CancelRequested(at=1.0, by="me"))
     with pytest.raises(Unanswered) as failed:
@@ -329,7 +329,7 @@ def test_the_end_of_a_job_is_written_down_though_its_scheduler_does_not_answer(
 
     with pytest.raises(Unanswered, match="may still have Slurm job 12"):
         cancel_job.cancel(run_dir, {}, TurnedClock())
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: cluster)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: cluster)
     cluster.held = "Slurm job 12 is PENDING"
     said = cancel_job.cancel(run_dir, {}, TurnedClock())
     assert said == (

@@ -43,10 +43,6 @@ def test_numbers_that_are_not_known_are_a_dash() -> None:
     assert (format.loss(None), format.rate(None)) == ("-", "-")
 
 
-def test_a_signal_without_a_name_keeps_its_number() -> None:
-    assert (format.signal_name(9), format.signal_name(200)) == ("SIGKILL", "signal 200")
-
-
 def test_many_ranks_are_cut_short() -> None:
     assert format.rank_list((3,)) == "rank 3"
     assert format.rank_list(tuple(range(10)), 2) == "ranks 0, 1 and 8 more"

@@ -33,7 +33,7 @@ class Refuses(NoCluster):
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> Refuses:
     found = Refuses()
-    monkeypatch.setattr("orchestrator.backends.by_name._named", lambda *_: found)
+    monkeypatch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: found)
     return found
 
 
@@ -51,7 +51,7 @@ def submit(root: Path, expected: type[NdctlError] = Refused, **how: bool) -> Non
 
 def ended_job(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("orchestrator.backends.by_name._named", lambda *_: NoCluster())
+        patch.setattr("orchestrator.backends.by_name.implementation_named", lambda *_: NoCluster())
         submit_job.submit(submission(root), {}, TurnedClock())
     lead(root, CancelRequested(at=1.0, by="me"))
 
