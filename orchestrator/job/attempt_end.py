@@ -65,6 +65,7 @@ MOST_EXITS = 64
 def rank_exited(run: Run, event: RankExited) -> Result:
     leaving, cancelled = run.interruption.leaving, run.interruption.cancelled_by is not None
     if leaving is not None:
+        # The scheduler takes the hosts, or the job gives them back: ranks are meant to exit.
         if not _fails_on_its_way_out(run, event):
             return run, ()
         # This exit is a failure even though its agent was stopping the rank. From now on the ranks
@@ -78,12 +79,16 @@ def rank_exited(run: Run, event: RankExited) -> Result:
     if any(exited.rank == event.rank for exited in found.exits):
         return run, ()  # the agent repeats its reports after a reconnection
     by_watchdog = not cancelled and _ended_by_watchdog(run, event)
+    # After a cancellation ranks exit as they were told to. Any other exit is a failure, and a
+    # cancelled job must still show it.
     if not (cancelled and (event.stopped or _was_told_to_leave(event))):
         kept = _keep(found.exits, event)
         if kept is not found.exits:  # at 16,384 ranks nearly all of those that stop change nothing
             run = with_findings(run, replace(found, exits=kept))
+    # The order to stop was given before, or the evidence of a hang is still being collected.
     if isinstance(run.stage, Stopping) or _still_diagnosing(run, event):
         return run, ()
+    # Do not stop the peers yet: while they wait, their stacks and dumps show for which rank.
     if by_watchdog:
         assert run.interruption.findings is not None
         reason = f"a collective of rank {event.rank} on {event.host} did not return in time"
@@ -167,6 +172,8 @@ def gather_evidence(run: Run, at: float, reason: str, findings: Findings) -> Res
 def host_stopped(run: Run, event: HostStopped) -> Result:
     """The host has no rank left: of the present attempt, or of an earlier one."""
     run = counts_again(run, event)
+    # An agent that came back reports on ranks of an earlier attempt, or of a host that this attempt
+    # does not use. The host can be used again, and the attempt is not affected.
     if event.attempt != run.attempt.number or event.host not in run.attempt.placement:
         return run, ()
     interruption = run.interruption
@@ -182,6 +189,7 @@ def host_stopped(run: Run, event: HostStopped) -> Result:
         attempt=replace(run.attempt, done={**run.attempt.done, event.host: event.finished}),
         interruption=replace(interruption, findings=found),
     )
+    # A host that finished alone ends nothing: its peers are still writing the last checkpoint.
     if isinstance(run.stage, Stopping) or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
     return run, ()
@@ -211,6 +219,8 @@ def give_up_stuck_hosts(run: Run, at: float) -> Result:
         attempt=replace(run.attempt, done={**run.attempt.done, **dict.fromkeys(stuck, False)}),
     )
     leaving = run.interruption.leaving
+    # Nobody outside took these hosts, so ranks that cannot be ended are a failure with a culprit.
+    # Otherwise the scheduler is about to take the hosts, and that ends the ranks as well.
     if leaving is None or leaving.by_choice:
         found = replace(found, stuck=lost)
         interruption = replace(run.interruption, leaving=None, findings=found)
@@ -229,6 +239,7 @@ def asked_again(run: Run, hosts: list[str], reason: str) -> tuple[ReplaceAgent, 
     if run.interruption.leaving is None or run.interruption.leaving.requeue:
         return ()
     known, exclude = run.hosts.by_name, run.hosts.exclude
+    # A host that failed a check would fail it again.
     fit = [name for name in hosts if not known[name].unfit and name not in exclude]
     return tuple(ReplaceAgent(host=name, reason=reason) for name in fit)
 
@@ -281,6 +292,8 @@ def conclude(run: Run, at: float) -> Result:
         assert interruption.leaving is not None
         return _leave(run, interruption.leaving, at)
     asked = found.judged or found.judge_by is not None or found.asked_after
+    # The exits alone do not show which rank called the wrong collective, and asking takes seconds.
+    # It is done once: an answer that is missing must not delay the restart again.
     if not asked and has_mismatch(found):
         return _ask_for_mismatch(run, found, at)
     if found.judged is None and found.judge_by is not None and at < found.judge_by:
@@ -314,7 +327,9 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     Args:
         verdict: what `findings` amount to, if the caller has found that out.
     """
-    verdict = oom_replan.with_holders(run, verdict or first_cause(run, findings))
+    verdict = verdict or first_cause(run, findings)
+    if verdict.failure is not None and verdict.failure.name == oom_replan.DEVICE:
+        verdict = oom_replan.with_holders(run, verdict, verdict.failure)
     if findings.lost and (taken := taken_by_scheduler(findings, verdict)):
         # The scheduler took the host: nobody is at fault, so there is no incident.
         leaving = Leaving(cause="drained", words=taken, requeue=False)
@@ -322,9 +337,11 @@ def recover(run: Run, findings: Findings, at: float, verdict: Verdict | None = N
     decision = decide(run, verdict)
     if decision.action == "replan" and not oom_replan.is_of_the_plan(run, verdict):
         decision = replace(decision, action="stop", reason=oom_replan.no_help(verdict))
+    # It can turn into a stop: there may be no checkpoint that is old enough.
     if decision.action == "rollback":
         run, decision = rollback.perform(run, findings.exits, decision)
     incident = decided(run, incident_of(run, findings, verdict, decision.reason), decision)
+    # The rule replaces the culprit's host, so the next attempt must not start on it.
     if decision.without is not None:
         why = f"{verdict.cause} (rule {decision.rule})"
         run = replaced(run, decision.without, why, at)
@@ -347,6 +364,7 @@ def _restart(
     if decision.action == "replan":
         short = oom_replan.shortage_of(run, verdict, decision.words, adopt=True)
         run, orders = oom_replan.look(run, at, short)
+        # A requeue gives the hosts back, so the answer of the planner comes with the next leader.
         if leaving is None or not leaving.requeue:
             return with_leaving(run, None), orders
     if leaving is not None:

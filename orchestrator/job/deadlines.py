@@ -10,6 +10,7 @@ from orchestrator.job.state import Run, is_overdue
 
 
 def waiting(run: Run, event: Tick) -> Result:
+    # A new leader: the hosts that register first are not the best ones to choose.
     if run.interruption.findings is None and event.at < run.hosts.settle_until:
         return run, ()
     return _after_outage(run, event.at)

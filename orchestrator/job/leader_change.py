@@ -211,11 +211,14 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
     if run.interruption.cancelled_by is not None:
         by = f"cancelled by {run.interruption.cancelled_by}"
         return end(with_incident_before_cancel(run), event.at, "CANCELLED", by)
+    # Its host cannot ask the scheduler what was granted, so it cannot lead, and no retry helps.
     if event.unable:
         return end(run, event.at, "FAILED", event.unable)
+    # After a takeover the hosts are the same ones, so their agents are expected to come back.
     same = takes_over(run, event.allocation)
     findings = _left_behind(run, event.at, event.reached, event.former, event.allocation)
     run = _as_far_as(run, event.reached)
+    # Each new allocation counts: a job that makes no progress must not be queued for ever.
     if not same:
         run = no_progress.begun(run, event)
         if why := no_progress.one_too_many(run):
@@ -252,6 +255,7 @@ def leader_started(run: Run, event: LeaderStarted) -> Result:
         plans=replace(run.plans, replanned=None, larger=(), replanning=None, refused=None),
         interruption=replace(run.interruption, findings=None, leaving=None),
     )
+    # The wait for a transient failure was the former leader's decision, and still holds.
     if isinstance(run.stage, Holding):
         waiting = replace(waiting, stage=run.stage)
     after, actions = _after_former(run, waiting, findings, event)
@@ -267,6 +271,7 @@ def _after_former(
     if findings is None:
         return waiting, ()
     verdict = first_cause(run, findings)  # `run` still has the hosts of the former leader
+    # The scheduler took the leader's host. That has no culprit, so it is no incident.
     if event.taken and verdict.kind == "leader-lost":
         return waiting, ()
     return recover(waiting, findings, event.at, verdict)

@@ -27,6 +27,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     Args:
         whole: see `Requeue.whole`.
     """
+    # Three allocations in a row without a new checkpoint: another one would end the same way.
     if not has_successors(run) and (why := no_progress.last_one(run, reason)):
         return end(run, at, "FAILED", why)
     # An agent that is gone counts against its host, with two exceptions: agents end with a job that
@@ -44,6 +45,7 @@ def requeue(run: Run, at: float, reason: str, *, whole: bool = True) -> Result:
     # No pod starts on a node that is cordoned, so it needs no exclusion. It may be uncordoned.
     opens = run.hosts.shut if has_successors(run) else ()
     names = tuple(sorted({*exclude} - ({*opens} - {*bad})))
+    # The scheduler was asked to leave these out for an earlier reason that no longer holds.
     again = () if has_successors(run) else tuple(sorted({*run.scheduler.left_out} - {*exclude}))
     after = replace(
         run,

@@ -50,6 +50,7 @@ def start_if_ready(run: Run, at: float) -> Result:
         if why := agents_not_started.everywhere(run):
             return end(run, at, "FAILED", why)
         run = agents_not_started.with_incidents(run, at)
+    # A plan for more hosts was made while the job trained: this is the moment to use it.
     if run.plans.larger:
         run = grown(run)
     # The scheduler wants the hosts back, and has not said why yet; or hosts are being lost, and how
@@ -67,8 +68,11 @@ def _start_on(run: Run, at: float, there: list[str]) -> Result:
         if run.hosts.exclude and not after.hosts.exclude and not actions:
             return start_if_ready(after, at)  # excluded hosts count as a last resort
         return after, actions
+    # Enough hosts are there, but more are registering: with these the ranks of a group may share a
+    # switch.
     if at < run.hosts.settle_until and coming(run, at):
         return run, ()
+    # Each host is checked once, so a restart of ranks alone does not wait for the check.
     if run.job.preflight and not all(run.hosts.by_name[name].checked for name in there):
         return check(run, at, there)
     return _start(run, at, there)
@@ -93,6 +97,7 @@ def _start(run: Run, at: float, there: list[str]) -> Result:
     attempt = run.attempt.number + 1
     origin = f"checkpoint step-{run.progress.saved}" if run.progress.saved else "the beginning"
     reason = f"attempt {attempt} on {len(placement)} hosts from {origin}"
+    # Where each host is replaced alone, an allocation never ends, so there is nothing to count.
     allocations = 0 if has_successors(run) else run.history.allocations
     after = replace(
         run,

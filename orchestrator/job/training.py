@@ -31,6 +31,7 @@ def training_resumed(run: Run, event: TrainingResumed) -> Result:
         attempt=replace(run.attempt, step=event.step),
         history=replace(run.history, incidents=tuple(_with_resumed_step(run, event))),
     )
+    # The usual case: the leader heard of this checkpoint when it was saved.
     if event.step <= run.progress.saved:
         return run, ()
     saves = (*run.progress.saves, event.step)[-MOST_SAVES:]
@@ -89,6 +90,7 @@ def checkpoint_saved(run: Run, event: CheckpointSaved) -> Result:
             progress=replace(run.progress, saved=event.step, saved_at=event.at, saves=saves),
             history=replace(run.history, fruitless=0, allocations=0, advanced=advanced),
         )
+    # In order of urgency. Each of them stops the ranks, so at most one is done.
     left, actions = leave_drained(run, event.at)
     if actions:
         return left, actions

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 
 from orchestrator.contract.messages.actions import Replan
+from orchestrator.contract.spec.failures import Reading
 from orchestrator.diagnosis.cause.exits import class_notes
 from orchestrator.diagnosis.cause.verdict import Verdict
 from orchestrator.job.failures.policy import ON_PROCESSORS
@@ -39,11 +40,10 @@ def is_of_the_plan(run: Run, verdict: Verdict) -> bool:
     return name == HOST and run.plan.profile == ON_PROCESSORS
 
 
-def with_holders(run: Run, verdict: Verdict) -> Verdict:
+def with_holders(run: Run, verdict: Verdict, failure: Reading) -> Verdict:
     """The verdict with other advice, if the plan fits the device and other processes hold so much
     of it that it does not: a smaller plan would be the wrong answer."""
-    failure = verdict.failure
-    if failure is None or failure.name != DEVICE or not (held := _held_by_others(run, verdict)):
+    if not (held := _held_by_others(run, verdict)):
         return verdict
     host = verdict.culprit.host
     advice = (

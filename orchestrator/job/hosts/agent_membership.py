@@ -30,12 +30,14 @@ from orchestrator.job.state import Run, with_findings, with_host, with_leaving
 def agent_registered(run: Run, event: AgentRegistered) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is not None and known.incarnation == event.incarnation:
+        # The agent repeats its registration after a reconnection.
         if known.alive:
             return run, ()
         run = _without_outage(run, event.host)
     if (known is None or not known.alive) and (attempt := _attempt_left(run, known, event)):
         return _with_old_ranks(run, known, event, attempt)
     actions: tuple[Action, ...] = ()
+    # A new process cannot have the old ranks: the kernel ends them with their agent.
     expected = known is not None and known.back and isinstance(run.stage, Stopping)
     if known is not None and (known.alive or expected):
         # Another agent process of the host registers, so the one before is gone.
@@ -47,6 +49,7 @@ def agent_registered(run: Run, event: AgentRegistered) -> Result:
             taken=event.taken,
         )
         run, actions = agent_lost(run, lost)
+        # The loss asks for a new agent on this host, but that agent is the one that registers now.
         itself = {a for a in actions if isinstance(a, ReplaceAgent) and a.host == event.host}
         actions = tuple(a for a in actions if a not in itself)
     host = _host(event, checked=known is not None and known.checked)
@@ -117,16 +120,19 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     if known is None or not (known.alive or known.back):
         return run, ()
     run = with_host(run, replace(known, alive=False, back=False, lost_at=event.at))
+    # The check goes on with the other hosts. What this one would have said is not known.
     if isinstance(run.stage, Checking):
         checking = tuple(name for name in run.stage.hosts if name != event.host)
         run = replace(run, stage=replace(run.stage, hosts=checking))
     has_ranks = event.host in run.attempt.placement and event.host not in run.attempt.done
     if run.interruption.leaving is not None:
+        # Hosts that the scheduler wants back lose their agents; that is expected.
         if known.going or event.taken or not run.interruption.leaving.by_choice:
             return _lost_while_leaving(run, event, known)
         if has_ranks:
             # The job stops by its own choice, so this loss is a failure and has an incident.
             run = with_leaving(run, None)
+    # The scheduler announced that it takes the host, and no rank is left on it.
     if known.going and not has_ranks:
         return run, ()
     again = ReplaceAgent(host=event.host, reason=f"the agent of {event.host} is gone: {event.why}")
@@ -142,6 +148,7 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
         attempt=replace(run.attempt, done={**run.attempt.done, event.host: False}),
     )
     run, actions = stop_or_conclude(run, event.at, again.reason)
+    # `stop_or_conclude` may have asked for this agent already. Two orders would start two agents.
     asked = any(isinstance(a, ReplaceAgent) and a.host == event.host for a in actions)
     return run, actions if asked or run.ending is not None else (*actions, again)
 
@@ -163,6 +170,8 @@ def host_unavailable(run: Run, event: HostUnavailable) -> Result:
     known = run.hosts.by_name.get(event.host)
     if known is not None and known.alive:
         return run, ()
+    # An agent never came from this host, so there is nothing to exclude yet. It is noted, because
+    # where no agent can start on any host, the cause is not a host.
     if known is None:
         return agents_not_started.noted(run, event), ()
     run = with_host(run, replace(known, unfit=event.why))

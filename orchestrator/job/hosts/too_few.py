@@ -27,16 +27,19 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
     assert run.job is not None
     need = len(run.plan.hosts)
     overdue = is_overdue(run, at)
+    # The planner was asked about fewer hosts and has not answered.
     if run.plans.replanning is not None:
         if not overdue:
             return run, ()
         plans = replace(run.plans, replanning=None, refused=run.plans.replanning)
         run = replace(run, plans=plans)  # the planner did not answer in time
+    # Hosts that are still expected would suffice.
     if not overdue and room_for(run.plan, (*there, *coming(run, at)), switches_of(run)) >= need:
         return run, ()
     if why := _hook_fails_everywhere(run, there):
         return end(run, at, "FAILED", why)
     reason = f"{_left(run, there)}, and no spare"
+    # Each host can be replaced alone, so the job keeps the others and need not queue again.
     if has_successors(run):
         away = in_the_way(run, at)
         if leaders := [host for host in away if host.name == run.scheduler.leader]:
@@ -44,10 +47,13 @@ def too_few(run: Run, at: float, there: list[str]) -> Result:
         run, orders = make_room(run, away, at, reason)
         if orders or successor_may_come(run, at):
             return run, orders
+    # Fewer hosts now are better than all hosts later, if the spec allows it. The planner says
+    # whether a mesh for them exists.
     if _may_shrink(run, len(there)):
         return replace(run, plans=replace(run.plans, replanning=len(there))), (
             Replan(hosts=len(there), reason=reason),
         )
+    # An allocation has a fixed number of hosts. Only a new one can have enough.
     if run.scheduler.allocation is not None:
         absent, many = _absent(run) if overdue and not has_successors(run) else ({}, "")
         run = replace(run, hosts=replace(run.hosts, exclude={**run.hosts.exclude, **absent}))
