@@ -38,6 +38,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     HostUnavailable,
     JobSubmitted,
+    JournalDelayed,
     LeaderStarted,
     LeaveAsked,
     RankExited,
@@ -159,6 +160,10 @@ def describe_event(event: Event) -> str:  # noqa: C901, PLR0915 - one line for e
         case CheckpointSlow(step=step, took_s=took, usual_s=usual):
             kept = f"warning: training waited {format.duration(took)} for the checkpoint"
             return f"{kept} of step {step}; the checkpoints before took {format.duration(usual)}"
+        case JournalDelayed(waited_s=waited, why=why):
+            error = f" ({format.shorten(why)})" if why else ""
+            late = format.duration(waited)
+            return f"warning: a write of the journal took {late}{error}; decisions waited for it"
         case CheckpointIntervalChanged(old=old, new=new, why=why):
             many = format.count(new, "step")
             return f"checkpoint interval changed from {old} to {many}: {why}"

@@ -12,7 +12,7 @@ from itertools import islice
 
 from orchestrator.contract.files.fence import GivenUp
 from orchestrator.contract.messages.actions import Action
-from orchestrator.contract.messages.events import Event
+from orchestrator.contract.messages.events import Event, JournalDelayed
 from orchestrator.journal.journal import MOST_LINES
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.seams import Worker
@@ -20,6 +20,8 @@ from orchestrator.seams import Worker
 log = logging.getLogger(__name__)
 
 JOURNAL_RETRY_S = 1.0
+LATE_S = 5.0
+"""Seconds from which a write is reported: it explains a restart that came late."""
 
 
 class EventQueue:
@@ -52,26 +54,35 @@ class EventQueue:
             await self.came.wait()
         await self.in_touch.wait()
         events = list(islice(self.waiting, MOST_LINES))
-        count, actions = await self._journalled(events)
+        begun = asyncio.get_running_loop().time()
+        count, actions, why = await self._journalled(events)
+        waited_s = asyncio.get_running_loop().time() - begun
         for _ in range(count):
             self.waiting.popleft()
+        # The notice is written like any event. One about the write of a notice would never end
+        # while storage is slow.
+        if waited_s >= LATE_S and not all(isinstance(event, JournalDelayed) for event in events):
+            at = events[-1].at + waited_s
+            self.happened(JournalDelayed(at=at, waited_s=waited_s, why=why))
         for action in actions:
             log.info("%s: %s", type(action).__name__, action.reason)
             await self.perform(action)
 
-    async def _journalled(self, events: list[Event]) -> tuple[int, tuple[Action, ...]]:
-        """Write the events to the journal and decide. Returns the number of events taken, and the
-        actions.
+    async def _journalled(self, events: list[Event]) -> tuple[int, tuple[Action, ...], str]:
+        """Write the events to the journal and decide. Returns the number of events taken, the
+        actions, and the last error of a write that failed before.
 
         A slow or full disk does not stop training: the agents still get pulses. The same events are
         tried until they are written, because readers may have seen the first lines of a write that
         failed and could not be undone.
         """
+        why = ""
         while True:
             try:
-                return await self.worker(self.supervisor.take, events)
+                return *await self.worker(self.supervisor.take, events), why
             except GivenUp:
                 raise
             except OSError as exc:
+                why = str(exc)
                 log.error("failed to write the journal, trying again: %s", exc)
                 await asyncio.sleep(JOURNAL_RETRY_S)

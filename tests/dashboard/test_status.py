@@ -43,6 +43,7 @@ from orchestrator.contract.messages.events import (
     HostStopped,
     HostUnavailable,
     JobSubmitted,
+    JournalDelayed,
     LeaderStarted,
     LeaveAsked,
     RankError,
@@ -687,6 +688,7 @@ def all_events() -> list[Event]:
             at=START, attempt=1, step=40, old=20, new=35, why="a save costs 2.1 s"
         ),
         CheckpointSlow(at=START, attempt=1, step=40, took_s=42.0, usual_s=8.0),
+        JournalDelayed(at=START, waited_s=12.0, why="[Errno 28] No space left on device"),
         CancelRequested(at=START, by="ada"),
         Tick(at=START),
         killed(START),

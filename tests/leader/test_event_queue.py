@@ -3,13 +3,16 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 from orchestrator.contract.messages.actions import Action, GatherEvidence, JudgeHang, StopAttempt
-from orchestrator.contract.messages.events import Event, HangDetected
+from orchestrator.contract.messages.events import Event, HangDetected, JournalDelayed
 from orchestrator.job.stage import Diagnosing, Stage
 from orchestrator.journal.journal import MOST_LINES, Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import EventQueue
+from orchestrator.simulation.clock import Timeline
+from orchestrator.simulation.processes.loop import VirtualLoop
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S
 from tests.job.supervise_stage import START, Job, exited
@@ -109,3 +112,37 @@ def test_what_comes_behind_an_action_is_decided_when_it_was_done(tmp_path: Path)
     with Watched(tmp_path / "journal.jsonl") as journal:
         asyncio.run(both(journal))
     assert [kind for kind, _ in done] == [GatherEvidence, StopAttempt, JudgeHang]
+
+
+def test_a_write_that_took_long_is_reported_once(tmp_path: Path) -> None:
+    """On a virtual loop: the storage of the journal fails for 12 s."""
+    timeline = Timeline()
+    full_until = 12.0
+
+    async def worker(function: Any, *arguments: Any) -> Any:
+        if timeline.now < full_until:
+            raise OSError(28, "No space left on device")
+        return function(*arguments)
+
+    async def perform(action: Action) -> None:
+        await asyncio.sleep(0)
+
+    with Journal(tmp_path / "journal.jsonl", SystemClock()) as journal:
+        supervisor = Supervisor(journal)
+        for event, _ in Job().running().all:
+            supervisor.feed(event)
+        queue = EventQueue(supervisor, perform, worker)  # type: ignore[arg-type]
+        queue.happened(HANG)
+
+        async def decides() -> None:
+            while queue.waiting:
+                await queue.decide()
+
+        VirtualLoop(timeline).create_task(decides())
+        while timeline.turn():
+            pass
+        *_, cause, notice = [entry.event for entry in read(journal.path)]
+    assert cause == HANG
+    assert notice == JournalDelayed(
+        at=HANG.at + 12.0, waited_s=12.0, why="[Errno 28] No space left on device"
+    )

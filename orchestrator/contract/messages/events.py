@@ -174,6 +174,17 @@ class CheckpointSlow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JournalDelayed:
+    """The write of the events before this one took `waited_s` seconds. The leader acts on nothing
+    that is not on disk, so what it did about them came that much later."""
+
+    at: float = 0.0
+    waited_s: float
+    why: str
+    """The last error of a write; empty if the write was only slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIntervalChanged:
     """From `step` on, checkpoints are written every `new` steps."""
 
@@ -540,7 +551,7 @@ AgentEvent = RankEvent | HostStopped | HostLeaving
 """Events that an agent reports unchanged. `EvidenceGathered` and `AgentRegistered` are parts of
 larger messages."""
 
-Notice = CheckpointFailed | CheckpointSlow | HealthChanged
+Notice = CheckpointFailed | CheckpointSlow | HealthChanged | JournalDelayed
 """Events that influence no decision: `step` returns the job unchanged."""
 
 Event = (
