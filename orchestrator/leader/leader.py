@@ -291,7 +291,9 @@ class Leader:
         finally:
             for task in (*tasks, *self.background):
                 task.cancel()
-            await asyncio.gather(*self.background, return_exceptions=True)
+            # Also of tasks that failed while the agents were told of the end: asyncio would print
+            # their exceptions as lost ones.
+            await asyncio.gather(*tasks, *self.background, return_exceptions=True)
             await self.server.close()
 
     def cancel(self, by: str) -> None:

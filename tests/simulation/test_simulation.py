@@ -48,6 +48,10 @@ def test_every_law_holds_under_each_kind_of_fault(kind: str) -> None:
         (1754, KINDS, "SUCCEEDED"),
         # The leader's machine stands still, and the ranks with it.
         (569, KINDS, "FAILED"),
+        # The leader stands still while a rank fails by itself and agents stop theirs.
+        (1405, KINDS, "SUCCEEDED"),
+        # A leader that gave up is killed before its end.
+        (6632, KINDS, "SUCCEEDED"),
     ],
 )
 def test_every_law_holds_in_what_once_broke_one(

@@ -105,8 +105,9 @@ def _with_class(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
 
 
 def _signs(findings: Findings) -> Iterator[Sign]:
-    yield from _signs_of_hosts(findings)
-    yield from _signs_of_exits(findings)
+    exits = tuple(_signs_of_exits(findings))
+    yield from exits
+    yield from _signs_of_hosts(findings, failed=any(sign[0] is Weight.CAUSE for sign in exits))
     if findings.hang is not None or findings.judge_by is not None:
         hang = hang_verdict(findings)
         yield Weight.HANG, hang.at, hang
@@ -117,11 +118,14 @@ def _signs(findings: Findings) -> Iterator[Sign]:
         yield Weight.LEADER, findings.leader_lost, verdict
 
 
-def _signs_of_hosts(findings: Findings) -> Iterator[Sign]:
+def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
+    """`failed`: a rank failed by itself."""
     alone = [stopped for stopped in findings.stopped if stopped.alone_s]
     if alone:
         verdict = cut_off(alone)
-        yield Weight.CAUSE, verdict.at, verdict
+        # An agent that stops its ranks makes their peers lose connections, and nothing else. So a
+        # rank that failed by itself did so whether or not agents were alone at that time.
+        yield Weight.WEAK if failed else Weight.CAUSE, verdict.at, verdict
     for lost in findings.lost:
         # An agent that stopped its ranks because it was alone was there all the time.
         if lost.host not in {stopped.host for stopped in alone}:

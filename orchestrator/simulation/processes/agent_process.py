@@ -305,6 +305,7 @@ class AgentProcess:
         if not self.alive:
             return
         ranks = self.ranks
+        self.loop.was_killed = True
         self._over(silently=silently)
         if ranks is not None:
             ranks.kill()

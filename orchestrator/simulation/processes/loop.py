@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
+from orchestrator.contract.files.fence import GivenUp
 from orchestrator.simulation.clock import Timeline
 
 _set_running_loop = cast(Callable[[object], None], asyncio._set_running_loop)
@@ -65,7 +66,7 @@ class VirtualLoop:
         self.timeline = timeline
         self.runs = True
         """It is neither dead nor stopped."""
-        self.is_dead = self.buries = False
+        self.is_dead = self.buries = self.was_killed = False
         self.paused_until = 0.0
         self.held: list[Handle] = []
         """Callbacks that became due while the process was stopped."""
@@ -168,10 +169,19 @@ class VirtualLoop:
 
 
 def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
-    """What tasks raised that no code has retrieved."""
-    tasks = (task for loop in loops for task in loop.tasks if task.done() and not task.cancelled())
-    lost = [task for task in tasks if cast(Any, task)._log_traceback]
-    return [exc for task in lost if (exc := task.exception()) is not None]
+    """What tasks raised that no code has retrieved.
+
+    A leader that gives up retrieves that from its tasks at its end. If it is killed before its end,
+    its `GivenUp` is no defect.
+    """
+    found = []
+    for loop in loops:
+        tasks = (task for task in loop.tasks if task.done() and not task.cancelled())
+        for task in [task for task in tasks if cast(Any, task)._log_traceback]:
+            exc = task.exception()
+            if exc is not None and not (loop.was_killed and isinstance(exc, GivenUp)):
+                found.append(exc)
+    return found
 
 
 def bury(loops: Sequence[VirtualLoop]) -> None:

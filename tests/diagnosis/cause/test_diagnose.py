@@ -328,6 +328,14 @@ def test_an_earlier_failure_is_the_cause_even_if_agents_are_cut_off_later() -> N
     assert verdict(KILLED, stopped=(alone("host-5", since=START + 55),)).kind == "rank-killed"
 
 
+def test_a_rank_that_failed_by_itself_is_the_cause_although_agents_were_cut_off_before() -> None:
+    """The leader stood still: it hears of both at once, and does not know what came first. That
+    agents are alone ends no rank until they stop theirs, and then peers only lose connections."""
+    failed = raised(1, "CUDA out of memory", kind="OutOfMemoryError", at=START + 66)
+    said = verdict(failed, *PEERS, stopped=(alone("host-5", since=START + 40),))
+    assert (said.kind, said.culprit.rank) == ("exception", 1)
+
+
 def test_a_host_lost_while_the_leader_was_cut_off_is_no_culprit() -> None:
     said = verdict(lost=(replace(lost("host-5"), cut_off_s=27.0),))
     assert (said.kind, said.culprit) == ("cut-off", NOBODY)
