@@ -39,8 +39,11 @@ from orchestrator.job.stage import Diagnosing, Holding, Running, Starting, Stopp
 from orchestrator.job.start import start_if_ready, wait
 from orchestrator.job.state import (
     Run,
+    changed,
     has_successors,
+    is_placed,
     with_deadline,
+    with_ended,
     with_findings,
     with_host,
     with_incident,
@@ -174,25 +177,28 @@ def host_stopped(run: Run, event: HostStopped) -> Result:
     run = counts_again(run, event)
     # An agent that came back reports on ranks of an earlier attempt, or of a host that this attempt
     # does not use. The host can be used again, and the attempt is not affected.
-    if event.attempt != run.attempt.number or event.host not in run.attempt.placement:
+    if event.attempt != run.attempt.number or not is_placed(run, event.host):
         return run, ()
     interruption = run.interruption
     # A rank that was told to stop does not finish, and that is no failure.
     expected = interruption.cancelled_by is not None or interruption.leaving is not None
     failed = not event.finished and not expected
-    found = interruption.findings
-    if failed:
-        found = found or Findings(opened_at=event.at)
-        found = replace(found, stopped=(*found.stopped, event))
-    run = replace(
-        run,
-        attempt=replace(run.attempt, done={**run.attempt.done, event.host: event.finished}),
-        interruption=replace(interruption, findings=found),
-    )
+    found = interruption.findings or Findings(opened_at=event.at)
+    if failed and _tells_more(found.stopped, event):
+        found = changed(found, stopped=(*found.stopped, event))
+        interruption = changed(interruption, findings=found)
+    done = with_ended(run.attempt.done, event.host, finished=event.finished)
+    run = changed(run, attempt=changed(run.attempt, done=done), interruption=interruption)
     # A host that finished alone ends nothing: its peers are still writing the last checkpoint.
     if isinstance(run.stage, Stopping) or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")
     return run, ()
+
+
+def _tells_more(known: tuple[HostStopped, ...], new: HostStopped) -> bool:
+    """The diagnosis uses the first host that stopped, the first that says why, and all that were
+    cut off. Thousands of others stop because of these."""
+    return bool(not known or new.alone_s or (new.why and not any(stop.why for stop in known)))
 
 
 def counts_again(run: Run, event: HostStopped) -> Run:

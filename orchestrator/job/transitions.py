@@ -92,7 +92,7 @@ from orchestrator.job.stage import (
     Submitted,
     Waiting,
 )
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, changed
 from orchestrator.job.training import (
     checkpoint_saved,
     drill_happened,
@@ -205,7 +205,7 @@ def step(run: Run, event: Event) -> Result:
     after, actions = handler(run, event)
     if after is run and not actions:
         return run, ()
-    return replace(after, history=replace(after.history, last_at=_seen_at(event))), actions
+    return changed(after, history=changed(after.history, last_at=_seen_at(event))), actions
 
 
 def fold(events: Iterable[Event], run: Run | None = None) -> Run:

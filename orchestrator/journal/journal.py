@@ -77,10 +77,14 @@ def to_json(entry: Entry) -> dict[str, Any]:
     }
 
 
+HEAD, TAIL = b'{"v":%d,"seq":' % VERSION, b',"actions":[]}\n'
+"""How a line begins, and how one ends whose event led to no action. Nearly all end so."""
+
+
 def to_line(entry: Entry) -> bytes:
     actions = b",".join(map(wire.encode, entry.actions))
     event = wire.encode(entry.event)
-    return b'{"v":%d,"seq":%d,"event":%s,"actions":[%s]}\n' % (VERSION, entry.seq, event, actions)
+    return b'%s%d,"event":%s,"actions":[%s]}\n' % (HEAD, entry.seq, event, actions)
 
 
 class _Line(msgspec.Struct):
@@ -102,20 +106,27 @@ def from_line(line: bytes) -> Entry:
 def _of_this_ndctl(line: bytes) -> Entry | None:
     """None if this ndctl would write the line differently."""
     try:
-        body = _lines.decode(line)
+        seq, event_text, action_texts = _parts(line)
     except (ValueError, RecursionError):
         return None
-    event = wire.decode_unverified(Event, body.event)
-    actions: tuple[Any, ...] = tuple(
-        wire.decode_unverified(Action, action) for action in body.actions
-    )
+    event = wire.decode_unverified(Event, event_text)
+    actions: tuple[Any, ...] = tuple(wire.decode_unverified(Action, one) for one in action_texts)
     if event is None or None in actions:
         return None
-    entry = Entry(seq=body.seq, event=event, actions=actions)
+    entry = Entry(seq=seq, event=event, actions=actions)
     if to_line(entry) != (line if line.endswith(b"\n") else line + b"\n"):
         return None
     check_time(entry.event.at)
     return entry
+
+
+def _parts(line: bytes) -> tuple[int, Any, Sequence[Any]]:
+    """Number, event and actions of a line; the caller verifies them. Raises ValueError."""
+    if line.startswith(HEAD) and line.endswith(TAIL):
+        seq, _, event = line[len(HEAD) : -len(TAIL)].partition(b',"event":')
+        return int(seq), event, ()
+    body = _lines.decode(line)
+    return body.seq, body.event, body.actions
 
 
 def _of_another(line: bytes) -> Entry:

@@ -82,7 +82,8 @@ def digest(root: Path) -> str:
 
 
 def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
-    run, place = msgspec.json.encode(folded.run), folded.place
+    # `EndedHosts` is written as the dictionary that it stands for.
+    run, place = msgspec.json.encode(folded.run, enc_hook=dict), folded.place
     head = Head(
         v=VERSION,
         made_by=maker,

@@ -24,7 +24,15 @@ from orchestrator.job.hosts import agents_not_started
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import IDLE, Checking, Holding, Stopping, Waiting
 from orchestrator.job.start import start_if_ready
-from orchestrator.job.state import Run, with_findings, with_host, with_leaving
+from orchestrator.job.state import (
+    Run,
+    hosts_given,
+    is_overdue,
+    with_ended,
+    with_findings,
+    with_host,
+    with_leaving,
+)
 
 
 def agent_registered(run: Run, event: AgentRegistered) -> Result:
@@ -56,10 +64,19 @@ def agent_registered(run: Run, event: AgentRegistered) -> Result:
     run = with_host(run, host)
     if host.unfit:
         run = left_out(run, event.at, host.name, host.unfit)
-    if isinstance(run.stage, Waiting):
+    if isinstance(run.stage, Waiting) and (host.unfit or not _more_must_come(run, event.at)):
         run, more = start_if_ready(run, event.at)
         actions += more
     return run, actions
+
+
+def _more_must_come(run: Run, at: float) -> bool:
+    """So few agents have registered that nothing can start yet, and enough may still come. A host
+    that is fit changes nothing then. Thousands register one after the other, and a decision looks
+    at all of them."""
+    need = len(run.plan.hosts)
+    may_come = len(hosts_given(run)) - len(run.hosts.exclude)
+    return len(run.hosts.by_name) < need <= may_come and not is_overdue(run, at)
 
 
 def _host(event: AgentRegistered, checked: bool = False) -> HostState:
@@ -145,7 +162,7 @@ def agent_lost(run: Run, event: AgentLost) -> Result:
     run = replace(
         run,
         interruption=replace(run.interruption, findings=replace(found, lost=(*found.lost, event))),
-        attempt=replace(run.attempt, done={**run.attempt.done, event.host: False}),
+        attempt=replace(run.attempt, done=with_ended(run.attempt.done, event.host, finished=False)),
     )
     run, actions = stop_or_conclude(run, event.at, again.reason)
     # `stop_or_conclude` may have asked for this agent already. Two orders would start two agents.
@@ -160,7 +177,10 @@ def _lost_while_leaving(run: Run, event: AgentLost, known: HostState) -> Result:
     again = () if expected else asked_again(run, [event.host], f"{why}: {event.why}")
     if event.host not in run.attempt.placement or event.host in run.attempt.done:
         return run, again
-    run = replace(run, attempt=replace(run.attempt, done={**run.attempt.done, event.host: False}))
+    run = replace(
+        run,
+        attempt=replace(run.attempt, done=with_ended(run.attempt.done, event.host, finished=False)),
+    )
     run, actions = stop_or_conclude(run, event.at, why)
     return run, (*again, *actions)
 
