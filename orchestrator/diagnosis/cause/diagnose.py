@@ -106,8 +106,9 @@ def _with_class(verdict: Verdict, own: tuple[FailureRule, ...]) -> Verdict:
 
 def _signs(findings: Findings) -> Iterator[Sign]:
     exits = tuple(_signs_of_exits(findings))
-    yield from exits
+    # Hosts first: a rank whose host is lost at the same moment fails because of that.
     yield from _signs_of_hosts(findings, failed=any(sign[0] is Weight.CAUSE for sign in exits))
+    yield from exits
     if findings.hang is not None or findings.judge_by is not None:
         hang = hang_verdict(findings)
         yield Weight.HANG, hang.at, hang
