@@ -1,6 +1,6 @@
-"""Ranks that hang in real jobs: who is blamed, and that nobody is blamed wrongly.
+"""Ranks that hang in real jobs: the culprit is named, and no other rank is.
 
-`tests/agent/test_injections.py` has every fault on every axis, without a job around.
+`tests/agent/test_injections.py` has every fault on every axis, without a whole job.
 """
 
 import json

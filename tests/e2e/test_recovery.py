@@ -93,7 +93,7 @@ def test_names_a_stopped_rank_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Nd
 def test_a_killed_leader_takes_everything_with_it_and_resume_goes_on(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
-    """Until then nobody is needed: whoever followed the job may leave."""
+    """Until then the job needs no terminal: the one that follows it may end."""
     following = ndctl.start(*submission("--follow", *DRAGGED, checkpoint__every_steps="3"))
     wait_for(lambda: ndctl.steps() >= 2, "step 2")
     os.kill(following.pid, signal.SIGINT)

@@ -119,8 +119,8 @@ def templates(value: Any) -> Iterator[Object]:
 def test_no_pod_changes_the_template_that_pods_are_made_from(
     shared: KubeTestbed, kind: Kind
 ) -> None:
-    """A template names any account and any Secret of the namespace: who may change it, and have a
-    pod made anew, reads all Secrets and has all rights that any account there has."""
+    """A template names any account and any Secret of the namespace. An account that may change the
+    template and cause a new pod reads all Secrets and has the rights of every account there."""
     kube, account = shared, Account(shared, "victim-pods")
     made = submitted(kube, kind, "victim")
     kube.wait_for("its pods", lambda: len(running(kube)) == 2)

@@ -140,7 +140,7 @@ def test_a_doctor_for_the_admin_and_for_one_without_rights(kube: KubeTestbed) ->
 
 @pytest.fixture
 def many(kube: KubeTestbed) -> Iterator[KubeTestbed]:
-    """With a thousand nodes more, of which every tenth has all its GPUs taken."""
+    """The cluster with a thousand more nodes; on every tenth, all GPUs are taken."""
     admin = api(kube.kubeconfig)
     namespace = kube.namespace("crowd")
     for number in range(MANY):

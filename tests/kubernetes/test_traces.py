@@ -1,5 +1,5 @@
-"""Whoever makes pods of a PyTorchJob does it as Kubeflow's training operator was seen to: our
-stand-in, and where KUBE_OPERATORS has it, that operator itself."""
+"""Pods of a PyTorchJob are made as recorded from Kubeflow's training operator. Checked are our
+stand-in and, where KUBE_OPERATORS has it, that operator itself."""
 
 from typing import Any
 

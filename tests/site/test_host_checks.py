@@ -111,7 +111,8 @@ DMESG = """\
 
 
 def test_what_the_kernel_said_of_a_gpu_drains_the_node_once(node: Node) -> None:
-    """Whoever resumes the node has seen to it; users may not read it where dmesg is restricted."""
+    """A person who resumes the node has fixed the GPU. Users cannot read the kernel log where dmesg
+    is restricted."""
     (node.root / "messages").write_text(DMESG)
     node.program("dmesg", f"cat {node.root}/messages")
     assert node.run("healthcheck.sh") == 0

@@ -160,7 +160,7 @@ def test_the_health_check_drains_a_node_jobs_run_on_and_an_administrators_reason
 
     site.has_gpus("node4", 2)
     site.slurm.told("scontrol", "update", "NodeName=node4", "State=RESUME")
-    assert site.reason("node4") == "", "for whoever repaired it; no script gives a node back"
+    assert site.reason("node4") == "", "a person resumes the node after the repair; no script does"
 
 
 @pytest.mark.slow

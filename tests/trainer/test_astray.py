@@ -74,7 +74,7 @@ def test_what_a_checkpoint_has_skipped_stays_skipped_unless_it_has_read_it(tmp_p
         tmp_path,
         [
             {"config": config, "skip": [(3, 4)]},
-            # Whoever starts it without ndctl says nothing of windows.
+            # A start without ndctl names no windows.
             {"config": longer},
             {"config": longer, "skip": [(3, 4), (6, 7)], "refused": True},
         ],

@@ -1,5 +1,5 @@
-"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` writes the golden
-files anew."""
+"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` rewrites the
+golden files."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -104,7 +104,7 @@ def test_a_job_that_slurm_may_have_taken_is_not_submitted_again_by_itself(
     assert len(sent) == 1
     slurm.trouble = lambda argv, before: None
     slurm.queue(sent[0])
-    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "whoever submits it then sees it"
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "a later submission sees it"
 
 
 def test_all_jobs_of_a_launch_are_ended(tmp_path: Path) -> None:
@@ -550,7 +550,8 @@ def test_a_slurmctld_that_is_away_for_a_moment_is_asked_again_to_leave_a_node_ou
 def test_a_job_that_another_has_queued_again_keeps_the_nodes_that_it_excludes(
     tmp_path: Path,
 ) -> None:
-    """Who asks late knows less: an agent that was cut off blames whoever it does not hear."""
+    """A late query finds less evidence: an agent that was cut off blames the hosts that it does
+    not hear."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes, job.state, job.restarts, job.excluded = nodes(4), "PENDING", 1, "node4"

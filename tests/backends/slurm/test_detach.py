@@ -1,4 +1,4 @@
-"""Commands that outlive whoever asked for them."""
+"""Commands that outlive the process that starts them."""
 
 import os
 import signal

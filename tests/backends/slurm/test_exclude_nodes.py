@@ -26,7 +26,7 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
-        # whichever of the two is mended first
+        # Whichever of the two hosts is repaired first lets the job run.
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
         # It was down for a moment, and with it in ExcNodeList the job would never run again.
         ((), ("b",), {"a": "IDLE", "b": "IDLE"}, ()),
@@ -35,7 +35,7 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may come back
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
-        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # whoever said so
+        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # c was excluded before
         (("b",), ("b",), {"a": "IDLE", "b": "DOWN"}, ("b",)),
         (("gone",), (), {"a": "IDLE", "b": "IDLE"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ()),

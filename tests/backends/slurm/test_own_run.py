@@ -91,7 +91,7 @@ def test_slurmctld_that_is_down_says_nothing_of_the_run(tmp_path: Path) -> None:
     slurm.trouble = lambda argv, before: DOWN
     with pytest.raises(Unanswered):
         backend.own_run(launch, BOTH)
-    assert len(slurm.said) == 1, "whoever asks asks again"
+    assert len(slurm.said) == 1, "the caller repeats the query"
 
 
 # What is not done once it is over
@@ -141,7 +141,7 @@ def test_whoever_did_not_queue_the_job_again_leaves_its_excluded_nodes_alone(
     assert slurm.count("scontrol", "update") == slurm.count("scontrol", "requeue") == 0
 
 
-# A host is cleared for whoever takes over
+# A host is cleared for the leader that takes over
 
 
 def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:

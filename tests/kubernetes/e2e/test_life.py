@@ -75,8 +75,8 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
 def test_submitted_twice_is_one_job_and_cancel_writes_a_checkpoint(
     job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
 ) -> None:
-    """Seen and cancelled from outside; then it goes on from there, and is cancelled at the
-    volume."""
+    """Seen and cancelled from outside; then it resumes from its checkpoint, and is cancelled at
+    the volume."""
     elsewhere.submitted(**LONG)
     job.until_step(2)
     again = elsewhere.submit(**LONG)

@@ -152,8 +152,8 @@ def test_a_pod_that_is_deleted_before_its_process_listens_leaves_and_does_not_jo
 
 
 def test_when_the_controller_that_leads_is_killed_its_work_goes_on(kube: KubeTestbed) -> None:
-    """Seen by what it notes on a job, of which no pod runs. Either the other takes over, or its own
-    container does, which is started again."""
+    """The test reads what the controller notes on a job that has no running pod. Either the other
+    controller takes over, or the killed controller's container is restarted and leads again."""
     deployed(kube)
     job = {
         "apiVersion": "kubeflow.org/v1",

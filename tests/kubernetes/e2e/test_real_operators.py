@@ -99,7 +99,7 @@ def test_a_node_is_lost(real: KubeNdctl, reference: dict[int, float]) -> None:
 
 
 def test_it_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
-    """All pods leave with a checkpoint, and new ones go on from there."""
+    """All pods save a checkpoint and end; new pods resume from it."""
     real.submitted()
     real.until_step(3)
     before = set(real.running().values())

@@ -99,11 +99,11 @@ def spoken(one: Setup, known: Fabric) -> float:
 
 
 def test_tensor_parallel_beats_fsdp_by_6_where_the_link_is_all_that_counts() -> None:
-    """43 s against 7 s a step, says the source: no batch and no bandwidth with it.
+    """The source says 43 s against 7 s a step. It gives neither the batch nor the bandwidth.
 
-    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1), of which collectives through
-    the host's memory get 0.28, come to 42 s and 7 s. The ratio of what is said is that of the bytes
-    and does not depend on the link.
+    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1) give 42 s and 7 s; collectives
+    through the host's memory reach 0.28 of the link's bandwidth. The ratio of the two times is the
+    ratio of the bytes and does not depend on the link.
     """
     fsdp, tensor = rivals(1024)
     slow = two_of_them(fabric("rtx4090-24gb"), 0.8e9)

@@ -48,8 +48,8 @@ class Force:
         return [dearest - spared for spared in self._over(tree, (1 << self.nodes) - 1, 0)]
 
     def _over(self, branches: Shape, members: int, least: int) -> list[int]:
-        """What is spared by every way to share `members` out over `branches`, of which the first
-        gets no smaller number than `least`."""
+        """The bytes saved by each way to distribute `members` over `branches`, where the first
+        branch gets at least `least`."""
         if not branches:
             return [0]
         if (branches, members, least) not in self.known:

@@ -82,7 +82,8 @@ def assert_taken_over(job: Job, leaders: list[str]) -> None:
 
 
 def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: str) -> None:
-    """Its figures are those of the metrics and of the checkpoint that was gone on from."""
+    """The incident's figures agree with the metrics and with the checkpoint that the job resumed
+    from."""
     culprit = incident["culprit"]
     assert isinstance(culprit, dict)
     assert (incident["kind"], culprit["host"]) == ("leader-lost", host)

@@ -1,5 +1,5 @@
-"""The scheduler wants the nodes back: ranks write a checkpoint, the job queues again by itself and
-goes on, and nobody is to blame."""
+"""The scheduler wants the nodes back: ranks write a checkpoint, the job is requeued and resumes,
+and the incident names no culprit."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_requeued_by_an_administrator(job: Job) -> None:
-    """Whoever follows it sees it to its end, through the queue."""
+    """A terminal that follows the job keeps following it through the queue to its end."""
     following = job.followed()
     job.until_step(TRAINING)
     job.slurm.told("scontrol", "requeue", job.id)

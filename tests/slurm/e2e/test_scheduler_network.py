@@ -35,7 +35,7 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 
 def assert_attempts_do_not_mix(job: Job) -> None:
-    """Whoever belongs to an attempt that is over writes nothing any more."""
+    """A process of an attempt that is over writes nothing more."""
     lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
     attempts = [json.loads(line)["attempt"] for line in lines]
     assert attempts == sorted(attempts)

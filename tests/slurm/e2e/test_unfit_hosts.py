@@ -1,4 +1,4 @@
-"""Hosts that are no good: found before the first step, or after they broke the job twice."""
+"""Hosts that are unfit: found before the first step, or after they broke the job twice."""
 
 import json
 import os

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("meshes")]
 
 MODELS = ("llama", "qwen3")
 MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {
-    # Name: ranks, mesh. Each goes on from the checkpoint of the one before.
+    # Name: ranks, mesh. Each run resumes from the checkpoint of the run above it.
     "shard2": (2, {"dp_shard": 2}),
     "tp2": (2, {"tp": 2}),
     "replicate2": (2, {"dp_replicate": 2, "dp_shard": 1}),

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was never stopped."""
+"""A run that resumes from a checkpoint computes the same as a run that was never stopped."""
 
 import json
 import signal

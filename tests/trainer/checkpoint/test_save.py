@@ -31,7 +31,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Told:
-    """What the cases came to."""
+    """Results of the cases."""
 
     folder: Path
     answers: Mapping[str, dict[str, Any]]

@@ -42,7 +42,7 @@ def test_a_failure_known_late_is_tried_again_from_then_on() -> None:
 
 
 def test_an_interval_that_may_change_counts_from_the_last_regular_save() -> None:
-    schedule = Schedule(10, since=7)  # went on from the checkpoint of step 7
+    schedule = Schedule(10, since=7)  # resumed from the checkpoint of step 7
     assert not schedule.due(10)
     assert schedule.due(17)
     schedule = replace(schedule.begun(17), every=4)

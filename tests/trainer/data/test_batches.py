@@ -1,4 +1,4 @@
-"""What a step reads is the same on every mesh; the mesh only deals it out."""
+"""A step reads the same sequences on every mesh; the mesh only distributes them."""
 
 from pathlib import Path
 from typing import Any

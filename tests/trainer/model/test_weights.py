@@ -208,7 +208,7 @@ def test_a_file_that_breaks_after_it_was_matched_is_named(llama: Path) -> None:
 
 
 def test_a_job_that_goes_on_reads_only_what_its_checkpoint_lacks(llama: Path) -> None:
-    """The frozen part of a model, of which only adapters are trained."""
+    """The checkpoint lacks the frozen part of a model whose adapters alone are trained."""
     decoder = decoder_of(llama)
     frozen = decoder.get_parameter(Q)
     with torch.no_grad():

@@ -253,7 +253,7 @@ def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: 
     (chain,) = decide(what, SCOPE, early.since, 100.0 + limit_s).chains
     assert chain[0].does == does
     between = decide(seen(job()), SCOPE, first.since, 110.0)
-    assert not between.since, "what is over begins anew when it comes again"
+    assert not between.since, "a cause that returns starts with a new time"
 
 
 def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:

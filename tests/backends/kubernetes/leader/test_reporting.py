@@ -67,7 +67,7 @@ class Server:
     maps: list[dict[str, Any]] = field(default_factory=list)
     trouble: Exception | None = None
     held: threading.Event | None = None
-    """Set: whoever asks waits for it, as for an API server that takes its time."""
+    """A request waits until this event is set, as with a slow API server."""
     watches: "list[list[Object | Exception]]" = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 

@@ -360,7 +360,7 @@ def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
     copy: Mirror, cluster: Cluster
 ) -> None:
     cluster.no_exec = True
-    assert copy.cancel() is None, "whoever asks suspends it"
+    assert copy.cancel() is None, "the caller suspends the job instead"
 
 
 def test_pods_that_are_not_ready_are_asked_last(
@@ -508,7 +508,7 @@ def test_what_ranks_printed_brings_step_and_checkpoint(copy: Mirror, cluster: Cl
 def test_of_a_job_that_trains_neither_its_map_nor_its_log_makes_one_that_waits(
     copy: Mirror, cluster: Cluster
 ) -> None:
-    """What is known here is a guess of whoever submitted it."""
+    """What this machine knows is a guess of the submitter."""
     cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800, culprit="rank 3 on node2")
     at = stamp(cluster.clock.now() + 7.0)
     cluster.lines = [f"{at} [node-1 attempt 2 rank 0] x step 830/5000 loss 1.5 x".encode()]

@@ -525,7 +525,7 @@ GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resour
     [
         ([GONE], [], LOW),
         ([], [evicted()], LOW),
-        ([pod(phase="Running")], [evicted()], LOW),  # made anew already, on the same node
+        ([pod(phase="Running")], [evicted()], LOW),  # already replaced, on the same node
         ([pod(phase="Failed", reason="Preempting")], [], "Preempted"),
         ([pod(phase="Failed", reason="NodeLost")], [], ""),
         ([pod(phase="Failed")], [], ""),

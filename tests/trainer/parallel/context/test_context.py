@@ -149,7 +149,7 @@ BROKEN = [
     for name in (
         "blocks averaged without weights",
         "a key is never seen",
-        "tokens dealt out in order",
+        "tokens distributed in order",
     )
 ]
 WHOLE = [saved(cp=1), saved(cp=1, tokens=32 * BASE)]
