@@ -81,7 +81,7 @@ def test_groups_of_several_hosts_are_refused_where_nvlink_ends_with_the_host() -
     assert "tp=4: must divide the 2 ranks of a host, so that no tensor-parallel group spans" in said
 
 
-def test_groups_that_blocks_do_not_hold_are_refused_with_what_they_do() -> None:
+def test_groups_that_no_block_holds_are_refused_with_the_size_of_a_block() -> None:
     said = refusal(job(tp=8), hosts())
     assert (
         "parallel.tp=8: must divide the 2 ranks of a host, or be a multiple of them that takes"
@@ -102,7 +102,7 @@ def test_why_wider_groups_are_ruled_out() -> None:
 
 
 @pytest.mark.parametrize("parallel", [{"tp": 1}, {"tp": 2, "cp": 4}, {"tp": 2, "pp": 2}])
-def test_what_stays_in_a_block_is_quicker_there(parallel: dict[str, int]) -> None:
+def test_traffic_that_stays_in_a_block_is_faster(parallel: dict[str, int]) -> None:
     """Sharded weights, keys and values, and hidden states go by NVLink."""
     fixed = {"dp_replicate": 1, "pp": 1, "cp": 1} | parallel
     near, far = (plan(job(**fixed), hosts(per_block=n), MODEL) for n in (6, None))

@@ -81,23 +81,23 @@ def both(
         {"cp": 4, "context": "ulysses"},
     ],
 )
-def test_with_several_micro_batches(parallel: dict[str, Any]) -> None:
+def test_planner_and_trainer_agree_with_several_micro_batches(parallel: dict[str, Any]) -> None:
     agree(parallel, micro_batches=3)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_tensor_parallel_with_recomputation(checkpointing: str) -> None:
+def test_planner_and_trainer_agree_on_tensor_parallel_with_recomputation(checkpointing: str) -> None:
     agree({"tp": 4}, micro_batches=2, checkpointing=checkpointing)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
-def test_axes_together_with_recomputation(context: str) -> None:
+def test_planner_and_trainer_agree_on_several_axes_with_recomputation(context: str) -> None:
     parallel = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "context": context}
     agree(parallel, micro_batches=2, checkpointing="full")
 
 
-def test_the_last_stage_of_two() -> None:
+def test_planner_and_trainer_agree_on_the_last_of_two_stages() -> None:
     agree({"pp": 2, "dp_shard": 2, "pipeline": {"schedule": "1f1b"}}, micro_batches=4, rank=2)
 
 
@@ -115,7 +115,9 @@ def test_the_last_stage_of_two() -> None:
         ("zbv", 3, 2, False),
     ],
 )
-def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> None:
+def test_planner_and_trainer_agree_on_pipelines(
+    schedule: str, pp: int, stages: int, reshard: bool | int
+) -> None:
     """What is said of weights is that of one rank, the slowest; sends are those of the rank that
     sends the most."""
     parallel = {
@@ -151,7 +153,7 @@ def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> 
     ],
     ids=str,
 )
-def test_a_tied_matrix_on_two_stages(pipeline: dict[str, Any]) -> None:
+def test_planner_and_trainer_agree_on_a_tied_matrix_on_two_stages(pipeline: dict[str, Any]) -> None:
     config, setup = both(pipeline, 4, tied=True)
     counted = bytes_of(setup)
     counted["pp", "send"] += counted.pop(("pp", "exchange"), 0)

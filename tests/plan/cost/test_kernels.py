@@ -67,7 +67,9 @@ def test_attention_is_as_fast_as_measured(tokens: int, measured: float) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "measured"), BACKWARD)
-def test_so_is_its_backward_pass(tokens: int, measured: float) -> None:
+def test_the_backward_pass_of_attention_is_as_fast_as_measured(
+    tokens: int, measured: float
+) -> None:
     scores = 16384.0 * tokens
     _, backward = attention_s(MACHINE, scores, 2048, 128, tokens)
     assert 10 * scores * 2048 / backward / 1e12 == pytest.approx(measured, rel=0.12)
@@ -78,7 +80,7 @@ def test_narrow_and_wide_heads_are_slower() -> None:
     assert forward[1] < min(forward[0], forward[2])
 
 
-def test_memory_moves_at_what_a_triad_reaches() -> None:
+def test_memory_moves_at_the_speed_of_the_triad_benchmark() -> None:
     """3089e9 a second of 3350e9."""
     assert 3089e9 * move_s(MACHINE, 1) == pytest.approx(1, rel=0.01)
 

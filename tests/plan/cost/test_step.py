@@ -47,7 +47,7 @@ def alike(micro_batches: int, spec: PipelineSpec, pp: int = 4) -> float:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
 @pytest.mark.parametrize("micro_batches", [4, 8, 32])
-def test_the_bubble_is_what_the_schedule_is_known_for(schedule: Any, micro_batches: int) -> None:
+def test_the_bubble_is_the_published_one_of_the_schedule(schedule: Any, micro_batches: int) -> None:
     spec = PipelineSpec(schedule=schedule)
     assert alike(micro_batches, spec) == pytest.approx(bubble(spec, 4, micro_batches), rel=0.02)
 
@@ -98,7 +98,7 @@ def spoken(one: Setup, known: Fabric) -> float:
     return sum(traffic.seconds for traffic in traffic_of(one, known))
 
 
-def test_tensor_parallel_beats_fsdp_by_6_where_the_link_is_all_that_counts() -> None:
+def test_tensor_parallel_is_6_times_as_fast_as_fsdp_on_a_slow_link() -> None:
     """The source says 43 s against 7 s a step. It gives neither the batch nor the bandwidth.
 
     Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1) give 42 s and 7 s; collectives
@@ -150,7 +150,7 @@ def test_offloading_the_optimizer_is_slow() -> None:
     assert step_time(away, H100).parts["optimizer"] > 10 * step_time(there, H100).parts["optimizer"]
 
 
-def test_tiny_layers_wait_for_the_host() -> None:
+def test_tiny_layers_are_bound_by_kernel_launches() -> None:
     tiny = replace(LLAMA_8B, hidden_size=256, intermediate_size=512, num_heads=4, head_dim=64)
     parts = step_time(setup(shape=tiny, tokens=256), H100).parts
     assert parts["host"] > parts["compute"]
@@ -169,7 +169,7 @@ def test_frozen_weights_need_less_work() -> None:
     assert step_time(lora, H100).step_s < 0.85 * step_time(setup(compile=True), H100).step_s
 
 
-def test_a_cpu_is_slow_and_says_that_it_is_a_guess() -> None:
+def test_a_cpu_is_slow_and_its_speed_is_called_a_guess() -> None:
     tiny = shape_of(PRESETS["llama-tiny"])
     one = setup(shape=tiny, tokens=128, mesh=Mesh(dp_shard=2), dtype="float32")
     found = step_time(one, fabric("cpu", devices=2))
@@ -207,7 +207,7 @@ def around(one: Setup, profile: str = "h100-sxm-80gb") -> Fabric:
 
 @settings(deadline=None, max_examples=50)
 @given(one=setups, profile=st.sampled_from(PROFILE_NAMES))
-def test_parts_add_up_and_nothing_is_better_than_the_peak(one: Setup, profile: str) -> None:
+def test_parts_add_up_to_the_step_and_no_step_beats_the_peak(one: Setup, profile: str) -> None:
     found = step_time(one, around(one, profile))
     assert found.step_s == pytest.approx(sum(found.parts.values()))
     assert all(seconds > 0 for seconds in found.parts.values())

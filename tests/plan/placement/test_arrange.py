@@ -64,7 +64,7 @@ def test_every_way_to_place_is_weighed(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(("hosts", "ways"), [(4, 26), (5, 236), (6, 2752), (7, 39208)])
-def test_the_ways_on_all_trees_are_those_to_label_their_hosts(hosts: int, ways: int) -> None:
+def test_placements_on_all_trees_are_counted_by_labelled_trees(hosts: int, ways: int) -> None:
     force = Force.of(Mesh(dp_shard=hosts), ALL_KINDS)
     assert sum(len(force.costs(shape)) for shape in trees(hosts)) == ways, "OEIS A000311"
 
@@ -138,7 +138,7 @@ def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequenc
     "hosts",
     [2, 3, 4, 5, 6],
 )
-def test_hosts_of_a_block_are_alike_to_tp_groups(hosts: int) -> None:
+def test_tp_groups_treat_all_hosts_of_a_block_alike(hosts: int) -> None:
     for shape in trees(hosts):
         switches = with_blocks(shape)
         for mesh, wide in wide_meshes(hosts):
@@ -147,7 +147,7 @@ def test_hosts_of_a_block_are_alike_to_tp_groups(hosts: int) -> None:
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5, 6, 7, pytest.param(8, marks=[pytest.mark.slow])])
-def test_wide_tp_groups_on_a_small_tree_are_placed_best_of_all(hosts: int) -> None:
+def test_wide_tp_groups_on_a_small_tree_get_the_best_placement(hosts: int) -> None:
     for shape in trees(hosts):
         switches = with_blocks(shape)
         for mesh, wide in wide_meshes(hosts):
@@ -284,7 +284,7 @@ def test_more_hosts_to_choose_from_never_raise_the_cost(nodes: int, data: st.Dat
     assert arrange(mesh, 1, switches, switches, ALL_KINDS).cost.total <= few.cost.total
 
 
-def test_hosts_that_are_on_no_known_switch_are_taken_by_name() -> None:
+def test_hosts_without_a_known_switch_are_chosen_by_name() -> None:
     names = [f"host-{number}" for number in (10, 9, 2, 1)]
     found = arrange(Mesh(dp_shard=3), 1, names, {})
     assert found.hosts == ("host-1", "host-2", "host-9")

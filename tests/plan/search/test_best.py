@@ -55,7 +55,7 @@ def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @settings(deadline=None, max_examples=30)
 @given(space=spaces)
-def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -> None:
+def test_the_search_finds_the_best_plan(objective: str, space: Space) -> None:
     found, rank = search(space, objective), RANKS[objective]
     best = sorted(best_of_each_mesh(space, objective).values())
     event("nothing fits" if not best else "all shown" if len(best) <= SHOWN else "more than shown")
@@ -129,7 +129,7 @@ def test_every_mesh_is_shown_or_counted_once(space: Space) -> None:
     assert (found.least is None) or found.least.peak_bytes > space.limit
 
 
-def test_there_are_as_many_meshes_as_ways_to_deal_out_the_prime_factors() -> None:
+def test_there_are_as_many_meshes_as_ways_to_distribute_the_prime_factors() -> None:
     space = space_of(DEEP, {}, {"global_batch_size": 8}, {"hosts": 9, "gpus_per_host": 8}, MIB)
     twos, threes = math.comb(3 + 4, 4), math.comb(2 + 4, 4)
     assert len(set(meshes(space.spec, 72))) == twos * threes
@@ -146,7 +146,7 @@ def test_a_tie_goes_to_the_simpler_mesh() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(space=spaces)
-def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
+def test_nothing_fits_on_fewer_hosts_than_the_smallest_plan_needs(space: Space) -> None:
     smaller, found = with_fewest_hosts(space)
     event(f"{smaller.fabric.hosts} of {space.fabric.hosts} hosts")
     if not found.options:
