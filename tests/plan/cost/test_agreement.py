@@ -86,7 +86,9 @@ def test_planner_and_trainer_agree_with_several_micro_batches(parallel: dict[str
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_planner_and_trainer_agree_on_tensor_parallel_with_recomputation(checkpointing: str) -> None:
+def test_planner_and_trainer_agree_on_tensor_parallel_with_recomputation(
+    checkpointing: str,
+) -> None:
     agree({"tp": 4}, micro_batches=2, checkpointing=checkpointing)
 
 
