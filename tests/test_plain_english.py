@@ -129,5 +129,5 @@ def test_the_list_finds_the_idioms_of_the_glossary(bad: str) -> None:
         "two keys, one of which has a default",
     ],
 )
-def test_the_list_does_not_hinder_plain_sentences(good: str) -> None:
+def test_plain_sentences_are_accepted(good: str) -> None:
     assert not IDIOMS.search(good)

@@ -248,9 +248,7 @@ EVERYBODY = [
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
-def test_of_all_verbs_on_all_that_there_is_pods_have_those_of_the_table(
-    shared: KubeTestbed, kind: Kind
-) -> None:
+def test_pods_have_exactly_the_rights_of_the_table(shared: KubeTestbed, kind: Kind) -> None:
     """docs/kubernetes.md has it, and a test compares it with the Role that is looked at here."""
     kube = shared
     kube.kubectl("apply", "-f", str(ROOT / "manifests" / "controller" / "account.yaml"), *IN)

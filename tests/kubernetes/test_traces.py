@@ -16,7 +16,7 @@ have not."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.name)
-def test_an_operator_does_what_the_projects_own_did(kube: KubeTestbed, scenario: Scenario) -> None:
+def test_an_operator_acts_as_recorded(kube: KubeTestbed, scenario: Scenario) -> None:
     trace, steps = traces.read(scenario), traces.record(kube, scenario)
     if "PyTorchJob" not in {project.kind for project in projects.there()}:
         trace, steps = _without(trace), _without(steps)

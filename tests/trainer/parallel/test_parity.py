@@ -63,7 +63,7 @@ def test_a_broken_axis_fails_the_parity_check(tmp_path: Path) -> None:
     assert not any(value.within(LOSS, GRAD_NORM) for value in found.values()), found
 
 
-def test_a_number_that_is_not_one_is_out_of_bounds() -> None:
+def test_nan_is_out_of_bounds() -> None:
     cell = Cell("any", 2, {})
     assert not Difference(float("nan"), 0.0).within(*cell.bounds)
     assert not Difference(0.0, float("nan")).within(*cell.bounds)
