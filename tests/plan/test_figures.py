@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Units of the numbers that people read."""
 
 import pytest
 

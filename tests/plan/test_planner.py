@@ -1,4 +1,4 @@
-"""Which plan a spec becomes, and what is refused with which way out."""
+"""The plan of a spec, and refusals with their fixes."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -376,7 +376,7 @@ def test_auto_checkpointing_recomputes_no_more_than_needed(kind: str) -> None:
 
 
 def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
-    """For every size of a device: with less memory than `none` needs it is `full` at once."""
+    """For every device size: with less memory than `none` needs, the choice is `full`."""
     spec = job(
         parallel__pp=2,
         parallel__tp=1,

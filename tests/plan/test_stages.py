@@ -1,4 +1,4 @@
-"""What pipelines ask and keep, against torch's own schedules."""
+"""Demands and memory of pipelines, compared with torch's own schedules."""
 
 from collections import Counter
 from typing import Any
@@ -37,7 +37,7 @@ SPECS = [
 
 
 class Stage:
-    """What a schedule looks at of a stage as it is made."""
+    """The attributes of a stage that torch's schedules read when they are created."""
 
     has_backward = True
     group_rank = 0
@@ -54,7 +54,7 @@ class Stage:
 
 
 def torch_schedule(spec: PipelineSpec, pp: int, micro_batches: int) -> Any:
-    """As torch makes it on the first rank; raises ValueError where it will not."""
+    """torch's schedule on the first rank. Raises ValueError if torch refuses it."""
     num_stages = pp * spec.stages
     indices = [0, num_stages - 1] if spec.schedule == "zbv" else range(0, num_stages, pp)
     stages = [Stage(index, pp, num_stages) for index in indices]
@@ -80,7 +80,7 @@ def test_the_demands_of_a_schedule_equal_those_of_torch(spec: PipelineSpec) -> N
 
 
 def most_kept(order: list[_Action | None]) -> int:
-    """Passes of one rank that went forward and have not begun to go back, at most."""
+    """The most forward passes of one rank whose backward pass has not begun."""
     kept = most = 0
     for action in order:
         kind = action.computation_type if action else None

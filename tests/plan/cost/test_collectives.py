@@ -1,4 +1,4 @@
-"""What collectives send, by their definitions, and their seconds against nccl-tests."""
+"""Bytes of collectives by definition, and their seconds compared with nccl-tests."""
 
 import itertools
 from collections import Counter
@@ -207,14 +207,14 @@ def test_a_block_is_as_fast_as_a_host_of_its_size() -> None:
 
 
 def test_the_link_of_a_block_limits_only_traffic_that_leaves_a_host() -> None:
-    """At half the rate and more latency."""
+    """The link has half the bandwidth and more latency."""
     slower = {"bytes_per_s": 450e9, "latency_s": 10e-6}
     assert in_blocks(32, link=slower).gather_s(1e9) > 1.9 * in_blocks(32).gather_s(1e9)
     assert in_blocks(4, link=slower).gather_s(1e9) == in_blocks(4).gather_s(1e9)
 
 
 def test_rings_leave_a_block_over_the_links_of_all_its_ranks() -> None:
-    """400 Gb/s a device: two of a group in a block are bound by these, 36 by NVLink."""
+    """400 Gb/s per device: this limits two ranks of a group in a block; NVLink limits 36."""
     near, far = in_blocks(72).bus_bytes_per_s, in_blocks(2, stride=72).bus_bytes_per_s
     assert in_blocks(4, stride=36).bus_bytes_per_s == pytest.approx(2 * far)
     assert in_blocks(144).bus_bytes_per_s == near

@@ -1,4 +1,4 @@
-"""Models with experts: a token pays for those that it meets, a link for all."""
+"""Models with experts: computation counts active experts, traffic counts all."""
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.plan.cost.step import step_time
@@ -37,8 +37,8 @@ def test_the_weights_of_all_experts_are_gathered() -> None:
 
 
 def test_a_step_takes_a_bit_longer_than_its_active_parameters_alone() -> None:
-    """As long as a model of that many parameters without experts, or longer: experts have few
-    rows each, and tokens are sent to them and back."""
+    """A step takes at least as long as that of a dense model with as many active parameters.
+    Experts have few rows each, and tokens are sent to them and back."""
     mesh = Mesh(dp_shard=64)
     experts = step_time(setup(shape=MIXTRAL, tokens=4096, mesh=mesh, compile=True), EIGHT_HOSTS)
     dense = shape_of(

@@ -1,4 +1,4 @@
-"""Single operations against published measurements of single operations."""
+"""Times of single operations compared with published measurements."""
 
 import math
 
@@ -25,7 +25,7 @@ PRODUCTS = [
     (256, 4096, 1024, 225),
 ]
 ALONE_S = 5e-6
-"""That a product takes longer when it stands alone."""
+"""A product that runs alone takes this much longer, in seconds."""
 # Shah et al. 2024, figure 5: FlashAttention-2 on H100, heads of 128, causal, 16k tokens in all.
 ATTENTION = [(512, 191), (1024, 260), (2048, 298), (4096, 319), (8192, 333), (16384, 335)]
 # Figure 6: backward.

@@ -1,4 +1,4 @@
-"""What a search passes over a setup by is below what the setup takes."""
+"""The lower bound by which a search skips a setup is below the setup's step time."""
 
 from typing import Any
 

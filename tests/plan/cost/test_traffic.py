@@ -1,4 +1,4 @@
-"""Bytes of a step, by what the trainer does."""
+"""Bytes that the trainer sends in a step."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_resharding_to_a_number_gathers_again_among_that_many_ranks() -> None:
 
 
 def test_gathers_among_fewer_ranks_stay_among_them() -> None:
-    """With 8 ranks to a host: all weights come from all hosts, and again from the own one."""
+    """With 8 ranks per host: weights are gathered once over all hosts and again within the host."""
     rows = {
         row.what: row
         for row in traffic_of(setup(mesh=Mesh(dp_shard=32), reshard=8), fabric(hosts=4))

@@ -1,4 +1,4 @@
-"""What layers keep for their backward pass."""
+"""Activations that layers keep for their backward pass."""
 
 from copy import deepcopy
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is there at once, on the rank that has most of it."""
+"""Peak memory: the most that is allocated at once on the fullest rank."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a rank keeps from step to step, against the models themselves and published figures."""
+"""States that a rank keeps between steps, compared with real models and published figures."""
 
 from copy import deepcopy
 from typing import Any
@@ -101,8 +101,8 @@ def test_gradients_are_unsharded_while_micro_batches_add_up() -> None:
 
 
 def test_rows_that_do_not_divide_are_padded_on_every_rank() -> None:
-    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank has room for
-    as much."""
+    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank allocates 2
+    values."""
     layer = units(setup(mesh=Mesh(dp_shard=96))).layer
     assert layer.shard * 96 > layer.whole
     assert units(setup(mesh=Mesh(dp_shard=32))).layer.shard * 32 == layer.whole

@@ -1,4 +1,4 @@
-"""The planner's memory against what the trainer itself allocates, on ranks that are fake.
+"""The planner's memory compared with the trainer's own allocations, on fake ranks.
 
 A few layers of Llama 3 8B at its real widths; every cell in full is `python -m benchmarks.memory`.
 """

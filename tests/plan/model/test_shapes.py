@@ -91,13 +91,13 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
 def test_sizes_of_known_models_equal_the_published_ones(
     config: dict[str, Any], parameters: int
 ) -> None:
-    """Of the weights on the Hugging Face hub, as their safetensors index counts them."""
+    """Published: the parameter count in the safetensors index on the Hugging Face hub."""
     assert shape_of(config).parameters == parameters
 
 
 def test_only_the_chosen_experts_are_active() -> None:
-    """12.9 billion of Mixtral's 46.7 (Jiang et al. 2024, "Mixtral of Experts"), 3.3 of Qwen3's
-    30.5 (its model card)."""
+    """Mixtral: 12.9 of 46.7 billion (Jiang et al. 2024, "Mixtral of Experts"). Qwen3: 3.3 of 30.5
+    billion (its model card)."""
     assert shape_of(MIXTRAL_8X7B).active_parameters == pytest.approx(12.9e9, rel=2e-3)
     assert shape_of(QWEN3_30B_A3B).active_parameters == pytest.approx(3.3e9, rel=2e-2)
     dense = shape_of(LLAMA3_8B)

@@ -1,4 +1,4 @@
-"""What is placed where: against every other way on small trees, against a bound on large ones."""
+"""Placements are compared with all others on small trees and with a lower bound on large ones."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -47,14 +47,14 @@ def costs_by_permutation(mesh: Mesh, switches: Switches, sent: Sequence[Traffic]
 
 
 def _levels(one: tuple[str, ...], other: tuple[str, ...], depth: int) -> int:
-    """Levels of switches that are left between two hosts, and one for the host itself."""
+    """Levels of switches that traffic between two hosts leaves, and one for the host itself."""
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return 1 + depth - len(list(shared))
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5])
 def test_every_way_to_place_is_weighed(hosts: int) -> None:
-    """Exchanges of what is alike leave out no cost that a permutation has, and add none."""
+    """Skipping exchanges of equal hosts or branches neither loses nor adds a cost."""
     for nodes in range(2, hosts + 1):
         for mesh in meshes(nodes):
             force = Force.of(mesh, ALL_KINDS)
@@ -85,8 +85,8 @@ def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
 
 
 def with_blocks(shape: Shape) -> dict[str, tuple[str, ...]]:
-    """The hosts of a tree whose lowest switches are NVLink blocks; what hangs on the root is in
-    none."""
+    """The hosts of a tree whose lowest switches are NVLink blocks; hosts directly below the root
+    are in no block."""
     hosts = [
         Host(name=name, devices=1, switches=path[:-1], nvlink_block="/".join(path) or None)
         for name, path in switches_of(shape).items()
@@ -124,7 +124,7 @@ def ways_by_permutation(mesh: Mesh, wide: int, switches: Switches) -> Iterator[S
 
 
 def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequence[str]]:
-    """Every choice of blocks for the tp groups, on the first hosts of each that are left."""
+    """Every choice of blocks for the tp groups, each on the first free hosts of its block."""
     hosts: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for host, path in switches.items():
         hosts[path].append(host)
@@ -167,7 +167,7 @@ def test_every_tree_is_among_the_small_trees(hosts: int, count: int) -> None:
 
 
 def bound_of(mesh: Mesh, switches: Switches, sent: Sequence[Traffic], least: int) -> float:
-    """What any placement costs at least; `least` leaves hosts wherever they are."""
+    """The least cost of any placement; `least` is the cost of leaving hosts."""
     axes: list[Axis] = [
         (getattr(mesh, flow.axes[0]), 8 * flow.bytes_per_rank, flow.pattern == "ring")
         for flow in flows_of(mesh, sent)
@@ -292,7 +292,7 @@ def test_hosts_without_a_known_switch_are_chosen_by_name() -> None:
 
 
 def test_sharding_groups_are_kept_below_one_leaf_and_replicas_go_outside() -> None:
-    """16 hosts a leaf, which names go round-robin over: by name, each neighbour is elsewhere."""
+    """16 hosts per leaf; names go round-robin over leaves, so neighbours by name share no leaf."""
     hosts = regular(None, 64, 8, (16,)).hosts
     switches = {
         f"h{number}": hosts[(number % 4) * 16 + number // 4].switches for number in range(64)

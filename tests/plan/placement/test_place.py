@@ -1,4 +1,4 @@
-"""Laws of late binding."""
+"""Laws of placement: which hosts get the node ranks of a plan when the job starts."""
 
 from collections import Counter
 from collections.abc import Mapping

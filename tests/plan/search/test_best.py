@@ -1,4 +1,4 @@
-"""The search finds what a look at everything finds."""
+"""The search finds the same plan as an exhaustive search."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ OBJECTIVES = ("throughput", "memory")
 
 
 def every_option(space: Space) -> Iterator[Option]:
-    """All that fits, one by one."""
+    """Every option that fits."""
     spec, shape = space.spec, space.shape
     for mesh in meshes(spec, space.world):
         if first_refusal(space.request, mesh):
@@ -43,7 +43,7 @@ def every_option(space: Space) -> Iterator[Option]:
 
 
 def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
-    """By looking at everything, in a time that small worlds alone allow."""
+    """An exhaustive search; fast enough only for small worlds."""
     rank = RANKS[objective]
     best: dict[Mesh, Rank] = {}
     for option in every_option(space):
@@ -67,7 +67,7 @@ def test_the_search_finds_the_best_plan(objective: str, space: Space) -> None:
 
 
 def decided(spec: JobSpec, setup: Setup) -> JobSpec:
-    """`spec` with nothing but what the search chose."""
+    """`spec` with every automatic value replaced by the choice of the search."""
     degrees: dict[str, Any] = dict(zip(AXES, setup.mesh.degrees, strict=True))
     parallel = replace(
         spec.parallel,
@@ -84,7 +84,7 @@ def decided(spec: JobSpec, setup: Setup) -> JobSpec:
 
 
 def keeps(spec: JobSpec, option: Option) -> bool:
-    """What the user fixed is as it was."""
+    """Whether the option keeps every value that the user fixed."""
     setup, wish = option.setup, spec.parallel
     pairs = [
         *((getattr(wish, axis), getattr(setup.mesh, axis)) for axis in AXES),
@@ -136,7 +136,7 @@ def test_there_are_as_many_meshes_as_ways_to_distribute_the_prime_factors() -> N
 
 
 def test_a_tie_goes_to_the_simpler_mesh() -> None:
-    """On one rank there is one mesh; on two that are all alike, one axis is enough."""
+    """On two ranks whose meshes tie, one axis is enough."""
     space = space_of(
         DEEP, {}, {"global_batch_size": 8}, {"hosts": 1, "gpus_per_host": 2}, 80_000 * MIB
     )

@@ -1,4 +1,4 @@
-"""What would make a job fit that does not."""
+"""Changes of the spec that make a job fit that does not."""
 
 import shlex
 from typing import Any
