@@ -96,19 +96,19 @@ def test_all_problems_of_a_spec_are_reported_at_once() -> None:
     assert done.stdout == ""
 
 
-def test_a_spec_that_is_not_there_is_named() -> None:
+def test_a_missing_spec_is_named() -> None:
     done = ndctl("plan", "no-such.yaml")
     assert done.exit_code == exit_codes.BAD_SPEC
     assert "error: no-such.yaml: no such file" in done.stderr
 
 
-def test_a_plan_that_cannot_be_is_refused_with_its_own_code() -> None:
+def test_an_impossible_plan_is_refused_with_its_own_code() -> None:
     done = ndctl("plan", str(SPEC), "--set", "parallel.tp=8")
     assert done.exit_code == exit_codes.NO_PLAN
     assert "fix:" in done.stderr
 
 
-def test_a_plan_is_shown_and_as_json_has_every_rank() -> None:
+def test_a_plan_is_shown_and_its_json_has_every_rank() -> None:
     assert "tp" in ndctl("plan", str(SPEC)).output
     body = ndctl_json("plan", str(SPEC))
     assert isinstance(body, dict)
@@ -163,7 +163,7 @@ def test_printed_commands_work_for_jobs_of_another_run_root(
         assert done.exit_code == 0 or "no log" in done.stderr or "no agent" in done.stderr
 
 
-def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:
+def test_a_second_submit_is_refused_with_both_options(job: Path) -> None:
     done = ndctl("submit", str(SPEC))
     assert done.exit_code == exit_codes.BAD_JOB_STATE
     assert "was interrupted" in done.stderr
@@ -175,7 +175,7 @@ def test_submit_again_is_refused_with_both_ways_out(job: Path) -> None:
 HOSTS = str(SPEC.parents[2] / "examples" / "inventories" / "h100.yaml")
 
 
-def test_off_a_cluster_a_slurm_job_is_checked_and_rendered_with_the_hosts_in_a_file(
+def test_without_a_cluster_a_slurm_job_is_rendered_for_the_hosts_in_a_file(
     run_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -246,7 +246,7 @@ def test_a_dry_run_asks_the_scheduler_and_fails_where_that_refuses(
     assert cluster.submitted == []
 
 
-def test_a_dry_run_of_the_client_asks_nobody(cluster: NoCluster) -> None:
+def test_a_client_dry_run_makes_no_request(cluster: NoCluster) -> None:
     cluster.obstacle = "partition: must be one of train"
     done = ndctl("submit", "--dry-run=client", str(SPEC))
     assert done.exit_code == 0
@@ -298,7 +298,7 @@ def test_list_shows_the_jobs_of_the_run_root(run_root: Path, job: Path) -> None:
     )
 
 
-def test_status_as_json_has_what_scripts_look_for(job: Path) -> None:
+def test_status_as_json_has_the_keys_that_scripts_read(job: Path) -> None:
     body = ndctl_json("status", JOB)
     assert isinstance(body, dict)
     assert (body["name"], body["backend"], body["attempt"], body["step"]) == (JOB, "local", 1, 1)
@@ -333,7 +333,7 @@ def test_a_job_whose_submission_was_cut_off_is_no_traceback(verb: str, run_root:
     assert "did not finish" in done.stderr
 
 
-def test_describe_shows_all_that_is_known(job: Path) -> None:
+def test_describe_shows_everything_known(job: Path) -> None:
     assert "host-1" in ndctl("describe", JOB).output
     body = ndctl_json("describe", JOB)
     assert isinstance(body, dict)
@@ -348,7 +348,7 @@ def test_events_are_lines_and_as_json_each_is_one_object(job: Path) -> None:
     ]
 
 
-def test_logs_come_with_host_and_rank(job: Path) -> None:
+def test_lines_of_logs_have_host_and_rank(job: Path) -> None:
     assert ndctl("logs", JOB).output.splitlines()[-1].endswith("another line")
     assert "[host-0 rank 0] a line" in ndctl("logs", JOB, "--rank", "0", "--attempt", "1").output
     assert len(ndctl("logs", JOB, "--tail", "1").output.splitlines()) == 1
@@ -396,7 +396,7 @@ def test_the_exit_code_of_doctor_shows_whether_a_job_can_run(
 # The command line itself
 
 
-def test_a_word_that_is_no_verb_is_a_usage_error() -> None:
+def test_an_unknown_verb_is_a_usage_error() -> None:
     done = ndctl("sumbit")
     assert done.exit_code == exit_codes.USAGE
     assert "No such command 'sumbit'" in done.stderr
@@ -468,7 +468,7 @@ HEAVY = {"torch", "transformers", "numpy", "pydantic", "aiohttp", "rich", "async
 
 
 @pytest.mark.process
-def test_help_imports_next_to_nothing() -> None:
+def test_help_imports_few_modules() -> None:
     modules = imported_by("--help")
     assert not modules & {*HEAVY, "yaml", "urllib.request"}
     ours = {name for name in modules if name.startswith("orchestrator.")}
@@ -486,7 +486,7 @@ def test_status_imports_no_yaml_drawing_or_network_modules(job: Path) -> None:
 
 
 @pytest.mark.process
-def test_plan_imports_nothing_that_draws_or_talks_or_trains() -> None:
+def test_plan_imports_no_drawing_network_or_training_modules() -> None:
     assert not imported_by("plan", str(SPEC)) & HEAVY
 
 
@@ -515,7 +515,7 @@ def test_an_inventory_with_a_mistake_is_a_bad_spec(tmp_path: Path) -> None:
     assert "hosts.yaml:1: profile: must be one of h100-sxm-80gb" in done.stderr
 
 
-def test_a_plain_value_under_the_name_of_a_secret_is_warned_of() -> None:
+def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning() -> None:
     root = Path(__file__).parent.parent
     words = (str(root / "examples/kubernetes.yaml"), "--inventory")
     hosts = str(root / "examples/inventories/h100.yaml")
@@ -530,7 +530,7 @@ def test_a_plain_value_under_the_name_of_a_secret_is_warned_of() -> None:
         assert "abc" not in done.stderr
 
 
-def test_a_plain_value_under_the_name_of_a_secret_is_warned_of_on_slurm_too() -> None:
+def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning_on_slurm() -> None:
     root = Path(__file__).parent.parent
     hosts = str(root / "examples/inventories/h100.yaml")
     words = ("plan", str(root / "examples/slurm.yaml"), "--inventory", hosts)
@@ -559,7 +559,7 @@ def another_user(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_run_directory_is_its_owners_alone(
+def test_a_run_directory_is_private_to_its_owner(
     cluster: NoCluster, run_root: Path, umask: int
 ) -> None:
     from orchestrator.app.submission import submit_job

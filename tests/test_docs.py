@@ -85,7 +85,7 @@ def test_files_that_the_help_names_exist() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_plan(example: Path) -> None:
+def test_every_example_can_be_planned(example: Path) -> None:
     from orchestrator.app.planning import plans
 
     on = H100 if example.stem.startswith(("llama3", "slurm", "kubernetes")) else None
@@ -95,7 +95,7 @@ def test_examples_plan(example: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["slurm", "slurm-spare"])
-def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> None:
+def test_the_script_of_a_slurm_example_equals_the_golden_file(name: str) -> None:
     from orchestrator.app.planning import plans
     from orchestrator.app.submission import submit_job
 
@@ -113,7 +113,7 @@ def test_the_script_of_a_slurm_example_is_as_in_the_golden_file(name: str) -> No
         for command in planning_docs.commands(path.read_text())
     ],
 )
-def test_the_outputs_in_documents_are_those_of_their_commands(
+def test_outputs_in_documents_equal_those_of_their_commands(
     document: str, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m tests.planning_docs` writes them again."""

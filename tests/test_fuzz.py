@@ -96,7 +96,7 @@ def scratched(data: bytes, draw: random.Random) -> bytes:
     [(load_spec, SPECS, 2_000), (load_inventory, INVENTORIES, 1_000)],
     ids=["specs", "inventories"],
 )
-def test_a_damaged_document_is_read_or_refused_in_words(
+def test_a_damaged_document_is_read_or_refused_with_an_error(
     load: Callable[[str, str], object], texts: list[str], count: int
 ) -> None:
     refused = 0
@@ -126,13 +126,13 @@ def test_a_damaged_datagram_is_refused_as_a_value(honest: bytes) -> None:
     assert refused > 1_000
 
 
-def test_a_damaged_line_of_the_strikes_file_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_line_of_the_strikes_file_is_skipped(tmp_path: Path) -> None:
     line = b'{"host":"node1","at":1700000000.0,"job":"j","cause":"gpu-lost","evidence":[]}\n'
     for seed in range(1_500):
         lines_in(scratched(line, random.Random(seed)) + line)
 
 
-def test_a_damaged_journal_ends_a_fold_in_words() -> None:
+def test_a_damaged_journal_ends_a_replay_with_an_error() -> None:
     beat = b'{"at":1.0,"event":{"kind":"Tick","at":1.0},"actions":[]}\n'
     for seed in range(375):
         draw = random.Random(seed)

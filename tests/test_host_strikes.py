@@ -65,7 +65,7 @@ def strike(
     )
 
 
-def test_two_strikes_within_a_day_leave_a_host_out_for_a_day(tmp_path: Path) -> None:
+def test_two_strikes_within_a_day_exclude_a_host_for_a_day(tmp_path: Path) -> None:
     path = path_of(tmp_path, "tb")
     record(path, strike(at=NOW - HALF_LIFE_S))
     assert excluded(path, NOW) == {}
@@ -165,7 +165,7 @@ def test_a_new_run_of_a_job_gives_new_strikes(submitted: float | None) -> None:
     assert found.is_excluded
 
 
-def test_when_hosts_were_last_cleared_is_known_also_of_those_without_a_strike(
+def test_the_time_of_the_last_clearing_is_known_for_hosts_without_strikes_too(
     tmp_path: Path,
 ) -> None:
     path = path_of(tmp_path, "tb")
@@ -191,7 +191,7 @@ def test_the_order_of_the_lines_does_not_matter(lines: list[Strike]) -> None:
     assert fold(lines, NOW + 9) == fold(sorted(lines, key=lambda line: line.at), NOW + 9)
 
 
-def test_local_hosts_are_only_names(tmp_path: Path) -> None:
+def test_hosts_of_the_local_backend_get_no_strikes(tmp_path: Path) -> None:
     path = path_of(tmp_path, LOCAL)
     for attempt in range(3):
         record(path, strike(host="host-0", attempt=attempt))
@@ -252,7 +252,7 @@ def test_a_bad_line_is_skipped_and_named_once(
     assert "\n" not in said
 
 
-def test_of_many_bad_lines_the_first_are_named_and_the_rest_is_counted(
+def test_the_first_of_many_bad_lines_are_named_and_the_rest_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = path_of(tmp_path, "tb")
@@ -347,7 +347,7 @@ def test_an_unexplained_kill_is_a_quarter_of_a_strike(
 # ndctl hosts
 
 
-def test_strikes_that_count_no_more_are_shown_on_demand(tmp_path: Path) -> None:
+def test_expired_strikes_are_shown_on_demand(tmp_path: Path) -> None:
     now = SystemClock().now()
     path = path_of(tmp_path, "tb")
     record(path, strike(at=now - 8 * HALF_LIFE_S))
@@ -397,13 +397,13 @@ def test_hosts_are_listed_with_their_evidence_and_cleared(tmp_path: Path) -> Non
     assert "tb/" not in ndctl("hosts", *root)[1]
 
 
-def test_clearing_a_host_that_nothing_is_held_against_is_an_error(tmp_path: Path) -> None:
+def test_clearing_a_host_without_strikes_is_an_error(tmp_path: Path) -> None:
     code, said = ndctl("hosts", "--run-root", str(tmp_path), "clear", "node1")
     assert code == 1
     assert "node1 has no strikes" in said
 
 
-def test_a_host_that_a_job_replaced_for_no_strike_is_cleared_on_a_cluster_that_is_named(
+def test_a_replaced_host_without_strikes_is_cleared_on_a_named_cluster(
     tmp_path: Path,
 ) -> None:
     path = path_of(tmp_path, "tb")
@@ -459,7 +459,7 @@ def test_a_strike_shows_its_evidence(tmp_path: Path) -> None:
     assert "    NVRM: Xid 79\n    rank 3: killed by SIGKILL\n" in said
 
 
-def test_a_file_that_cannot_be_read_keeps_no_job_from_starting(
+def test_an_unreadable_file_prevents_no_job_from_starting(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = path_of(tmp_path, "tb")
@@ -485,7 +485,7 @@ def test_a_user_gets_an_error_if_strikes_cannot_be_read(tmp_path: Path, words: l
     ("run_root", "folder", "file"),
     [(0o700, 0o700, 0o600), (0o2775, 0o2775, 0o664), (0o1777, 0o1777, 0o666)],
 )
-def test_whoever_shares_the_run_root_shares_the_strikes(
+def test_users_of_a_shared_run_root_share_the_strikes(
     tmp_path: Path, run_root: int, folder: int, file: int
 ) -> None:
     """For any umask of the user who wrote first."""

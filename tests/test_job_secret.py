@@ -55,7 +55,7 @@ def test_text_that_is_no_secret_is_refused(text: str) -> None:
         secret_from(text)
 
 
-def test_a_proof_is_good_for_one_number_and_one_claim_of_one_job() -> None:
+def test_a_proof_is_valid_for_one_number_and_one_claim_of_one_job() -> None:
     proof = prove(SECRET, "nonce", CLAIM)
     assert is_proved(SECRET, "nonce", CLAIM, proof)
     assert not is_proved(SECRET, "another", CLAIM, proof)

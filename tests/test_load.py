@@ -257,7 +257,7 @@ def test_a_file_that_is_no_spec_is_refused_at_its_line(
 
 
 @pytest.mark.parametrize("name", ["Job_1", "7b.v2", "my_run", "a", "A-b.c_", "x" * 63])
-def test_names_as_slurm_users_have_them_are_taken(name: str) -> None:
+def test_names_common_among_slurm_users_are_accepted(name: str) -> None:
     overrides = (f'name="{name}"', "cluster.backend=slurm")
     assert load_spec(GOOD, "job.yaml", overrides).name == name
 
@@ -266,7 +266,7 @@ def test_names_as_slurm_users_have_them_are_taken(name: str) -> None:
     ("name", "instead"),
     [("Job_1", "job-1"), ("7b.v2", "job-7b-v2"), ("my_run", "my-run"), ("Ab." + "9" * 60, "ab-9")],
 )
-def test_kubernetes_takes_names_of_hosts_alone_and_says_so(name: str, instead: str) -> None:
+def test_kubernetes_accepts_only_host_names_and_the_error_says_so(name: str, instead: str) -> None:
     said = refused(GOOD, f'name="{name}"', "cluster.backend=kubernetes")
     assert "name: must be on Kubernetes 1 to 63 of a-z, 0-9 and -, first a letter" in said
     assert f"(RFC 1035 label), got '{name}'" in said
@@ -274,7 +274,7 @@ def test_kubernetes_takes_names_of_hosts_alone_and_says_so(name: str, instead: s
 
 
 @given(st.text(alphabet="aZ9-._ü", min_size=1, max_size=70))
-def test_the_name_that_is_advised_is_one_that_kubernetes_takes(name: str) -> None:
+def test_the_advised_name_is_valid_for_kubernetes(name: str) -> None:
     if NAME.admits(name):
         assert KUBERNETES_NAME.admits(kubernetes_name(name))
 
@@ -296,7 +296,7 @@ def test_all_problems_are_reported_at_once_each_at_its_line() -> None:
     ]
 
 
-def test_the_problems_are_also_there_as_values() -> None:
+def test_problems_are_also_available_as_values() -> None:
     with pytest.raises(SpecError) as caught:
         load_spec(GOOD, "job.yaml", ["train.steps=0"])
     cause = caught.value.__cause__
@@ -351,7 +351,7 @@ def test_an_override_wins_over_the_file_and_a_later_one_over_an_earlier() -> Non
     assert (spec.train.steps, spec.run_root) == (30, "/a=b")
 
 
-def test_an_override_makes_the_sections_that_are_not_there() -> None:
+def test_an_override_creates_missing_sections() -> None:
     spec = load_spec(GOOD + "parallel:\n", "x", ["parallel.tp=2", "train.optimizer.lr=1e-3"])
     assert (spec.parallel.tp, spec.train.optimizer.lr) == (2, 1e-3)
 
@@ -393,12 +393,12 @@ def test_an_unreadable_file_is_reported_with_similar_files(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
-def test_every_example_loads_and_comes_back_from_its_dump(path: Path) -> None:
+def test_every_example_loads_and_its_dump_loads_as_an_equal_spec(path: Path) -> None:
     spec = read_spec(path)
     assert load_spec(dump_spec(spec), "dump") == spec
 
 
-def test_the_quickstart_cuts_tensors_inside_a_host_and_shards_data_across_hosts() -> None:
+def test_the_quickstart_uses_tp_inside_a_host_and_fsdp_across_hosts() -> None:
     spec = read_spec(EXAMPLES / "quickstart.yaml")
     assert spec.parallel == ParallelSpec(pp=1, dp_replicate=1, dp_shard=2, cp=1, tp=2)
     assert spec.train == TrainSpec(
@@ -501,7 +501,7 @@ def test_any_text_is_either_a_spec_or_a_spec_error(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(), st.text())
-def test_any_override_is_either_taken_or_a_spec_error(path: str, value: str) -> None:
+def test_any_override_is_either_accepted_or_a_spec_error(path: str, value: str) -> None:
     with suppress(SpecError):
         load_spec(GOOD, "x", [f"{path}={value}", f"train.{path}={value}"])
 
@@ -525,7 +525,9 @@ def test_a_models_config_is_found_where_the_spec_says(tmp_path: Path) -> None:
     assert read_model_config(ModelSpec(path="org/name"), hub) == shape
 
 
-def test_a_models_config_that_is_not_there_is_told_with_the_way_to_get_it(tmp_path: Path) -> None:
+def test_a_missing_model_config_is_reported_with_the_command_that_fetches_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(SpecError, match=r"hf download org/name config\.json"):
         read_model_config(ModelSpec(path="org/name"), tmp_path)
     with pytest.raises(SpecError, match="a folder with a config"):
@@ -547,7 +549,9 @@ def test_a_models_config_that_is_not_there_is_told_with_the_way_to_get_it(tmp_pa
         ({}, str(Path("~/.cache/huggingface/hub").expanduser())),
     ],
 )
-def test_the_hub_cache_is_where_huggingface_hub_has_it(environ: dict[str, str], cache: str) -> None:
+def test_the_hub_cache_path_equals_that_of_huggingface_hub(
+    environ: dict[str, str], cache: str
+) -> None:
     assert hub_cache(environ) == Path(cache)
 
 

@@ -40,7 +40,7 @@ def needed_by(*wanted: str) -> set[str]:
     return {name for name, _ in seen}
 
 
-def test_the_runtime_list_is_what_ndctl_needs_and_no_more() -> None:
+def test_the_runtime_list_has_exactly_the_packages_that_ndctl_needs() -> None:
     project = PROJECT["project"]
     wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra, more in project["optional-dependencies"].items():
@@ -64,7 +64,7 @@ def test_no_tool_of_the_tests_is_in_an_image() -> None:
     assert not names & pins("requirements.lock").keys()
 
 
-def test_what_is_declared_admits_the_tested_versions() -> None:
+def test_declared_versions_admit_the_tested_ones() -> None:
     project, tested = PROJECT["project"], pins("requirements-dev.lock")
     declared = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     for extra in project["optional-dependencies"].values():
@@ -75,7 +75,7 @@ def test_what_is_declared_admits_the_tested_versions() -> None:
             assert Version(version) in one.specifier, one
 
 
-def test_the_image_has_the_runtime_list_alone_on_a_base_named_by_its_digest() -> None:
+def test_the_image_installs_the_runtime_list_on_a_base_pinned_by_digest() -> None:
     steps = (ROOT / "manifests/image/Containerfile").read_text()
     (base,) = re.findall(r"^FROM (\S+)", steps, re.MULTILINE)
     assert re.fullmatch(

@@ -34,7 +34,7 @@ def test_a_room_has_one_subject_and_few_files(room: Path) -> None:
     assert docstring, "its `__init__` says what it is about"
 
 
-def test_the_trainer_imports_nothing_of_the_orchestrator_but_the_contract() -> None:
+def test_the_trainer_imports_only_the_contract_of_the_orchestrator() -> None:
     found = {
         (name(path), one)
         for path in (ROOT / "trainer").rglob("*.py")

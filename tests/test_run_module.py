@@ -18,7 +18,7 @@ print(json.dumps([orchestrator.__file__, trainer.__file__, __name__, sys.argv]))
 """
 
 
-def test_a_program_gets_this_copy_of_ndctl_whatever_else_there_is(
+def test_a_program_imports_this_copy_of_ndctl_even_if_others_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other packages of the same names, also on the user's own path."""

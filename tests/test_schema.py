@@ -48,7 +48,7 @@ def loads(data: Any) -> bool:
     return True
 
 
-def test_the_schema_is_a_schema_of_its_dialect_and_plain_json() -> None:
+def test_the_schema_is_valid_in_its_dialect_and_plain_json() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert json.loads(json.dumps(SCHEMA)) == SCHEMA
 
@@ -119,7 +119,7 @@ def test_the_examples_and_their_dumps_are_valid(path: Path) -> None:
         ("run_root", ""),
     ],
 )
-def test_loader_and_schema_refuse_the_same(path: str, value: Any) -> None:
+def test_loader_and_schema_refuse_the_same_specs(path: str, value: Any) -> None:
     data = with_value(path, value)
     assert not loads(data)
     assert not VALIDATOR.is_valid(data)
@@ -147,7 +147,7 @@ def test_loader_and_schema_refuse_the_same(path: str, value: Any) -> None:
         ("parallel", {"data": "zero1", "dp_replicate": 4}),
     ],
 )
-def test_loader_and_schema_take_the_same(path: str, value: Any) -> None:
+def test_loader_and_schema_accept_the_same_specs(path: str, value: Any) -> None:
     data = with_value(path, value)
     assert loads(data)
     VALIDATOR.validate(data)
@@ -191,7 +191,7 @@ def test_every_key_with_a_docstring_has_it_as_description() -> None:
     assert SCHEMA["properties"]["run_root"]["default"] == "ndctl-runs"
 
 
-def test_no_object_of_the_schema_takes_unknown_keys() -> None:
+def test_no_object_of_the_schema_accepts_unknown_keys() -> None:
     for name, definition in SCHEMA["$defs"].items():
         assert definition["additionalProperties"] is False, name
     assert SCHEMA["additionalProperties"] is False

@@ -144,7 +144,7 @@ def test_replacing_an_agent_ends_the_old_one_first(
     backend.replace(launch(tmp_path / "job"), "host-1")
     assert old.wait(WAIT_S) == -signal.SIGKILL
     (agent,) = backend.started.values()
-    assert os.getsid(agent.pid) == agent.pid, "it must outlive whoever started it"
+    assert os.getsid(agent.pid) == agent.pid, "it must outlive the process that started it"
     log = tmp_path / "job" / "logs" / "agent-host-1.log"
     wait_for(lambda: log.read_text() == "started\n", "the new agent")
 

@@ -72,7 +72,7 @@ def test_each_case_says_where_it_comes_from_and_what_happened() -> None:
         assert case.about.strip(), case.name
 
 
-def test_each_case_has_something_to_judge_and_a_label() -> None:
+def test_each_case_has_evidence_and_a_label() -> None:
     scopes = set(get_args(Scope))
     for case in [*CASES, *LATER]:
         assert case.log or case.kernel or case.signal or case.exit_code, case.name
@@ -81,7 +81,7 @@ def test_each_case_has_something_to_judge_and_a_label() -> None:
         assert case.excludes_host in {True, False, "either"}, case.name
 
 
-def test_the_name_decides_what_is_held_out() -> None:
+def test_the_name_of_a_case_decides_whether_it_is_held_out() -> None:
     for part in PARTS:
         assert [case.name for case in read_cases(part) if part_of(case.name) != part] == []
     share = sum(part_of(case.name) == "heldout" for case in CASES) / len(CASES)
@@ -147,13 +147,11 @@ NOTHING = Classification(
         (NOTHING, Grade.WRONG),
     ],
 )
-def test_a_class_is_right_with_its_name_and_its_scope(
-    found: Classification, expected: Grade
-) -> None:
+def test_a_class_is_right_if_its_name_and_scope_are(found: Classification, expected: Grade) -> None:
     assert grade(CASE, found) is expected
 
 
-def test_nothing_known_is_what_a_case_calls_unknown() -> None:
+def test_no_known_class_is_right_if_a_case_accepts_unknown() -> None:
     assert grade(replace(CASE, accepts=("unknown",)), NOTHING) is Grade.RIGHT
 
 
@@ -185,7 +183,7 @@ VERDICT = Diagnosis(
 )
 
 
-def test_to_name_a_rank_that_is_not_to_blame_is_the_worst_of_a_dump() -> None:
+def test_naming_an_innocent_rank_is_the_worst_outcome_of_a_dump() -> None:
     assert dump_outcome(DUMP, VERDICT).grade is Grade.RIGHT
     nobody = dump_outcome(DUMP, replace(VERDICT, kind="not-known", ranks=()))
     assert nobody.grade is Grade.GENERIC
@@ -195,13 +193,13 @@ def test_to_name_a_rank_that_is_not_to_blame_is_the_worst_of_a_dump() -> None:
     assert wrong.excluded
 
 
-def test_to_name_nobody_is_right_where_the_evidence_is_thin() -> None:
+def test_naming_no_culprit_is_right_if_the_evidence_is_thin() -> None:
     thin = replace(DUMP, or_none=True, kinds=("not-known",))
     found = replace(VERDICT, kind="not-known", ranks=())
     assert dump_outcome(thin, found).grade is Grade.RIGHT
 
 
-def test_a_folder_that_is_refused_is_wrong_and_names_nobody() -> None:
+def test_a_refused_folder_is_wrong_and_names_no_culprit() -> None:
     refused = dump_outcome(DUMP, JobError("holds no dump", fix="name the folder"))
     assert (refused.grade, refused.excluded) == (Grade.WRONG, False)
 
@@ -221,7 +219,7 @@ def outcomes(right: int, wrong: int = 0, missed: int = 0, excluded: int = 0) -> 
     ]
 
 
-def test_limits() -> None:
+def test_each_limit_can_fail_alone() -> None:
     assert passes(outcomes(95, wrong=5))
     assert not passes(outcomes(94, wrong=6))
     assert passes(outcomes(100, missed=2))
@@ -291,7 +289,7 @@ def test_a_miss_is_listed_also_where_only_the_host_is_wrong() -> None:
     assert "f a:" not in listed
 
 
-def test_misses_of_what_is_held_out_need_their_own_flag(
+def test_misses_of_held_out_cases_need_their_own_flag(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

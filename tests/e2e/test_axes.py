@@ -24,7 +24,7 @@ SAME_MODEL = 1e-4
 """Between float32 losses of two meshes in their first steps."""
 
 
-def test_a_pipeline_of_cut_sequences_goes_on_after_a_rank_is_killed(
+def test_a_pipeline_with_context_parallel_resumes_after_a_rank_is_killed(
     ndctl: Ndctl, reference: Ndctl, tmp_path: Path
 ) -> None:
     whole = Ndctl(tmp_path / "whole")

@@ -37,7 +37,7 @@ def agents(ndctl: Ndctl) -> set[int]:
 
 
 @pytest.mark.slow
-def test_a_host_that_comes_back_is_taken_in_again_after_a_checkpoint(
+def test_a_host_that_returns_joins_the_job_after_a_checkpoint(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
     done = ndctl.submit("--drill", "kill:host=1@step=12", **AXES)

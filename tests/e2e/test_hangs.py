@@ -1,6 +1,6 @@
-"""Ranks that hang in real jobs: who is blamed, and that nobody is blamed wrongly.
+"""Ranks that hang in real jobs: the culprit is named, and no other rank is.
 
-`tests/agent/test_injections.py` has every fault on every axis, without a job around.
+`tests/agent/test_injections.py` has every fault on every axis, without a whole job.
 """
 
 import json
@@ -55,7 +55,7 @@ def test_a_rank_that_hangs_is_named(ndctl: Ndctl, fault: str, axes: str) -> None
     assert_nothing_left(ndctl.run_dir)
 
 
-def test_sizes_that_differ_end_the_ranks_on_gloo_and_are_the_programs_own(ndctl: Ndctl) -> None:
+def test_differing_sizes_end_the_ranks_on_gloo_and_are_the_programs_fault(ndctl: Ndctl) -> None:
     ndctl.submit("--follow", "--drill", f"shape:rank={RANK}@step=6", **ONCE, **AXES["hsdp"])
     (incident,) = ndctl.status()["incidents"]
     assert incident["kind"] != "hang"

@@ -19,7 +19,9 @@ SMALL = {"cluster__gpus_per_host": "1", "parallel__tp": "1"}
 """2 hosts x 1 rank, where four show no more: to start a rank takes longer than all else."""
 
 
-def test_goes_on_after_two_ranks_and_then_a_host_are_lost(ndctl: Ndctl, reference: Ndctl) -> None:
+def test_a_job_resumes_after_two_ranks_and_then_a_host_are_lost(
+    ndctl: Ndctl, reference: Ndctl
+) -> None:
     # Some steps after each save, for it to be complete also on a busy machine.
     faults = ("exit:rank=3@step=5", "kill:rank=1@step=14", "kill:host=1@step=22")
     drills = [word for fault in faults for word in ("--drill", fault)]
@@ -71,7 +73,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) 
     assert_nothing_left(ndctl.run_dir)
 
 
-def test_names_a_stopped_rank_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Ndctl) -> None:
+def test_a_stopped_rank_is_named_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Ndctl) -> None:
     done = ndctl.submit("--follow", "--drill", "stop:rank=2@step=12")
     assert done.code == 0, done.out + done.err
     assert ndctl.losses() == reference.losses()
@@ -90,10 +92,10 @@ def test_names_a_stopped_rank_as_the_cause_of_a_hang(ndctl: Ndctl, reference: Nd
     assert_nothing_left(ndctl.run_dir)
 
 
-def test_a_killed_leader_takes_everything_with_it_and_resume_goes_on(
+def test_a_killed_leader_ends_all_processes_and_resume_works(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
-    """Until then nobody is needed: whoever followed the job may leave."""
+    """Until then the job needs no terminal: the one that follows it may end."""
     following = ndctl.start(*submission("--follow", *DRAGGED, checkpoint__every_steps="3"))
     wait_for(lambda: ndctl.steps() >= 2, "step 2")
     os.kill(following.pid, signal.SIGINT)
@@ -119,7 +121,7 @@ def test_a_killed_leader_takes_everything_with_it_and_resume_goes_on(
 
 
 @pytest.mark.slow
-def test_the_same_exception_twice_is_the_programs_own(ndctl: Ndctl) -> None:
+def test_the_same_exception_twice_is_the_programs_fault(ndctl: Ndctl) -> None:
     drill = ("--drill", "raise:rank=1@step=10")
     done = ndctl.submit("--follow", *drill, *drill, **SMALL)
     assert done.code == 1, done.out + done.err
@@ -159,9 +161,7 @@ def _being_written(checkpoints: Path, step: int) -> Path | None:
     return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
 
 
-def test_cancel_writes_a_checkpoint_and_resume_goes_on_from_it(
-    ndctl: Ndctl, reference: Ndctl
-) -> None:
+def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, reference: Ndctl) -> None:
     assert ndctl.submit(*DRAGGED).code == 0
     assert ndctl.submit().code == 5, "a running job must not be started twice"
     wait_for(lambda: ndctl.steps() >= 2, "step 2")

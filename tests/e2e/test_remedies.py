@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.t
 SMALL = {"cluster__gpus_per_host": "1", "parallel__tp": "1"}
 
 
-def test_a_spoiled_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) -> None:
+def test_a_bad_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) -> None:
     faults = ("--drill", "nan:rank=1@step=13")
     keys = {"resilience__on_nan": "rollback", "train__max_bad_steps": "2"}
     done = ndctl.submit("--follow", *faults, **SMALL, **keys)
@@ -26,7 +26,7 @@ def test_a_spoiled_weight_costs_one_checkpoint_and_the_data_since(ndctl: Ndctl) 
 
 
 @pytest.mark.slow
-def test_memory_that_runs_out_makes_a_plan_that_takes_less(ndctl: Ndctl) -> None:
+def test_a_job_out_of_memory_gets_a_plan_that_needs_less(ndctl: Ndctl) -> None:
     keys = {"resilience__on_oom": "replan"}
     done = ndctl.submit("--follow", "--drill", "oom:rank=0@step=5", **SMALL, **keys)
     assert done.code == 0, done.out + done.err

@@ -30,7 +30,9 @@ def test_a_slowed_rank_is_named_and_its_peers_are_not(ndctl: Ndctl) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_its_ranks_move_to_a_spare_after_the_next_checkpoint(ndctl: Ndctl, tmp_path: Path) -> None:
+def test_ranks_of_a_straggler_move_to_a_spare_after_the_next_checkpoint(
+    ndctl: Ndctl, tmp_path: Path
+) -> None:
     """Two whole jobs of 64 steps, one of them slowed."""
     more = {"train__steps": "64", "checkpoint__keep": "9"}
     alone = Ndctl(tmp_path / "alone")

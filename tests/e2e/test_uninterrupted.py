@@ -10,7 +10,7 @@ from tests.e2e.job import Ndctl, processes_of
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
 
-def test_ends_succeeded_with_falling_loss(reference: Ndctl) -> None:
+def test_an_uninterrupted_job_succeeds_with_falling_loss(reference: Ndctl) -> None:
     status = reference.status()
     assert status["state"] == "SUCCEEDED"
     assert (status["step"], status["steps"], status["restarts"]) == (24, 24, 0)
@@ -20,7 +20,7 @@ def test_ends_succeeded_with_falling_loss(reference: Ndctl) -> None:
     assert not processes_of(reference.run_dir)
 
 
-def test_status_has_what_scripts_look_for(reference: Ndctl) -> None:
+def test_status_as_json_has_the_keys_that_scripts_read(reference: Ndctl) -> None:
     status = reference.status()
     wanted = {
         "name", "state", "backend", "attempt", "restarts", "step", "steps", "loss",
@@ -44,7 +44,7 @@ def test_only_the_newest_checkpoints_are_kept(reference: Ndctl) -> None:
     assert folders == ["step-16", "step-24"]
 
 
-def test_the_token_is_for_the_owner_alone(reference: Ndctl) -> None:
+def test_only_the_owner_can_read_the_token(reference: Ndctl) -> None:
     assert (reference.run_dir / "token").stat().st_mode & 0o777 == 0o600
 
 
@@ -59,7 +59,7 @@ def test_the_token_is_for_the_owner_alone(reference: Ndctl) -> None:
         (("dashboard", "e2e"), "✓ SUCCEEDED"),
     ],
 )
-def test_the_views_show_it_after_its_end(
+def test_the_views_show_a_job_after_its_end(
     reference: Ndctl, words: tuple[str, ...], shown: str
 ) -> None:
     done = reference(*words)
@@ -67,7 +67,7 @@ def test_the_views_show_it_after_its_end(
     assert shown in done.out
 
 
-def test_a_finished_job_is_not_started_again_unasked(reference: Ndctl) -> None:
+def test_a_finished_job_is_not_started_again_without_a_flag(reference: Ndctl) -> None:
     done = reference.submit()
     assert done.code == 5
     assert "--resume" in done.err
@@ -90,7 +90,7 @@ def test_a_dry_run_shows_and_starts_nothing(ndctl: Ndctl) -> None:
     assert not ndctl.run_root.exists()
 
 
-def test_an_unknown_job_is_named_with_the_ones_there_are(reference: Ndctl) -> None:
+def test_an_unknown_job_is_refused_with_the_known_ones(reference: Ndctl) -> None:
     done = reference("status", "e3e")
     assert done.code == 5
     assert "existing jobs: e2e" in done.err

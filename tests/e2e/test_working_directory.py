@@ -20,7 +20,7 @@ def a_hostile_folder(folder: Path) -> Path:
     return folder
 
 
-def test_nothing_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
+def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
     words = submission("--follow", train__steps="5")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "orchestrator", *words],

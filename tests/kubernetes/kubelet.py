@@ -122,7 +122,7 @@ class Kubelet:
         await self.api.patch(where, {"status": {"conditions": nodes.conditions(ready=False)}})
 
     async def back(self, name: str) -> None:
-        """The node is heard again; containers that it lost start anew, where their pod's
+        """The node reports again; containers that it lost are restarted where their pod's
         restartPolicy says so."""
         self.lost.discard(name)
         where = path("nodes", "", name, "status")

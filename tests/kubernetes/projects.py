@@ -1,9 +1,9 @@
 """The projects' own operators, as processes beside the control plane, in place of our stand-ins:
 where `KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow's 1.9: PyTorchJob) or
-`jobset-controller` (JobSet), or both. They are whoever's who builds them.
+`jobset-controller` (JobSet), or both. Build the programs yourself: no container image is pulled.
 
-What their Deployments have besides is made here: namespace, Secret, Service and webhooks. They act
-as the cluster's admin, and no container of theirs is pulled."""
+This module makes what their Deployments need besides: namespace, Secret, Service and webhooks. The
+operators act as the cluster's admin."""
 
 import base64
 import os

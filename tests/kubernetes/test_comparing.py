@@ -12,19 +12,19 @@ def step(made: list[str], *said: str, active: int = 2) -> Step:
 TRACE = merged([[step(["a"], "Created", "Running")], [step(["b"], "Created", "Restarting")]])
 
 
-def test_what_one_recording_had_is_no_difference() -> None:
+def test_an_act_of_one_recording_is_no_difference() -> None:
     assert differences(TRACE, [step(["a"], "Created")]) == []
     assert differences(TRACE, [step(["b"], "Created", "Running", "Restarting")]) == []
 
 
-def test_what_every_recording_had_must_be_there_and_what_none_had_must_not() -> None:
+def test_acts_of_all_recordings_are_required_and_unknown_acts_are_refused() -> None:
     assert differences(TRACE, [step(["a"], "Running", "Failed")]) == [
         f"made: {SAID}: without 'Created'",
         f"made: {SAID}: has 'Failed'",
     ]
 
 
-def test_what_comes_of_an_act_is_what_came_of_it_in_one_recording() -> None:
+def test_the_result_of_an_act_must_equal_that_of_one_recording() -> None:
     (line,) = differences(TRACE, [step(["c"], "Created")])
     assert line == "made: pods made:  is ['c'], recorded was ['a'] or  is ['c'], recorded was ['b']"
     (line,) = differences(TRACE, [step(["a"], "Created", active=3)])
@@ -35,7 +35,7 @@ def told(*events: str) -> Step:
     return {**step(["a"], "Created"), TOLD: [*events]}
 
 
-def test_what_is_told_again_or_of_a_pod_that_another_deleted_may_be_missing() -> None:
+def test_repeated_events_and_those_of_foreign_deletions_may_be_missing() -> None:
     made, ended = "Normal Made: pod", "Normal ExitedWithCode: Pod: job-0 exited with code 1"
     first, second = merged([[told(made), told(made, ended)]])
     assert first[TOLD] == {"always": [made], "sometimes": []}
@@ -45,7 +45,7 @@ def test_what_is_told_again_or_of_a_pod_that_another_deleted_may_be_missing() ->
     assert own[TOLD]["always"] == [ended, deleted]
 
 
-def test_recordings_that_agree_are_told_once() -> None:
+def test_equal_recordings_are_shown_once() -> None:
     (same,) = merged([[step(["a"], "Created")], [step(["a"], "Created")]])
     assert same["pods made"] == [["a"]]
     assert same[SAID] == {"always": ["Created"], "sometimes": []}

@@ -167,7 +167,7 @@ def deployed(kube: KubeTestbed) -> None:
     kube.kubectl("apply", "-f", str(place))
 
 
-def test_two_with_their_own_account_restart_a_job_and_outlive_a_node_and_the_api_server(
+def test_two_controllers_restart_a_job_and_survive_loss_of_a_node_and_the_api_server(
     kube: KubeTestbed,
 ) -> None:
     deployed(kube)
@@ -238,7 +238,7 @@ def launched() -> LaunchPlan:
     return a_launch(KubernetesSpec(namespace="default"))
 
 
-def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: KubeTestbed) -> None:
+def test_a_leader_asks_a_controller_and_restarts_alone_without_one(kube: KubeTestbed) -> None:
     apply(kube, job())
     before = running(kube, "default")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
@@ -277,7 +277,7 @@ def test_a_leader_asks_who_is_there_and_does_it_alone_where_nobody_is(kube: Kube
     assert not before.keys() & running(kube, "default").keys()
 
 
-def test_once_does_what_is_to_be_done_and_ends(kube: KubeTestbed) -> None:
+def test_the_option_once_carries_out_requests_and_exits(kube: KubeTestbed) -> None:
     apply(kube, job())
     before = running(kube, "default")
     ask(kube, "default")

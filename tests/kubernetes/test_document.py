@@ -241,7 +241,7 @@ def test_every_key_of_a_site_is_documented() -> None:
     assert documented == keys
 
 
-def test_exit_codes_of_pods_are_those_that_there_are() -> None:
+def test_documented_exit_codes_of_pods_are_complete() -> None:
     table = DOCUMENT.partition("## Exit codes of pods")[2].partition("## ")[0]
     found = dict(re.findall(r"^\| (\d+)\b.*\| ([^|]+) \|$", table, re.MULTILINE))
     known = {value for name, value in vars(exit_codes).items() if name.isupper()}

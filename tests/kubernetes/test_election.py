@@ -19,7 +19,7 @@ def contender(kube: KubeTestbed, me: str) -> Election:
     return Election(api, "default", me, LEASE_S, threading.Event())
 
 
-def test_one_acts_the_other_sees_it_live_and_acts_once_the_lease_is_given_back(
+def test_the_second_controller_acts_after_the_first_releases_the_lease(
     kube: KubeTestbed,
 ) -> None:
     first, second = contender(kube, "first"), contender(kube, "second")
@@ -43,7 +43,7 @@ def test_one_acts_the_other_sees_it_live_and_acts_once_the_lease_is_given_back(
 
 
 @pytest.mark.slow
-def test_a_holder_that_the_server_does_not_answer_acts_no_more_and_later_again(
+def test_a_holder_without_the_server_stops_acting_and_resumes_later(
     kube: KubeTestbed,
 ) -> None:
     alone = contender(kube, "alone")

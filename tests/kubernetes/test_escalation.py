@@ -119,8 +119,8 @@ def templates(value: Any) -> Iterator[Object]:
 def test_no_pod_changes_the_template_that_pods_are_made_from(
     shared: KubeTestbed, kind: Kind
 ) -> None:
-    """A template names any account and any Secret of the namespace: who may change it, and have a
-    pod made anew, reads all Secrets and has all rights that any account there has."""
+    """A template names any account and any Secret of the namespace. An account that may change the
+    template and cause a new pod reads all Secrets and has the rights of every account there."""
     kube, account = shared, Account(shared, "victim-pods")
     made = submitted(kube, kind, "victim")
     kube.wait_for("its pods", lambda: len(running(kube)) == 2)
@@ -248,9 +248,7 @@ EVERYBODY = [
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
-def test_of_all_verbs_on_all_that_there_is_pods_have_those_of_the_table(
-    shared: KubeTestbed, kind: Kind
-) -> None:
+def test_pods_have_exactly_the_rights_of_the_table(shared: KubeTestbed, kind: Kind) -> None:
     """docs/kubernetes.md has it, and a test compares it with the Role that is looked at here."""
     kube = shared
     kube.kubectl("apply", "-f", str(ROOT / "manifests" / "controller" / "account.yaml"), *IN)

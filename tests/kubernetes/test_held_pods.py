@@ -42,7 +42,7 @@ def running(kube: KubeTestbed) -> list[dict[str, Any]]:
     return [pod for pod in pods if pod["status"]["phase"] == "Running"]
 
 
-def test_its_job_lets_go_of_it_and_makes_another(kube: KubeTestbed) -> None:
+def test_a_job_releases_a_force_deleted_pod_and_makes_another(kube: KubeTestbed) -> None:
     if kube.minor < SINCE:
         pytest.skip(f"{kube.version} has no podFailurePolicy")
     kube.apply(job())

@@ -52,7 +52,7 @@ def take(kube: KubeTestbed, name: str, at: str, gpus: int, namespace: str = "def
     kube.apply({**item, "spec": {"nodeName": at, "containers": [one]}}, namespace=namespace)
 
 
-def test_nodes_with_their_devices_state_and_switches(kube: KubeTestbed) -> None:
+def test_nodes_are_read_with_devices_state_and_switches(kube: KubeTestbed) -> None:
     take(kube, "all", "node1", 2)
     take(kube, "half", "node2", 1)
     kube.kubectl("cordon", "node3")
@@ -73,7 +73,7 @@ def test_nodes_with_their_devices_state_and_switches(kube: KubeTestbed) -> None:
     assert (code, "node3  cordoned" in out) == (0, True)
 
 
-def test_a_plan_takes_what_is_free_and_says_what_waits(kube: KubeTestbed) -> None:
+def test_a_plan_uses_free_hosts_and_notes_what_waits(kube: KubeTestbed) -> None:
     def plan(hosts: int) -> dict[str, Any]:
         files = f"data.files={Path(json.__file__).parent}/*.py"
         keys = (f"cluster.hosts={hosts}", "cluster.gpus_per_host=2", "train.global_batch_size=24")
@@ -91,7 +91,7 @@ def test_a_plan_takes_what_is_free_and_says_what_waits(kube: KubeTestbed) -> Non
     assert [note for note in everything["notes"] if note.startswith("3 of the 4 hosts are free")]
 
 
-def test_what_a_user_may_not_see_is_said(kube: KubeTestbed) -> None:
+def test_a_users_missing_rights_are_named(kube: KubeTestbed) -> None:
     take(kube, "mine", "node1", 2)
     take(kube, "theirs", "node2", 2, namespace=kube.namespace("others"))
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
@@ -120,7 +120,7 @@ def test_what_a_user_may_not_see_is_said(kube: KubeTestbed) -> None:
     ]
 
 
-def test_a_doctor_for_the_admin_and_for_one_without_rights(kube: KubeTestbed) -> None:
+def test_doctor_works_for_the_admin_and_for_a_user_without_rights(kube: KubeTestbed) -> None:
     def doctor(kubeconfig: Path | None = None) -> dict[str, dict[str, str]]:
         args = ("doctor", "--backend", "kubernetes", "--json")
         _, out, _ = ndctl(kube, *args, kubeconfig=kubeconfig)
@@ -140,7 +140,7 @@ def test_a_doctor_for_the_admin_and_for_one_without_rights(kube: KubeTestbed) ->
 
 @pytest.fixture
 def many(kube: KubeTestbed) -> Iterator[KubeTestbed]:
-    """With a thousand nodes more, of which every tenth has all its GPUs taken."""
+    """The cluster with a thousand more nodes; on every tenth, all GPUs are taken."""
     admin = api(kube.kubeconfig)
     namespace = kube.namespace("crowd")
     for number in range(MANY):
@@ -174,7 +174,7 @@ def test_a_thousand_nodes_are_read_in_a_few_requests(many: KubeTestbed) -> None:
     assert busy == {f"many-{number}" for number in range(0, MANY, 10)}
 
 
-def test_pods_that_are_over_are_not_even_asked_for(kube: KubeTestbed) -> None:
+def test_ended_pods_are_not_requested(kube: KubeTestbed) -> None:
     take(kube, "over", "node1", 2)
     core = CoreV1Api(kube.client)
     kube.wait_for("it runs", lambda: kube.phases()["over"] != "Pending")

@@ -46,7 +46,7 @@ def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> 
     assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
 
 
-def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
+def test_the_running_launch_is_noted_once_and_a_later_text_is_told_apart(
     kube: KubeTestbed,
 ) -> None:
     """`kubectl apply` leaves what it does not know of."""
@@ -73,7 +73,7 @@ def test_what_runs_is_noted_once_and_what_is_applied_later_is_told_from_it(
     assert not told()
 
 
-def test_pods_are_kept_off_a_node_by_name_unless_the_cluster_shut_it(kube: KubeTestbed) -> None:
+def test_excluded_nodes_get_no_pods_unless_the_cluster_cordoned_them(kube: KubeTestbed) -> None:
     namespace = kube.namespace("shut")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     asked = handover(kube, namespace)

@@ -91,7 +91,7 @@ def refusal_of(backend: KubernetesBackend, asked: Handover) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_right_that_is_missing_is_said_beforehand_and_nothing_is_made(
+def test_every_missing_right_is_named_first_and_nothing_is_created(
     kube: KubeTestbed, kind: Kind
 ) -> None:
     """And where it is not asked beforehand, what was made is taken away again."""
@@ -179,7 +179,7 @@ JOB = 7
         (JOB, True, "cancel"),
     ],
 )
-def test_the_api_server_is_lost_in_the_middle(
+def test_the_api_server_is_lost_during_a_submission(
     kube: KubeTestbed,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -240,7 +240,7 @@ class Ndctl:
         return self.kube(argv)
 
 
-def test_a_person_is_told_all_that_is_missing_at_once_and_nothing_is_known_of_the_job(
+def test_all_missing_rights_are_named_at_once_and_no_job_is_recorded(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
     """By name, with what an administrator adds, which works as it is typed."""

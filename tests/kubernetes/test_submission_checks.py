@@ -38,7 +38,7 @@ def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
     ("kind", "resource", "container"),
     [("pytorchjob", "pytorchjobs", "pytorch"), ("jobset", "jobsets", "pytorch")],
 )
-def test_what_ended_goes_with_all_that_belongs_to_it(
+def test_an_ended_job_is_deleted_with_all_its_objects(
     kube: KubeTestbed, tmp_path: Path, kind: str, resource: str, container: str
 ) -> None:
     account(kube)
@@ -74,7 +74,7 @@ def lines(done: Done) -> list[str]:
     return [line.strip() for line in done.err.splitlines()]
 
 
-def test_somebody_who_may_not_see_nodes_submits_and_doctor_agrees(tenant: Person) -> None:
+def test_a_user_who_may_not_see_nodes_can_submit_and_doctor_agrees(tenant: Person) -> None:
     blind = tenant.submit(gpu_resource="nvidia.com/gpu")
     assert blind.code == exit_codes.BACKEND
     assert "may not list nodes" in blind.err
@@ -91,7 +91,7 @@ def test_somebody_who_may_not_see_nodes_submits_and_doctor_agrees(tenant: Person
     assert tenant.job() is not None
 
 
-def test_a_pool_that_scales_from_zero_is_submitted_to_with_a_warning(admin: Person) -> None:
+def test_a_job_for_a_pool_that_scales_from_zero_is_submitted_with_a_warning(admin: Person) -> None:
     pool = {"node_selector": "{cloud.google.com/gke-accelerator: nvidia-h100-80gb}"}
     done = admin.submit(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS, **pool)
     assert done.code == 0, done.err
@@ -104,7 +104,7 @@ def test_a_pool_that_scales_from_zero_is_submitted_to_with_a_warning(admin: Pers
     assert "nodeAffinity" not in pod["affinity"], "no names of the nodes of today"
 
 
-def test_what_render_prints_is_what_submit_sends_and_asks_nobody(admin: Person) -> None:
+def test_render_prints_what_submit_sends_and_makes_no_request(admin: Person) -> None:
     text = admin.render(**GPU)
     nowhere = Person(admin.run_root, admin.kube, kubeconfig=Path("/nowhere/kubeconfig"))
     assert nowhere.render(**GPU) == text
@@ -116,7 +116,7 @@ def test_what_render_prints_is_what_submit_sends_and_asks_nobody(admin: Person) 
     assert text.rstrip("\n") in server.out
 
 
-def test_all_that_is_absent_is_said_at_once_and_nothing_is_made(admin: Person) -> None:
+def test_all_absent_objects_are_named_at_once_and_nothing_is_created(admin: Person) -> None:
     template = (
         "{spec: {volumes: [{name: hub, secret: {secretName: hub}}],"
         " imagePullSecrets: [{name: mirror}], runtimeClassName: gvisor}}"
@@ -149,7 +149,9 @@ def test_all_that_is_absent_is_said_at_once_and_nothing_is_made(admin: Person) -
     assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
 
 
-def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest(admin: Person) -> None:
+def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest_name(
+    admin: Person,
+) -> None:
     """This API server drops what it does not know without a word."""
     template = (
         "{spec: {priorityClasName: high, containers: [{name: main, env: []},"
@@ -193,7 +195,7 @@ def _has_field(kube: KubeTestbed) -> bool:
 
 
 @pytest.mark.usefixtures("old_operator")
-def test_an_operator_that_is_too_old_is_told_by_its_schema(admin: Person) -> None:
+def test_an_operator_that_is_too_old_is_recognised_by_its_schema(admin: Person) -> None:
     done = admin.submit()
     assert done.code == exit_codes.BACKEND
     assert "Kubeflow's training operator v1 is older than 1.7: its PyTorchJob has no" in done.err
@@ -203,7 +205,7 @@ def test_an_operator_that_is_too_old_is_told_by_its_schema(admin: Person) -> Non
     assert admin.job() is None
 
 
-def test_a_real_servers_warning_is_heard(kube: KubeTestbed) -> None:
+def test_a_warning_of_a_real_server_is_shown(kube: KubeTestbed) -> None:
     api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     for _ in range(2):
         api.read("/apis/extensions/v1beta1/ingresses")

@@ -68,7 +68,7 @@ def seen(kube: KubeTestbed) -> set[str]:
     return {it["type"] for it in status.get("conditions", ())}
 
 
-def test_a_deleted_pod_is_made_anew(kube: KubeTestbed) -> None:
+def test_a_deleted_pod_is_recreated(kube: KubeTestbed) -> None:
     kube.apply(job('trap "exit 0" TERM; sleep 600 & wait'))
     running(kube, 2)
     before = uids(kube)
@@ -91,7 +91,7 @@ def test_suspension_deletes_all_pods_and_ends(kube: KubeTestbed) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
-def test_the_other_kinds_run_too(kube: KubeTestbed, kind: str) -> None:
+def test_jobs_of_the_other_kinds_run(kube: KubeTestbed, kind: str) -> None:
     script = "echo $JOB_COMPLETION_INDEX; getent hosts job-node-0-0.job"
     command = container("node", script)
     inner = {"completions": 2, "parallelism": 2, "completionMode": "Indexed"}
@@ -155,7 +155,7 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
         return said
 
 
-def test_exec_and_a_log_that_is_followed(kube: KubeTestbed) -> None:
+def test_exec_works_and_a_log_can_be_followed(kube: KubeTestbed) -> None:
     go = kube.folder / "go"  # /tmp is this machine's in a container, too
     kube.apply(pod(f"until [ -e {go} ]; do sleep 0.1; done; echo gone"))
     running(kube)
@@ -164,7 +164,7 @@ def test_exec_and_a_log_that_is_followed(kube: KubeTestbed) -> None:
     assert kube.kubectl("logs", "-f", "pod") == "gone"
 
 
-def test_a_lost_node_keeps_its_pod_terminating_until_it_is_forced(kube: KubeTestbed) -> None:
+def test_a_pod_on_a_lost_node_terminates_until_it_is_force_deleted(kube: KubeTestbed) -> None:
     kube.apply(pod("sleep 600", nodeName="node2"))
     running(kube)
     pids = kube.pids("pod")
@@ -202,7 +202,9 @@ def test_a_missing_image_and_a_killed_container_have_their_reasons(kube: KubeTes
     kube.wait_for("the back-off", lambda: kube.kubectl(*asked) == "ImagePullBackOff")
 
 
-def test_processes_outlive_the_api_server_and_are_reported_after_it(kube: KubeTestbed) -> None:
+def test_processes_survive_an_api_server_restart_and_are_reported_after_it(
+    kube: KubeTestbed,
+) -> None:
     shared = {"name": "shared", "hostPath": {"path": str(kube.runs)}}
     wait = "until [ -e /shared/go ]; do sleep 0.1; done"
     mounts = [{"name": "shared", "mountPath": "/shared"}]

@@ -1,5 +1,5 @@
-"""Whoever makes pods of a PyTorchJob does it as Kubeflow's training operator was seen to: our
-stand-in, and where KUBE_OPERATORS has it, that operator itself."""
+"""Pods of a PyTorchJob are made as recorded from Kubeflow's training operator. Checked are our
+stand-in and, where KUBE_OPERATORS has it, that operator itself."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ have not."""
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.name)
-def test_an_operator_does_what_the_projects_own_did(kube: KubeTestbed, scenario: Scenario) -> None:
+def test_an_operator_acts_as_recorded(kube: KubeTestbed, scenario: Scenario) -> None:
     trace, steps = traces.read(scenario), traces.record(kube, scenario)
     if "PyTorchJob" not in {project.kind for project in projects.there()}:
         trace, steps = _without(trace), _without(steps)

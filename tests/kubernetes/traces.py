@@ -1,5 +1,5 @@
-"""What an operator makes of a job, act by act, in a form that can be compared: with what the
-project's own operator was seen to do (`traces/*.yaml`), whoever does it now.
+"""What an operator makes of a job, act by act, in a form that can be compared with what the
+project's own operator was seen to do (`traces/*.yaml`).
 
 Not all that an operator does is the same twice: Kubeflow's goes through the kinds of replicas in
 no order. So a trace is made of several recordings, and says what was in each and what in some.
@@ -142,7 +142,7 @@ def _conditions(changes: Iterable[Change]) -> list[str]:
 
 
 def _told(changes: Iterable[Change]) -> list[str]:
-    """Of the job alone, by whoever reconciles it."""
+    """Events about the job itself, from any controller that reconciles it."""
     return sorted(
         {
             f"{event['type']} {event['reason']}: {event['message']}"

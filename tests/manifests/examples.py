@@ -1,4 +1,4 @@
-"""manifests/examples, rendered: `python -m tests.manifests.examples` writes them anew."""
+"""manifests/examples, rendered: `python -m tests.manifests.examples` rewrites them."""
 
 from pathlib import Path
 

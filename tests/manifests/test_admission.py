@@ -127,7 +127,7 @@ def test_pods_delete_pods_of_their_job_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
-def test_pods_write_nothing_else_whatever_a_role_lets_them(kind: Kind) -> None:
+def test_pods_write_nothing_else_even_if_a_role_allows_it(kind: Kind) -> None:
     for item in made(kind).values():
         plural = f"{item['kind'].lower()}s/{item['metadata']['name']}"
         if item["kind"] != "ConfigMap":
@@ -140,7 +140,7 @@ def test_pods_write_nothing_else_whatever_a_role_lets_them(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
-def test_all_that_the_controller_does_it_may(kind: Kind) -> None:
+def test_every_action_of_the_controller_is_allowed(kind: Kind) -> None:
     """Each of its orders for a job that asks for all that can be asked for."""
     job = copy.deepcopy(objects(a_handover(PLAIN, kind))[-1])
     job["metadata"] |= {"namespace": "training", "uid": "uid-job", "resourceVersion": "1"}
@@ -178,7 +178,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_the_controller_changes_affinity_of_a_template_alone(change: Item) -> None:
+def test_the_controller_changes_only_the_affinity_of_a_template(change: Item) -> None:
     job = made("pytorchjob")["PyTorchJob"]
     ask = ("ndctl-controller", CONTROLLER, "pytorchjobs/job", "UPDATE")
     replicas = {"Worker": {"template": {"spec": change}}}
@@ -220,7 +220,7 @@ def test_the_controller_changes_nothing_else_of_a_job(kind: Kind, change: Item) 
         {"metadata": {"labels": {names.KEEPS_OFF_LABEL: None}}},
     ],
 )
-def test_the_controller_makes_placeholders_alone(change: Item) -> None:
+def test_the_controller_creates_only_placeholders(change: Item) -> None:
     asks = {names.AVOID_ANNOTATION: "node1"}
     notes = {names.EXCLUDED_ANNOTATION: "node1"}
     what = seen(

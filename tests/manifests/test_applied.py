@@ -59,7 +59,7 @@ def strict(kube: KubeTestbed) -> tuple[str, ...]:
     return ("--validate=strict",) if kube.minor >= 27 else ()
 
 
-def test_what_is_applied_is_kept_whole_and_applied_twice_changes_nothing(
+def test_applied_objects_are_kept_whole_and_a_second_apply_changes_nothing(
     still: KubeTestbed,
 ) -> None:
     for path in RENDERED:
@@ -109,7 +109,7 @@ PERSON = ("--as=ada", "--as-group=ndctl-users", "--as-group=system:authenticated
 
 
 @pytest.mark.parametrize("path", RENDERED, ids=[path.stem for path in RENDERED])
-def test_the_api_server_takes_the_pods_that_a_job_becomes(kube: KubeTestbed, path: Path) -> None:
+def test_the_api_server_accepts_the_pods_of_a_job(kube: KubeTestbed, path: Path) -> None:
     """Of which it says nothing when it takes the job."""
     items = list(yaml.load_all(path.read_text(), yaml.CSafeLoader))
     (pod,) = (pod for item in items if (pod := pod_of(item)) is not None)
@@ -138,7 +138,7 @@ def what_a_site_has_for(pod: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**runtime, "metadata": {"name": name}}
 
 
-def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> None:
+def test_kubectl_apply_of_the_documents_works(still: KubeTestbed) -> None:
     for kind in ("pytorchjob", "jobset", "trainjob"):
         place = ("-n", "plain", "-f", str(GOLDEN / f"{kind}.yaml"))
         assert "created" in still.kubectl("apply", *place)
@@ -146,7 +146,7 @@ def test_kubectl_apply_as_people_type_it_does_as_well(still: KubeTestbed) -> Non
         still.kubectl("delete", "--wait=false", *place)
 
 
-def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestbed) -> None:
+def test_kustomize_puts_the_objects_of_each_folder_into_the_namespace(kube: KubeTestbed) -> None:
     levels = {}
     for folder in ("base", "overlays/kueue", "overlays/rdma"):
         made = list(yaml.safe_load_all(kube.kubectl("kustomize", str(MANIFESTS / folder))))
@@ -156,7 +156,7 @@ def test_kustomize_makes_of_each_folder_objects_of_the_namespace(kube: KubeTestb
     assert levels == {"base": ["baseline"], "overlays/kueue": [], "overlays/rdma": ["privileged"]}
 
 
-def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) -> None:
+def test_two_namespaces_each_have_the_base_with_their_own_rights(kube: KubeTestbed) -> None:
     for folder in ("base", "overlays/another-namespace"):
         kube.kubectl("apply", "-k", str(MANIFESTS / folder))
     try:
@@ -173,7 +173,7 @@ def test_two_namespaces_have_the_base_each_with_its_rights(kube: KubeTestbed) ->
         kube.kubectl("delete", "clusterrolebinding", "ndctl-nodes-of-namespace-team-a")
 
 
-def test_a_copy_of_the_overlay_is_of_the_namespace_that_it_names(
+def test_a_copy_of_the_overlay_is_in_the_namespace_that_it_names(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
     """As its first lines say."""

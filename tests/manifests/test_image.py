@@ -19,14 +19,14 @@ COMPILERS = {"gcc", "g++", "libc6-dev"}
 for C++; both against the C library's headers."""
 
 
-def test_lines_are_read_as_a_builder_reads_them() -> None:
+def test_lines_are_read_as_an_image_builder_reads_them() -> None:
     text = "# a comment\nRUN a \\\n# in between\n  && b\n\nENV A=1 \\\n    B=2\n"
     assert steps_of(text) == [Step("RUN", "a && b"), Step("ENV", "A=1 B=2")]
     with pytest.raises(ValueError, match="HEALTHCHECK"):
         steps_of("HEALTHCHECK NONE\n")
 
 
-def test_the_recipe_fits_the_rest() -> None:
+def test_the_recipe_agrees_with_the_project() -> None:
     assert STEPS[0].what == "FROM"
     base = re.fullmatch(
         r"docker\.io/library/python:(\d+\.\d+)\.\d+-slim-bookworm@sha256:\w+", STEPS[0].argument
@@ -42,7 +42,7 @@ def test_the_recipe_fits_the_rest() -> None:
     assert Step("USER", f"{spec.run_as_user}:{spec.run_as_group}") in STEPS
 
 
-def test_the_image_has_what_compiles_kernels() -> None:
+def test_the_image_has_a_compiler_for_kernels() -> None:
     (installed,) = (one.argument for one in STEPS if "apt-get install" in one.argument)
     assert set(installed.split()) >= COMPILERS
     assert "--no-install-recommends" in installed
@@ -55,7 +55,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_every_step_is_done_and_the_program_is_there(image: Image) -> None:
+def test_every_step_works_and_installs_the_program(image: Image) -> None:
     assert "Print what `submit` starts" in image.run("ndctl --help")
     where = image.run("python -P -c 'import orchestrator; print(orchestrator.__file__)'").strip()
     assert Path(where).is_relative_to(image.folder / "python")
@@ -67,7 +67,7 @@ def test_every_step_is_done_and_the_program_is_there(image: Image) -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_is_installed_has_all_its_data(image: Image) -> None:
+def test_the_installed_package_has_all_its_data(image: Image) -> None:
     """Tables and profiles as well: what it renders is what the checkout renders."""
     spec = ROOT / "examples" / "kubernetes-rdma.yaml"
     own = subprocess.run(

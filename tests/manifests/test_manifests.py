@@ -21,7 +21,7 @@ def documents(path: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_is_what_the_command_in_its_first_line_prints(name: str) -> None:
+def test_an_example_equals_the_output_of_the_command_in_its_first_line(name: str) -> None:
     assert rendered(name) == (FOLDER / f"{name}.yaml").read_text()
 
 
@@ -43,7 +43,7 @@ FOLDERS = (
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_every_file_of_a_kustomization_is_there_and_used(folder: str) -> None:
+def test_every_file_of_a_kustomization_exists_and_is_used(folder: str) -> None:
     (made,) = documents(f"{folder}/kustomization.yaml")
     listed = [*made.get("resources", ()), *made.get("patchesStrategicMerge", ())]
     listed += [one["path"] for one in made.get("patchesJson6902", ())]
@@ -59,7 +59,7 @@ def test_pods_of_all_jobs_may_look_at_nodes_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("file", ["base/user.yaml", "controller/account.yaml"])
-def test_nobody_deletes_all_secrets_at_once(file: str) -> None:
+def test_no_role_deletes_all_secrets_at_once(file: str) -> None:
     for one in documents(file):
         for rule in one.get("rules", ()):
             if "secrets" in rule["resources"]:
@@ -67,7 +67,7 @@ def test_nobody_deletes_all_secrets_at_once(file: str) -> None:
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
-def test_people_may_what_submitting_watching_and_cancelling_takes(kind: Kind) -> None:
+def test_the_role_of_people_allows_to_submit_watch_and_cancel(kind: Kind) -> None:
     (role, *_) = documents("base/user.yaml")
     may = {
         (verb, group, resource)

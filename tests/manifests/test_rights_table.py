@@ -83,7 +83,7 @@ def written() -> set[Row]:
     return found
 
 
-def test_the_table_says_what_the_roles_say() -> None:
+def test_the_table_equals_the_roles() -> None:
     assert sorted(map(str, written() - rendered())) == [], "the table says more"
     assert sorted(map(str, rendered() - written())) == [], "the table says less"
 

@@ -86,7 +86,7 @@ def world_of(split: dict[str, Any]) -> int:
 
 
 def refused_by_trainer(config: TrainingConfig, world: int) -> str:
-    """As `trainer.main` comes to it; empty where nothing is refused."""
+    """The refusal that `trainer.main` prints; empty if it refuses nothing."""
     try:
         config = complete(config, world)
         values, mesh = read_model_config(config.model), config.mesh
@@ -113,7 +113,7 @@ def refused_by_planner(spec: JobSpec, model: dict[str, Any]) -> str:
 @settings(deadline=None, max_examples=50)
 @given(jobs)
 def test_planner_and_trainer_refuse_the_same(wish: dict[str, Any]) -> None:
-    """On one host, for a tensor-parallel group across hosts is the planner's own to refuse."""
+    """On one host, because only the planner refuses a tensor-parallel group across hosts."""
     parts, world = parts_of(wish), world_of(wish["parallel"])
     parts["train"]["micro_batch_size"] = wish["micro"]
     job = {"name": "a", "cluster": {"hosts": 1, "gpus_per_host": world}}

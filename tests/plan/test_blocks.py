@@ -18,7 +18,7 @@ MODEL = PRESETS["llama3-8b"]
 
 
 def hosts(*, per_block: int | None = 3, count: int = 12, **more: Any) -> Inventory:
-    """Of two devices each, six to a leaf."""
+    """Hosts of two devices each, six below a leaf."""
     blocks = f", hosts_per_nvlink_block: {per_block}" if per_block else ""
     keys = f"hosts: {count}, devices_per_host: 2, hosts_per_leaf: 6{blocks}"
     return load_inventory(f"{{profile: b200-sxm-180gb, {keys}}}", "a test")
@@ -67,7 +67,7 @@ def test_tp_is_as_wide_as_a_block_holds_and_its_groups_stay_in_one() -> None:
 
 
 def test_a_search_weighs_wide_groups_with_the_others() -> None:
-    """Of meshes without pp and cp all four degrees of tp; without blocks, two of them."""
+    """For meshes without pp and cp, the search tries four degrees of tp; without blocks, two."""
     fixed = {"pp": 1, "cp": 1, "dp_replicate": 1}
     inside, wide = (
         {found.mesh.tp, *(other.mesh.tp for other in found.alternatives)}
@@ -81,7 +81,7 @@ def test_groups_of_several_hosts_are_refused_where_nvlink_ends_with_the_host() -
     assert "tp=4: must divide the 2 ranks of a host, so that no tensor-parallel group spans" in said
 
 
-def test_groups_that_blocks_do_not_hold_are_refused_with_what_they_do() -> None:
+def test_groups_that_no_block_holds_are_refused_with_the_size_of_a_block() -> None:
     said = refusal(job(tp=8), hosts())
     assert (
         "parallel.tp=8: must divide the 2 ranks of a host, or be a multiple of them that takes"
@@ -102,8 +102,8 @@ def test_why_wider_groups_are_ruled_out() -> None:
 
 
 @pytest.mark.parametrize("parallel", [{"tp": 1}, {"tp": 2, "cp": 4}, {"tp": 2, "pp": 2}])
-def test_what_stays_in_a_block_is_quicker_there(parallel: dict[str, int]) -> None:
-    """Sharded weights, keys and values, and hidden states go by NVLink."""
+def test_traffic_that_stays_in_a_block_is_faster(parallel: dict[str, int]) -> None:
+    """Sharded weights, keys and values, and hidden states use NVLink."""
     fixed = {"dp_replicate": 1, "pp": 1, "cp": 1} | parallel
     near, far = (plan(job(**fixed), hosts(per_block=n), MODEL) for n in (6, None))
     assert set(levels(near).values()) <= {"host", "nvlink block"}

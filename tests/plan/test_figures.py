@@ -1,4 +1,4 @@
-"""Numbers for people."""
+"""Units of the numbers that people read."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic
         (1 << 55, "32768 TiB"),
     ],
 )
-def test_bytes_are_shown_for_people(count: int, text: str) -> None:
+def test_bytes_are_shown_in_units_that_people_read(count: int, text: str) -> None:
     assert show_bytes(count) == text
 
 
@@ -24,12 +24,12 @@ def test_bytes_are_shown_for_people(count: int, text: str) -> None:
     ("seconds", "text"),
     [(5e-7, "0.50 us"), (0.0125, "12.5 ms"), (0.9999, "1,000 ms"), (12345.0, "12,345 s")],
 )
-def test_so_are_seconds(seconds: float, text: str) -> None:
+def test_seconds_are_shown_in_units_that_people_read(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1500, "1.50 kB"), (2.5e10, "25.0 GB"), (3e15, "3,000 TB")]
 )
-def test_and_bytes_that_travel_in_powers_of_ten(count: float, text: str) -> None:
+def test_bytes_on_a_link_are_shown_in_powers_of_ten(count: float, text: str) -> None:
     assert show_traffic(count) == text

@@ -82,7 +82,7 @@ def chosen(example: str, sets: tuple[str, ...], where: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "example", "sets", "where"), list(cases()), ids=[case[0] for case in cases()]
 )
-def test_the_planner_chooses_what_it_chose(
+def test_choices_equal_the_golden_ones(
     name: str, example: str, sets: tuple[str, ...], where: str
 ) -> None:
     golden = json.loads(GOLDEN.read_text())

@@ -1,4 +1,4 @@
-"""Which plan a spec becomes, and what is refused with which way out."""
+"""The plan of a spec, and refusals with their fixes."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -64,7 +64,7 @@ def refused(spec: JobSpec, config: Any = TINY, inventory: Inventory | None = Non
     return caught.value
 
 
-def test_the_quickstart_takes_a_simple_mesh_and_says_what_was_chosen() -> None:
+def test_the_quickstart_gets_a_simple_mesh_and_notes_the_choices() -> None:
     found = planned(job(parallel__pp="auto", parallel__dp_replicate="auto", parallel__cp="auto"))
     assert sum(degree > 1 for degree in found.mesh.degrees) == 1
     assert found.hosts == ("host-0", "host-1")
@@ -89,7 +89,9 @@ def test_the_quickstart_takes_a_simple_mesh_and_says_what_was_chosen() -> None:
         ({"parallel__data": "ddp", "parallel__dp_replicate": "auto"}, Mesh(dp_replicate=4)),
     ],
 )
-def test_auto_degrees_fill_what_the_others_leave(changes: dict[str, Any], mesh: Mesh) -> None:
+def test_auto_degrees_fill_what_the_fixed_degrees_leave(
+    changes: dict[str, Any], mesh: Mesh
+) -> None:
     assert planned(job(**changes)).mesh == mesh
 
 
@@ -251,7 +253,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "reason", "way_out"), REFUSED)
-def test_a_spec_that_cannot_be_is_refused_with_a_reason_and_a_way_out(
+def test_an_impossible_spec_is_refused_with_a_reason_and_a_fix(
     changes: dict[str, Any], reason: str, way_out: str
 ) -> None:
     error = refused(job(**changes))
@@ -259,7 +261,7 @@ def test_a_spec_that_cannot_be_is_refused_with_a_reason_and_a_way_out(
     assert way_out in error.fix
 
 
-def test_every_reason_is_told_at_once() -> None:
+def test_all_reasons_are_named_at_once() -> None:
     error = refused(
         job(
             parallel__pp=5,
@@ -285,13 +287,13 @@ def test_every_reason_is_told_at_once() -> None:
     ]
 
 
-def test_bytes_need_a_vocabulary_that_holds_them() -> None:
+def test_byte_tokens_need_a_vocabulary_of_256_at_least() -> None:
     error = refused(job(), {**TINY, "vocab_size": 128})
     assert "needs a vocabulary of 256 or more, the model's vocab_size is 128" in error.message
     assert "--set model.config.vocab_size=256" in error.fix
 
 
-def test_too_few_hosts_are_told_with_what_the_inventory_has() -> None:
+def test_too_few_hosts_are_refused_with_the_number_in_the_inventory() -> None:
     error = refused(job(cluster__hosts=3), inventory=local_inventory(job().cluster))
     assert "cluster.hosts=3: the inventory has 2" in error.message
     assert "--set cluster.hosts=2" in error.fix
@@ -314,11 +316,11 @@ def test_hosts_with_too_few_devices_are_named() -> None:
     assert "--set cluster.hosts=1" in error.fix
 
 
-def test_an_empty_inventory_leaves_only_more_hosts() -> None:
+def test_the_fix_for_an_empty_inventory_is_to_add_hosts() -> None:
     assert "add hosts" in refused(job(), inventory=Inventory(hosts=())).fix
 
 
-def test_hosts_that_lack_a_device_are_passed_over() -> None:
+def test_hosts_that_lack_a_device_are_skipped() -> None:
     inventory = Inventory(hosts=tuple(host(f"n{i}", 1 if i == 2 else 2) for i in (10, 1, 2)))
     assert plan(job(), inventory, TINY).hosts == ("n1", "n10")
 
@@ -340,7 +342,7 @@ def test_hosts_that_lack_a_device_are_passed_over() -> None:
         ({**TINY, "hidden_size": 132}, "num_attention_heads=8 must divide hidden_size=132"),
     ],
 )
-def test_a_model_that_cannot_be_is_refused(config: dict[str, Any], reason: str) -> None:
+def test_an_impossible_model_is_refused(config: dict[str, Any], reason: str) -> None:
     assert reason in refused(job(), config).message
 
 
@@ -354,13 +356,13 @@ def test_a_misspelt_key_of_the_config_is_noted() -> None:
     assert not any("torch_dtype" in note for note in notes)
 
 
-def test_on_cpu_ranks_activations_stay_modest() -> None:
+def test_activations_of_cpu_ranks_stay_within_their_limit() -> None:
     found = planned(job(train__global_batch_size=4096))
     assert found.memory.items["activations"] + found.memory.items["logits"] <= 256 << 20
 
 
 @pytest.mark.parametrize("kind", ["none", "selective", "full"])
-def test_checkpointing_is_decided_by_what_is_needed(kind: str) -> None:
+def test_auto_checkpointing_recomputes_no_more_than_needed(kind: str) -> None:
     changes = {
         "parallel__tp": 1,
         "parallel__fsdp": {"reshard_after_forward": True},
@@ -374,7 +376,7 @@ def test_checkpointing_is_decided_by_what_is_needed(kind: str) -> None:
 
 
 def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None:
-    """For every size of a device: with less memory than `none` needs it is `full` at once."""
+    """For every device size: with less memory than `none` needs, the choice is `full`."""
     spec = job(
         parallel__pp=2,
         parallel__tp=1,
@@ -397,7 +399,7 @@ def test_selective_checkpointing_is_not_chosen_where_backward_is_split() -> None
     assert kinds == {"none", "full"}
 
 
-def test_a_job_that_does_not_fit_is_refused_with_ways_out() -> None:
+def test_a_job_that_does_not_fit_is_refused_with_changes_that_would_fit() -> None:
     """On devices that just hold the smallest plan, with a micro batch that is too large."""
     limit = planned(
         job(train__micro_batch_size=1, train__activation_checkpointing="full", cluster__hosts=1)
@@ -420,7 +422,7 @@ def test_missing_spares_are_noted() -> None:
     assert "2 spare hosts requested, 0 available" in notes
 
 
-def test_nothing_is_left_to_decide_for_the_trainer() -> None:
+def test_the_trainers_configuration_has_no_auto_left_but_formats() -> None:
     spec = job(train__activation_checkpointing="auto")
     found = planned(spec)
     config = trainer_config(spec, found, TINY, "out")
@@ -434,7 +436,7 @@ def test_nothing_is_left_to_decide_for_the_trainer() -> None:
     assert "auto" not in str(values)
 
 
-def test_the_trainer_is_told_every_method() -> None:
+def test_the_trainers_configuration_has_every_method() -> None:
     spec = job(
         parallel__data="zero1",
         parallel__context="ulysses",
@@ -462,7 +464,7 @@ def test_the_trainer_is_told_every_method() -> None:
     assert encode(config.parallel) == encode(spec.parallel) | degrees | {"fsdp": fsdp}
 
 
-def test_a_plan_comes_back_from_its_file() -> None:
+def test_a_plan_read_from_its_file_is_equal() -> None:
     assert decode(Plan, encode(planned(job()))) == planned(job())
 
 
@@ -535,7 +537,7 @@ def test_a_refusal_on_enough_hosts_always_offers_a_plan(spec: JobSpec) -> None:
         assert all(str(offer) in fix for offer in offers)
 
 
-def test_a_pipeline_that_waits_says_so() -> None:
+def test_a_pipeline_with_a_large_bubble_has_a_note() -> None:
     wish = {"schedule": "1f1b"}
     few = job(parallel__pp=2, parallel__tp=2, parallel__pipeline=wish, train__global_batch_size=2)
     assert any("pipeline bubble is about 33% of the step" in note for note in planned(few).notes)
@@ -550,7 +552,7 @@ def test_an_auto_micro_batch_suits_the_schedule() -> None:
     assert found.gradient_accumulation in (1, 3)
 
 
-def test_methods_are_told_of_the_axes_in_use() -> None:
+def test_methods_are_named_for_the_axes_in_use_alone() -> None:
     assert planned(job(cluster__hosts=1, cluster__gpus_per_host=1)).methods == {}
     found = planned(
         job(
@@ -601,7 +603,7 @@ def test_methods_are_told_of_the_axes_in_use() -> None:
         ),
     ],
 )
-def test_the_strategy_of_the_data_axis_is_told(wish: dict[str, Any], said: str) -> None:
+def test_the_strategy_of_the_data_axis_is_named(wish: dict[str, Any], said: str) -> None:
     sets = {f"parallel__{key}": value for key, value in wish.items()}
     assert planned(job(parallel__tp=1, **sets)).methods["data"].startswith(said)
 
@@ -634,7 +636,7 @@ def test_a_model_with_fused_projections_is_never_cut_by_tensors() -> None:
     assert "--set parallel.tp=1" in error.fix
 
 
-def test_dropout_inside_attention_stands_against_context_parallel() -> None:
+def test_dropout_inside_attention_rules_out_context_parallel() -> None:
     assert (
         "no dropout, but the model's config sets 0.1 [cp-dropout]"
         in refused(job(parallel__cp=2), GPT2).message

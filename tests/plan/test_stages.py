@@ -1,4 +1,4 @@
-"""What pipelines ask and keep, against torch's own schedules."""
+"""Demands and memory of pipelines, compared with torch's own schedules."""
 
 from collections import Counter
 from typing import Any
@@ -37,7 +37,7 @@ SPECS = [
 
 
 class Stage:
-    """What a schedule looks at of a stage as it is made."""
+    """The attributes of a stage that torch's schedules read when they are created."""
 
     has_backward = True
     group_rank = 0
@@ -54,7 +54,7 @@ class Stage:
 
 
 def torch_schedule(spec: PipelineSpec, pp: int, micro_batches: int) -> Any:
-    """As torch makes it on the first rank; raises ValueError where it will not."""
+    """torch's schedule on the first rank. Raises ValueError if torch refuses it."""
     num_stages = pp * spec.stages
     indices = [0, num_stages - 1] if spec.schedule == "zbv" else range(0, num_stages, pp)
     stages = [Stage(index, pp, num_stages) for index in indices]
@@ -67,7 +67,7 @@ def torch_schedule(spec: PipelineSpec, pp: int, micro_batches: int) -> Any:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_a_demand_is_what_torch_demands(spec: PipelineSpec) -> None:
+def test_the_demands_of_a_schedule_equal_those_of_torch(spec: PipelineSpec) -> None:
     for pp in (2, 3, 4):
         for micro_batches in range(1, 14):
             try:
@@ -80,7 +80,7 @@ def test_a_demand_is_what_torch_demands(spec: PipelineSpec) -> None:
 
 
 def most_kept(order: list[_Action | None]) -> int:
-    """Passes of one rank that went forward and have not begun to go back, at most."""
+    """The most forward passes of one rank whose backward pass has not begun."""
     kept = most = 0
     for action in order:
         kind = action.computation_type if action else None
@@ -90,7 +90,7 @@ def most_kept(order: list[_Action | None]) -> int:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_what_a_rank_keeps_is_what_torchs_schedule_makes_it_keep(spec: PipelineSpec) -> None:
+def test_a_rank_keeps_as_many_micro_batches_as_torchs_schedule_keeps(spec: PipelineSpec) -> None:
     for pp in (2, 4):
         for micro_batches in (1, 2, 4, 8, 12):
             if not can_run(spec, pp, micro_batches):
@@ -125,14 +125,14 @@ def layers(count: int) -> ModelShape:
     return shape_of({**PRESETS["llama-tiny"], "num_hidden_layers": count})
 
 
-def test_ranks_have_their_share_of_the_layers_and_the_ends() -> None:
+def test_ranks_have_their_share_of_the_layers_the_embedding_and_the_head() -> None:
     first, *between, last = stage_ranks(layers(10), 4, PipelineSpec(), 8, 8)
     assert (first.layers, first.is_first, first.is_last, first.kept) == (2, True, False, 4)
     assert (last.layers, last.is_first, last.is_last, last.kept) == (2, False, True, 1)
     assert not any(rank.is_first or rank.is_last for rank in between)
 
 
-def test_a_v_has_both_ends_on_one_rank() -> None:
+def test_a_v_schedule_has_both_ends_on_one_rank() -> None:
     ends, *others = stage_ranks(layers(16), 4, PipelineSpec(schedule="zbv"), 8, 8)
     assert (ends.layers, ends.is_first, ends.is_last, ends.kept) == (4, True, True, 4)
     assert not any(rank.is_first or rank.is_last for rank in others)
@@ -143,7 +143,7 @@ def test_without_a_pipeline_one_rank_has_all_and_keeps_one_micro_batch() -> None
     assert (rank.layers, rank.is_first, rank.is_last, rank.kept) == (10, True, True, 1)
 
 
-def test_the_bubble_is_the_published_one() -> None:
+def test_the_bubble_equals_the_published_formula() -> None:
     assert bubble(PipelineSpec(), 4, 32) == pytest.approx(0.0857, abs=1e-4)
     interleaved = PipelineSpec(schedule="interleaved_1f1b", stages_per_rank=4)
     assert bubble(interleaved, 4, 8) == pytest.approx(3 / 35)

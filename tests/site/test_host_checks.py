@@ -78,7 +78,7 @@ ECC = GOOD.replace("H100, 0, [N/A]", "H100, 3, [N/A]", 1)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_sound_node_is_left_alone(node: Node, script: str) -> None:
+def test_a_healthy_node_is_not_changed(node: Node, script: str) -> None:
     assert node.run(script) == 0, "one without GPUs"
     node.has_gpus(2, GOOD, r"00000000:00:00.0, 0, 0\n00000000:01:00.0, No, No\n")
     assert node.run(script) == 0
@@ -110,8 +110,9 @@ DMESG = """\
 """
 
 
-def test_what_the_kernel_said_of_a_gpu_drains_the_node_once(node: Node) -> None:
-    """Whoever resumes the node has seen to it; users may not read it where dmesg is restricted."""
+def test_a_kernel_message_about_a_gpu_drains_the_node_once(node: Node) -> None:
+    """A person who resumes the node has fixed the GPU. Users cannot read the kernel log where dmesg
+    is restricted."""
     (node.root / "messages").write_text(DMESG)
     node.program("dmesg", f"cat {node.root}/messages")
     assert node.run("healthcheck.sh") == 0
@@ -130,7 +131,7 @@ def test_what_the_kernel_said_of_a_gpu_drains_the_node_once(node: Node) -> None:
     assert node.drained.endswith("health check: Xid 95 on GPU 0000:af:00")
 
 
-def test_only_the_prolog_sends_the_job_back(node: Node) -> None:
+def test_only_the_prolog_requeues_the_job(node: Node) -> None:
     node.has_gpus(2, GOOD.split(r"\n")[0])
     assert node.run("prolog.sh") == 1
     assert node.run("epilog.sh", SLURM_JOB_ID="17") == 0
@@ -139,7 +140,7 @@ def test_only_the_prolog_sends_the_job_back(node: Node) -> None:
     assert second.endswith("ndctl: epilog of job 17: 1 of 2 GPUs")
 
 
-def test_a_driver_that_hangs_is_not_waited_for(node: Node) -> None:
+def test_a_driver_that_hangs_does_not_block_the_check(node: Node) -> None:
     node.has_gpus(1, GOOD)
     node.program("nvidia-smi", "exec sleep 600")
     script = (SLURM / "host_checks.sh").read_text()
@@ -151,14 +152,14 @@ def test_a_driver_that_hangs_is_not_waited_for(node: Node) -> None:
     assert "nvidia-smi failed or hangs (124)" in node.drained
 
 
-def test_a_site_says_how_many_gpus_there_must_be(node: Node) -> None:
+def test_a_site_sets_the_required_number_of_gpus(node: Node) -> None:
     (node.root / "etc/ndctl-host-checks.conf").write_text("NDCTL_GPUS=8\n")
     node.has_gpus(0, GOOD)
     assert node.run("healthcheck.sh") == 0
     assert node.drained.endswith("2 of 8 GPUs")
 
 
-def test_a_full_or_missing_place_drains_the_node(node: Node) -> None:
+def test_a_full_or_missing_folder_drains_the_node(node: Node) -> None:
     full = "Filesystem 1M Used Available Use% Mounted"
     node.program("df", f'echo "{full}"; echo "x 100 97 3 97% $2"')
     assert node.run("healthcheck.sh") == 0
@@ -198,7 +199,7 @@ def test_an_scontrol_that_fails_changes_no_exit_code(node: Node) -> None:
     assert node.run("prolog.sh") == 1
 
 
-def test_the_epilog_removes_what_dead_ranks_left_of_a_user_who_is_gone(node: Node) -> None:
+def test_the_epilog_removes_leftovers_of_a_user_without_jobs(node: Node) -> None:
     shm = node.root / "dev/shm"
     for name in ("nccl-abc", "torch_1", "mine"):
         (shm / name).write_text("")

@@ -58,7 +58,7 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
     assert found["node4"]["switches"] == ["spine", "leaf2"]
 
 
-def test_a_plan_takes_free_hosts_and_says_when_it_has_to_wait(slurm: SlurmTestbed) -> None:
+def test_a_plan_uses_free_hosts_and_notes_if_the_job_must_wait(slurm: SlurmTestbed) -> None:
     slurm.told(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
@@ -69,7 +69,7 @@ def test_a_plan_takes_free_hosts_and_says_when_it_has_to_wait(slurm: SlurmTestbe
     assert any("only 3 of 4 hosts are free" in note for note in waits["notes"])
 
 
-def test_no_answer_is_said_in_words(slurm: SlurmTestbed) -> None:
+def test_no_answer_gives_a_readable_error(slurm: SlurmTestbed) -> None:
     slurm.stop_ctld()
     done = slurm([sys.executable, "-m", "orchestrator", "inventory", "--backend", "slurm"])
     assert done.code == 6
@@ -77,14 +77,16 @@ def test_no_answer_is_said_in_words(slurm: SlurmTestbed) -> None:
     assert "scontrol ping" in done.err
 
 
-def test_a_machine_without_slurm_is_told_where_to_type_it(tmp_path: Path) -> None:
+def test_the_error_on_a_machine_without_slurm_names_where_to_run_the_command(
+    tmp_path: Path,
+) -> None:
     argv = [sys.executable, "-m", "orchestrator", "inventory", "--backend", "slurm"]
     done = run_within(argv, {"PATH": str(tmp_path)}, 240)
     assert done.code == 6
     assert "there is no Slurm here" in done.err
 
 
-def test_what_the_leader_of_an_allocation_learns(slurm: SlurmTestbed) -> None:
+def test_the_leader_of_an_allocation_learns_its_switches(slurm: SlurmTestbed) -> None:
     script = "echo $SLURM_JOB_NODELIST; scontrol show topology"
     nodelist, topology = slurm.told("srun", "-N1", "-w", "node3", "sh", "-c", script).split("\n", 1)
     assert allocated_switches(nodelist, topology) == {"node3": ("spine", "leaf2")}

@@ -47,9 +47,7 @@ def shown(slurm: SlurmTestbed, job_id: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
-def test_a_drained_node_that_the_job_cannot_do_without_is_waited_for(
-    pair: SlurmTestbed, tmp_path: Path
-) -> None:
+def test_a_job_waits_for_a_drained_node_that_it_needs(pair: SlurmTestbed, tmp_path: Path) -> None:
     """In ExcNodeList it would make the job BadConstraints for good, though it is resumed."""
     backend, launch, job_id = asleep(pair, tmp_path)
     pair.told("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=a fan is loud")
@@ -62,7 +60,7 @@ def test_a_drained_node_that_the_job_cannot_do_without_is_waited_for(
     pair.told("scancel", job_id)
 
 
-def test_a_node_that_was_down_for_a_moment_is_used_again_where_no_other_would_do(
+def test_a_node_that_was_briefly_down_is_used_again_if_the_job_needs_it(
     pair: SlurmTestbed, tmp_path: Path
 ) -> None:
     """In ExcNodeList it made the job BadConstraints until a person looked at it."""
@@ -77,7 +75,7 @@ def test_a_node_that_was_down_for_a_moment_is_used_again_where_no_other_would_do
     pair.told("scancel", job_id)
 
 
-def test_what_status_says_of_a_node_that_stays_out_lets_the_job_run(
+def test_the_command_in_status_lets_the_job_use_an_excluded_node(
     pair: SlurmTestbed, tmp_path: Path
 ) -> None:
     """As one with strikes: no process of ours runs while the job waits."""

@@ -115,7 +115,7 @@ def prolog_alone(site: Site) -> Iterator[Site]:
     script.write_text(text)
 
 
-def test_sound_nodes_get_jobs(site: Site) -> None:
+def test_healthy_nodes_get_jobs(site: Site) -> None:
     assert site.ended(site.queue("-N4"))["Restarts"] == "0"
     assert [site.reason(node) for node in site.slurm.names] == [""] * 4
 
@@ -143,7 +143,7 @@ def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alon
     assert site.reason("node3") == f"ndctl: epilog of job {job}: 1 of 2 GPUs"
 
 
-def test_the_health_check_drains_a_node_jobs_run_on_and_an_administrators_reason_stays(
+def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
     site: Site,
 ) -> None:
     site.slurm.told("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
@@ -160,7 +160,7 @@ def test_the_health_check_drains_a_node_jobs_run_on_and_an_administrators_reason
 
     site.has_gpus("node4", 2)
     site.slurm.told("scontrol", "update", "NodeName=node4", "State=RESUME")
-    assert site.reason("node4") == "", "for whoever repaired it; no script gives a node back"
+    assert site.reason("node4") == "", "a person resumes the node after the repair; no script does"
 
 
 @pytest.mark.slow

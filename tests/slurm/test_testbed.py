@@ -16,7 +16,7 @@ def test_a_job_runs_on_its_fake_gpus(slurm: SlurmTestbed) -> None:
     assert said.splitlines() == ["0,1", "0,1"]
 
 
-def test_what_a_test_breaks_is_put_right(slurm: SlurmTestbed) -> None:
+def test_faults_of_a_test_are_repaired(slurm: SlurmTestbed) -> None:
     slurm.told("sbatch", "-N4", "--output=/dev/null", "--wrap", "sleep 600")
     slurm.kill_node("node2")
     slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=a test")

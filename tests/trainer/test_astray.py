@@ -39,7 +39,7 @@ def proven(out: Path) -> list[str]:
     return [str(window) for window in standing.skipped]
 
 
-def test_a_spoiled_weight_is_gone_after_going_back_and_its_data_is_skipped(tmp_path: Path) -> None:
+def test_a_rollback_restores_a_bad_weight_and_skips_its_data(tmp_path: Path) -> None:
     spoiled = sharded(tmp_path / "spoiled", max_bad_steps=2)
     never = sharded(tmp_path / "never")
     plain = sharded(tmp_path / "plain")
@@ -66,7 +66,7 @@ def test_a_spoiled_weight_is_gone_after_going_back_and_its_data_is_skipped(tmp_p
     assert all(expected[step] != others[step] for step in range(5, 9))
 
 
-def test_what_a_checkpoint_has_skipped_stays_skipped_unless_it_has_read_it(tmp_path: Path) -> None:
+def test_windows_skipped_by_a_checkpoint_stay_skipped_unless_already_read(tmp_path: Path) -> None:
     config = sharded(tmp_path / "run", parallel={})
     config["parallel"] = {"dp_shard": 2}
     longer = {**config, "train": {**config["train"], "steps": STEPS + 2}}
@@ -74,7 +74,7 @@ def test_what_a_checkpoint_has_skipped_stays_skipped_unless_it_has_read_it(tmp_p
         tmp_path,
         [
             {"config": config, "skip": [(3, 4)]},
-            # Whoever starts it without ndctl says nothing of windows.
+            # A start without ndctl names no windows.
             {"config": longer},
             {"config": longer, "skip": [(3, 4), (6, 7)], "refused": True},
         ],
@@ -120,7 +120,7 @@ def test_a_loss_that_stays_high_ends_the_ranks_and_a_checkpoint_remembers_it(
     assert metrics_of(tmp_path / "cut")[-1]["step"] == last["step"]
 
 
-def test_every_rank_leaves_with_a_code_of_its_own(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_every_rank_with_its_own_exit_code(tmp_path: Path) -> None:
     import json
 
     config = tmp_path / "config.json"

@@ -86,9 +86,7 @@ def test_transformers_computes_the_same_logits(run: Path, tmp_path: Path) -> Non
     assert logits.std() > 0.1
 
 
-def test_an_export_that_training_begins_from_is_the_same_bits_after_0_steps(
-    run: Path, tmp_path: Path
-) -> None:
+def test_an_export_loaded_and_exported_again_is_bitwise_equal(run: Path, tmp_path: Path) -> None:
     first = export(run, tmp_path / "first", "--max-shard-size", "20KB")
     config = tiny(tmp_path / "again")
     config["model"] = {"path": str(tmp_path / "first"), "weights": str(tmp_path / "first")}
@@ -108,7 +106,7 @@ def test_small_files_are_listed_in_an_index(run: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
 
-def test_another_type_and_step_may_be_asked_for(run: Path, tmp_path: Path) -> None:
+def test_another_dtype_and_step_can_be_chosen(run: Path, tmp_path: Path) -> None:
     tensors = export(run, tmp_path / "out", "--step", "2", "--dtype", "bfloat16")
     now = weights_of(run)
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
@@ -116,7 +114,7 @@ def test_another_type_and_step_may_be_asked_for(run: Path, tmp_path: Path) -> No
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
+def test_a_refused_export_leaves_nothing(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(run: Path, *options: str) -> str:
@@ -141,7 +139,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(
     assert "already exists" in refused(run)
 
 
-def test_the_tokenizer_goes_with_the_weights(tmp_path: Path) -> None:
+def test_the_tokenizer_is_exported_with_the_weights(tmp_path: Path) -> None:
     words = {f"word{number}": number for number in range(97)} | {"?": 97, "end": 98}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -163,7 +161,7 @@ def test_tensors_go_into_files_in_order() -> None:
     assert list(files_of(sizes, 10)) == [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
 
 
-def test_sizes_are_read_in_units() -> None:
+def test_sizes_are_parsed_with_units() -> None:
     assert [parse_size(text) for text in ("7", "5KB", "1.5 mb", "5GB")] == [
         7,
         5_000,

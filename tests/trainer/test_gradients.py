@@ -18,7 +18,7 @@ def model() -> nn.Module:
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e6, None])
-def test_clipping_is_that_of_torch(limit: float | None) -> None:
+def test_clipping_equals_that_of_torch(limit: float | None) -> None:
     ours, theirs = model(), model()
     parts = local_gradients(ours.parameters(), stage_ranks=1)
     norm = squared_norm(parts, CPU).item() ** 0.5
@@ -31,7 +31,7 @@ def test_clipping_is_that_of_torch(limit: float | None) -> None:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-6, atol=0)
 
 
-def test_what_several_ranks_hold_counts_once() -> None:
+def test_replicated_gradients_count_once() -> None:
     parameters = [*model().parameters()]
     alone = squared_norm(local_gradients(parameters, 1), CPU)
     shared = squared_norm(local_gradients(parameters, 4), CPU)

@@ -42,7 +42,7 @@ def test_a_level_that_stays_higher_is_found_within_the_steps_that_were_asked_for
     assert walk(losses)[0] == 300 + SPEC.steps
 
 
-def test_few_outliers_pass_and_are_not_compared_with() -> None:
+def test_few_outliers_are_no_spike_and_not_part_of_the_baseline() -> None:
     losses = training(600, 0.01, 4)
     for at in range(200, 200 + SPEC.steps - 1):
         losses[at] = 50.0
@@ -60,16 +60,16 @@ def test_nothing_is_judged_before_there_is_enough_to_compare_with() -> None:
     assert walk([3.0] * SPEC.window + [90.0] * 8) == [SPEC.window + 8]
 
 
-def test_what_is_not_finite_is_no_spike_and_does_not_end_one() -> None:
+def test_a_loss_that_is_not_finite_neither_starts_nor_ends_a_spike() -> None:
     losses = [3.0] * SPEC.window + [90.0] * 5 + [math.nan, math.inf] + [90.0] * 3
     assert walk(losses) == [len(losses)]
 
 
-def test_equal_losses_do_not_make_every_other_one_a_spike() -> None:
+def test_equal_losses_do_not_make_a_small_change_a_spike() -> None:
     assert walk([3.0] * 100 + [3.2] * 100) == []
 
 
-def test_the_state_goes_through_a_checkpoint() -> None:
+def test_the_state_survives_a_checkpoint() -> None:
     losses = [3.0] * SPEC.window + [90.0] * SPEC.steps
     cut, spikes = SPEC.window + 5, Spikes()
     for step, loss in enumerate(losses[:cut], 1):

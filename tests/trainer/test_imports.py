@@ -8,7 +8,7 @@ import pytest
 from trainer.imports import hidden
 
 
-def test_a_hidden_package_cannot_be_imported_meanwhile() -> None:
+def test_a_hidden_package_cannot_be_imported() -> None:
     sys.modules.pop("this", None)
     with hidden("this"):
         assert importlib.util.find_spec("this") is None
@@ -17,7 +17,7 @@ def test_a_hidden_package_cannot_be_imported_meanwhile() -> None:
     assert importlib.util.find_spec("this") is not None
 
 
-def test_a_package_that_is_imported_already_stays() -> None:
+def test_a_package_that_was_already_imported_stays() -> None:
     with hidden("json"):
         assert importlib.import_module("json") is sys.modules["json"]
     assert "json" in sys.modules

@@ -110,7 +110,7 @@ def test_a_bad_gradient_on_one_rank_is_skipped_by_all_and_too_many_end_the_job(
         assert "train.optimizer.lr" in answer["message"]
 
 
-def test_evaluating_changes_nothing_but_the_figures(tmp_path: Path) -> None:
+def test_evaluation_changes_only_the_metrics(tmp_path: Path) -> None:
     """With dropout, FSDP's gathered weights and a save right afterwards."""
     changes: dict[str, Any] = {"parallel": {"dp_shard": 2}, "checkpoint": {"every_steps": 2}}
     evaluated = tiny(tmp_path / "evaluated", **changes, eval_every=2, eval_sequences=16)
@@ -154,7 +154,7 @@ def saved(out: Path, step: int) -> set[str]:
     return {*reader.read_metadata().state_dict_metadata}
 
 
-def test_every_optimizer_goes_on_bitwise_equal(tmp_path: Path) -> None:
+def test_every_optimizer_resumes_bitwise_equal(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = []
     parallel: dict[str, dict[str, Any]]
     parallel = {name: {"dp_shard": 2} for name in ("adam", "nadam", "radam", "sgd")}

@@ -39,7 +39,7 @@ def descend(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) ->
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_filled_state_is_what_the_optimizer_makes_itself(name: str) -> None:
+def test_filled_state_equals_the_optimizers_own(name: str) -> None:
     kind, options = PLAIN[name]
     ours, theirs = weights(), weights()
     spec = OptimizerSpec(name=name, lr=0.1, weight_decay=0.5)  # type: ignore[arg-type]

@@ -18,7 +18,9 @@ METRICS = StepMetrics(
 
 
 @pytest.mark.parametrize("torn", ["", '{"attempt":1,"st', "\0" * 9])
-def test_what_a_crash_left_of_a_line_is_removed_before_the_next(tmp_path: Path, torn: str) -> None:
+def test_a_partial_line_left_by_a_crash_is_removed_before_the_next(
+    tmp_path: Path, torn: str
+) -> None:
     path = tmp_path / "out" / "metrics.jsonl"
     for step in (1, 2):
         file = MetricsFile(path)
@@ -30,7 +32,7 @@ def test_what_a_crash_left_of_a_line_is_removed_before_the_next(tmp_path: Path, 
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
-def test_who_may_no_longer_write_does_not_cut_what_a_later_attempt_writes(tmp_path: Path) -> None:
+def test_a_fenced_attempt_does_not_truncate_lines_of_a_later_one(tmp_path: Path) -> None:
     def refuse() -> None:
         raise GivenUp("attempt 2 has begun")
 
@@ -47,7 +49,7 @@ def test_a_loss_that_is_not_a_number_is_null(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] is None
 
 
-def test_what_a_full_disk_cut_off_is_finished_when_there_is_room(
+def test_a_line_cut_off_by_a_full_disk_is_completed_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = [10, 0, 0]
@@ -70,7 +72,7 @@ def test_what_a_full_disk_cut_off_is_finished_when_there_is_room(
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
-def test_of_a_disk_that_stays_full_not_more_is_kept_than_fits(
+def test_lines_kept_for_a_full_disk_are_limited(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)
@@ -81,7 +83,7 @@ def test_of_a_disk_that_stays_full_not_more_is_kept_than_fits(
     assert caplog.text.count("dropped a line of") == 2
 
 
-def test_a_full_disk_costs_metrics_and_not_the_training(
+def test_a_full_disk_loses_metrics_but_training_continues(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("trainer"), "propagate", True)

@@ -48,7 +48,7 @@ def test_a_schedule_falls_to_zero_after_the_last_step() -> None:
     assert cosine[10] == pytest.approx(0.0)
 
 
-def test_a_job_that_is_all_warm_up_never_divides_by_zero() -> None:
+def test_a_job_of_warm_up_alone_never_divides_by_zero() -> None:
     assert schedule("cosine", steps=2, warmup_steps=2)[:2] == [0.5, 1.0]
 
 
@@ -57,7 +57,7 @@ def test_yaml_reads_numbers_in_every_notation() -> None:
     assert parse_yaml("[e4, 1e, 3e-4x]") == ["e4", "1e", "3e-4x"]
 
 
-def test_json_and_yaml_configurations_are_read_alike(tmp_path: Path) -> None:
+def test_json_and_yaml_configurations_are_read_equally(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     (tmp_path / "a.json").write_text(yaml.safe_dump(config, default_flow_style=True, width=10**6))
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(config))
@@ -66,12 +66,12 @@ def test_json_and_yaml_configurations_are_read_alike(tmp_path: Path) -> None:
     assert load_config(tmp_path / "a.yaml") == decode(TrainingConfig, config)
 
 
-def test_the_example_is_a_configuration() -> None:
+def test_the_example_is_a_valid_configuration() -> None:
     path = Path(__file__).parents[2] / "examples" / "trainer.yaml"
     complete(load_config(path), world_size=4)
 
 
-def test_everything_wrong_with_a_configuration_is_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_configuration_are_named_at_once(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out", steps=0, dtype="float8")
     (tmp_path / "bad.yaml").write_text(yaml.safe_dump({**config, "extra": 1}))
     with pytest.raises(TrainingError) as caught:
@@ -101,7 +101,7 @@ def pipeline(schedule: str, **changes: Any) -> dict[str, Any]:
         ({"optimizer": {"name": "adafactor"}, "dtype": "bfloat16"}, 1, "sharded parameters"),
     ],
 )
-def test_what_the_trainer_cannot_do_is_refused(
+def test_settings_that_the_trainer_lacks_are_refused(
     tmp_path: Path, changes: dict[str, Any], world_size: int, message: str
 ) -> None:
     config: TrainingConfig = decode(TrainingConfig, tiny(tmp_path / "out", **changes))
@@ -143,7 +143,7 @@ def test_last_words_fit_a_datagram_and_keep_the_end_of_the_traceback() -> None:
     assert error.traceback.endswith("\N{SNOWMAN}\n")
 
 
-def test_nobody_listening_is_nobodys_problem(tmp_path: Path) -> None:
+def test_reports_without_a_listener_are_dropped(tmp_path: Path) -> None:
     for path in ("", str(tmp_path / "none"), "x" * 500):
         reporter = Reporter(RankEnv(heartbeat_socket=path))
         reporter.beat("train", loss=float("nan"))

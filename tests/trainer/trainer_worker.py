@@ -151,7 +151,7 @@ BROKEN: dict[str, tuple[Any, str, Any]] = {
     "summands of a norm's gradient not added up": (gradients, "Partial", NeverPartial),
     "tied gradients not added up": (TiedWeight, "add_gradients", lambda self: None),
     "all ranks read the same": (main_module, "Batches", first_rank_batches),
-    "a ring's tokens dealt out in order": (main_module, "local_positions", dealt_in_order),
+    "a ring's tokens distributed in order": (main_module, "local_positions", dealt_in_order),
     "float8 is emulated": (building, "apply_float8", emulated_float8),
     "gradients not averaged": (ddp, "all_reduce", no_waiting),
     "updated rows not gathered": (main_module, "gather_after_step", no_gathering),

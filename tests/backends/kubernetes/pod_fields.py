@@ -1,6 +1,6 @@
 """Where `render/pod_fields.yaml` comes from: the models of the Python client, which are generated
-from Kubernetes' own OpenAPI document. `python -m tests.backends.kubernetes.pod_fields` writes it
-anew."""
+from Kubernetes' own OpenAPI document. `python -m tests.backends.kubernetes.pod_fields` rewrites
+the file."""
 
 import importlib
 import inspect

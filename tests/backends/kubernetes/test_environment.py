@@ -36,7 +36,7 @@ cluster:
 """
 
 
-def test_a_spec_says_where_a_value_is_and_its_dump_says_the_same() -> None:
+def test_a_dumped_spec_keeps_the_source_of_a_value() -> None:
     spec = load_spec(SPEC, "x")
     assert spec.cluster.kubernetes.env == {
         "OMP_NUM_THREADS": "1",
@@ -61,13 +61,15 @@ def test_a_spec_says_where_a_value_is_and_its_dump_says_the_same() -> None:
         ("{secret: wandb}", "{}", "env_from[0]: must be given exactly one source"),
     ],
 )
-def test_what_is_wrong_with_a_source_has_its_place(was: str, instead: str, said: str) -> None:
+def test_a_mistake_in_a_source_is_reported_with_its_place(
+    was: str, instead: str, said: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         load_spec(SPEC.replace(was, instead), "x")
     assert said in str(refused.value)
 
 
-def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
+def test_a_pod_names_the_source_and_no_rendered_object_has_the_value() -> None:
     made = objects(CASES["pytorchjob-full"])
     pod = made[-1]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -99,7 +101,7 @@ def test_a_pod_names_the_source_and_nothing_rendered_has_a_value() -> None:
         ("MONKEY", "see", False),
     ],
 )
-def test_a_plain_value_under_the_name_of_a_secret_is_told(
+def test_a_plain_value_under_the_name_of_a_secret_gives_a_warning(
     name: str, value: Any, is_found: bool
 ) -> None:
     assert plain_secrets(KubernetesSpec(env={name: value})) == (
@@ -123,6 +125,6 @@ def test_a_plain_value_under_the_name_of_a_secret_is_told(
         ),
     )
 )
-def test_any_template_is_looked_through(template: Any) -> None:
+def test_any_template_can_be_searched_for_plain_secrets(template: Any) -> None:
     if isinstance(template, dict):
         plain_secrets(KubernetesSpec(pod_template=template))

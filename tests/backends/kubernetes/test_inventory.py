@@ -44,12 +44,12 @@ def free(found: HostsFor) -> list[str]:
     return [host.name for host in found.inventory.hosts if host.state == "free"]
 
 
-def test_hosts_that_are_free_are_enough() -> None:
+def test_free_hosts_are_used_if_there_are_enough() -> None:
     found = hosts_for(said(pod("n0", container(gpu="8"))), TABLE, cluster(2))
     assert (free(found), found.notes) == (["n1", "n2"], ())
 
 
-def test_where_they_are_too_few_busy_ones_are_planned_for_and_it_is_said() -> None:
+def test_if_free_hosts_are_too_few_busy_ones_are_used_with_a_note() -> None:
     api = said(pod("n0", container(gpu="8")))
     found = hosts_for(api, TABLE, cluster(2, spares=1))
     assert free(found) == ["n0", "n1", "n2"]
@@ -61,7 +61,7 @@ def test_where_they_are_too_few_busy_ones_are_planned_for_and_it_is_said() -> No
     assert free(hosts_for(api, TABLE, cluster(3, exclude=("n0",)))) == ["n1", "n2"]
 
 
-def test_without_the_right_to_see_all_pods_it_is_said_which_were_counted() -> None:
+def test_without_the_right_to_see_all_pods_a_note_says_which_were_counted() -> None:
     mine = pod("n0", container(gpu="8"))
     theirs = pod("n1", container(gpu="8"))
     theirs["metadata"]["namespace"] = "team-b"
@@ -79,18 +79,18 @@ def test_without_the_right_to_see_all_pods_it_is_said_which_were_counted() -> No
     assert found.notes[0].endswith("so all devices count as free")
 
 
-def test_without_the_right_to_see_nodes_a_file_is_left() -> None:
+def test_without_the_right_to_see_nodes_the_fix_is_an_inventory_file() -> None:
     with pytest.raises(Forbidden, match="ada may not list nodes") as caught:
         hosts_for(said(refused=frozenset({"list nodes *"})), TABLE, cluster(1))
     assert caught.value.fix.startswith("ask\n  or set cluster.gpu to one of h100-sxm-80gb, ")
     assert caught.value.fix.endswith("or list the hosts with --inventory FILE")
 
 
-def test_pages_that_expire_are_listed_anew() -> None:
+def test_the_list_starts_again_if_a_page_expires() -> None:
     assert len(read_cluster(said(expired=1)).nodes) == 3
 
 
-def test_nodes_without_the_resource_say_what_they_have() -> None:
+def test_nodes_without_the_resource_are_named_with_their_resources() -> None:
     item = node("n", allocatable={"amd.com/gpu": "8"})
     item["metadata"]["labels"] = {}
     api = SaidBefore(objects={"nodes": [item]})
@@ -128,7 +128,7 @@ def test_devices_that_no_table_knows_are_named_with_the_entry_to_write(
     assert free(hosts_for(api, table, cluster(1))) == ["n"], "what the fix says helps"
 
 
-def test_without_a_spec_gpus_are_looked_at_or_cpus() -> None:
+def test_without_a_spec_gpus_are_counted_or_else_cpus() -> None:
     assert usual(read_cluster(said())).device == GPU
     plain = node("n")
     for amounts in (plain["status"]["allocatable"], plain["status"]["capacity"]):
@@ -148,7 +148,7 @@ def topology(*labels: str) -> dict[str, Any]:
         ([], [topology()]),
     ],
 )
-def test_levels_that_every_topology_of_kueue_has(
+def test_only_levels_that_every_topology_of_kueue_has_are_used(
     topologies: list[dict[str, Any]], levels: list[dict[str, Any]]
 ) -> None:
     group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
@@ -156,7 +156,7 @@ def test_levels_that_every_topology_of_kueue_has(
     assert kueue_levels(api) == tuple(one["nodeLabel"] for one in levels[0]["spec"]["levels"])
 
 
-def test_levels_of_kueue_that_nobody_may_read_are_not_none() -> None:
+def test_unreadable_levels_of_kueue_are_not_taken_for_none() -> None:
     group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
     refused = frozenset({"list topologies *"})
     assert kueue_levels(SaidBefore(paths=group, refused=refused)) is None
@@ -174,7 +174,7 @@ class Named:
         self.server = server
 
 
-def test_a_cluster_is_named_for_its_authority_wherever_it_is_seen_from() -> None:
+def test_a_clusters_identity_is_its_certificate_authority() -> None:
     one, two = PEM.format("QUJD"), PEM.format("REVG")
     outside = cluster_name(Named(one, "https://api.example.com:6443"))
     assert outside.startswith("kubernetes-")

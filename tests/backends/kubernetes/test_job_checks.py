@@ -32,7 +32,7 @@ def of(found: tuple[Finding, ...], what: str) -> list[Finding]:
     return [one for one in found if one.what == what]
 
 
-def test_what_stops_a_job_is_said_at_once_by_key_and_fix() -> None:
+def test_all_blocking_problems_are_reported_at_once_with_key_and_fix() -> None:
     spec = replace(SPEC, priority_class="high", queue="train")
     refusals = {"ConfigMap": Forbidden("ada may not patch configmaps", fix="ask")}
     with pytest.raises(BackendError) as refused:
@@ -47,7 +47,7 @@ def test_what_stops_a_job_is_said_at_once_by_key_and_fix() -> None:
     assert message.count("fix:") == 3
 
 
-def test_mistakes_of_the_spec_are_a_specs_error_with_all_else() -> None:
+def test_mistakes_of_the_spec_raise_a_spec_error_with_all_other_problems() -> None:
     spec = replace(SPEC, priority_class="high", pod_template={"spec": {"nodename": "n"}})
     with pytest.raises(SpecError) as refused:
         check(sound(), "team-a", a_handover(spec), TABLE)
@@ -56,7 +56,7 @@ def test_mistakes_of_the_spec_are_a_specs_error_with_all_else() -> None:
     assert "cluster.kubernetes.priority_class" in str(refused.value)
 
 
-def test_mistakes_of_the_spec_are_known_where_no_server_answers() -> None:
+def test_mistakes_of_the_spec_are_found_without_a_server() -> None:
     class Silent(SaidBefore):
         def get(self, *_: Any) -> Any:
             raise Unanswered("no answer")
@@ -68,7 +68,7 @@ def test_mistakes_of_the_spec_are_known_where_no_server_answers() -> None:
         check(Silent(), "team-a", a_handover(SPEC), TABLE)
 
 
-def test_what_only_makes_a_job_wait_does_not_stop_it() -> None:
+def test_a_reason_to_wait_does_not_block_a_job() -> None:
     found = check(sound(objects={"nodes": []}), "team-a", a_handover(PLAIN), TABLE)
     warned = {one.what: one for one in found if one.verdict == "warns"}
     assert set(warned) == {"nodes", "gang scheduling"}
@@ -77,7 +77,7 @@ def test_what_only_makes_a_job_wait_does_not_stop_it() -> None:
     assert tried.found == "https://10.0.0.1:6443 accepts the 7 objects of PyTorchJob team-a/job"
 
 
-def test_one_host_needs_no_gang_and_who_says_null_is_not_warned() -> None:
+def test_one_host_or_an_explicit_null_gives_no_gang_warning() -> None:
     assert not of(looked(sound(), PLAIN, hosts=1), "gang scheduling")
     assert not of(looked(sound(), replace(PLAIN, gang_scheduler=None)), "gang scheduling")
     queued = replace(PLAIN, queue="train")
@@ -92,7 +92,7 @@ def test_the_servers_warnings_are_in_the_list() -> None:
     ]
 
 
-def test_pods_that_may_come_to_devices_of_another_kind_are_warned_of() -> None:
+def test_pods_that_may_get_another_kind_of_device_give_a_warning() -> None:
     api = sound(objects={"nodes": [node("a"), node("b"), node("c", A100), node("d", A100)]})
     enough, other = of(looked(api), "nodes")
     assert enough.verdict == "ok"
@@ -107,7 +107,7 @@ def test_pods_that_may_come_to_devices_of_another_kind_are_warned_of() -> None:
     assert len(of(looked(api, replace(SPEC, topology=kept)), "nodes")) == 1
 
 
-def test_an_operators_container_that_makes_workers_burstable_is_warned_of() -> None:
+def test_an_operators_container_that_makes_workers_burstable_gives_a_warning() -> None:
     whole = replace(SPEC, guaranteed=True, cpu="8", memory="64Gi")
     (found,) = of(looked(sound(), whole), "cluster.kubernetes.guaranteed")
     assert found.verdict == "warns"
@@ -116,7 +116,7 @@ def test_an_operators_container_that_makes_workers_burstable_is_warned_of() -> N
     assert not of(looked(sound(), replace(whole, kind="jobset")), "cluster.kubernetes.guaranteed")
 
 
-def test_nodes_that_an_autoscaler_makes_are_waited_for() -> None:
+def test_a_job_waits_for_nodes_that_an_autoscaler_makes() -> None:
     groups = {"/apis": {"groups": [{"name": "karpenter.sh"}]}}
     (found,) = of(looked(sound(paths=groups, objects={"nodes": []})), "nodes")
     assert found.found.endswith("exist; its pods wait until Karpenter adds them")

@@ -87,16 +87,18 @@ INDEXED: dict[str, Any] = {"labels": {}, "annotations": FIRST}
         (pod(RUNS), 9e9, None, "wait"),
     ],
 )
-def test_what_becomes_of_it(one: Object, after_s: float, silent_s: float | None, does: str) -> None:
+def test_the_action_follows_from_the_leaders_pod(
+    one: Object, after_s: float, silent_s: float | None, does: str
+) -> None:
     assert fate(one, after_s, silent_s) == does
 
 
-def test_it_is_taken_elsewhere_while_somebody_waits_for_it() -> None:
+def test_a_leaders_pod_is_recreated_elsewhere_while_a_terminal_waits() -> None:
     """Who waits leaves after `pod_patience`."""
     assert [fate(pod(BACK_OFF), s, patience_s=100) for s in (49, 50)] == ["wait", "move"]
 
 
-def test_it_is_not_taken_off_a_node_for_what_its_predecessor_met_there() -> None:
+def test_problems_of_a_predecessor_do_not_move_a_leaders_pod() -> None:
     """The leader's pod always has the same name; this one pulls its image."""
 
     def event(reason: str, uid: str, at: str) -> Object:
@@ -115,14 +117,14 @@ def test_it_is_not_taken_off_a_node_for_what_its_predecessor_met_there() -> None
 
 
 @pytest.mark.parametrize("field", ["state", "lastState"])
-def test_one_that_ran_and_cannot_begin_again_is_no_matter_of_its_node(field: str) -> None:
+def test_a_leaders_pod_that_ran_before_is_not_moved_to_another_node(field: str) -> None:
     one = pod(BACK_OFF)
     ended: Object = {"terminated": {"exitCode": 1, "startedAt": BOUND}}
     one["status"]["containerStatuses"] = [{"restartCount": 1, field: ended}]
     assert fate(one, 9e9) == "end"
 
 
-def test_without_such_a_pod_the_operator_is_waited_for() -> None:
+def test_without_a_leaders_pod_ndctl_waits_for_the_operator() -> None:
     over = pod(RUNS)
     over["status"]["phase"] = "Failed"
     pods = [pod(RUNS, master=False), over]
@@ -180,7 +182,9 @@ def asked(
     return cluster
 
 
-def test_it_is_kept_off_a_node_before_it_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_excluded_before_the_leaders_pod_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = asked(Cluster(pod(BACK_OFF)), monkeypatch)
     assert cluster.done == ["not on node-7", "end"]
     assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7"}
@@ -188,7 +192,7 @@ def test_it_is_kept_off_a_node_before_it_is_taken_away(monkeypatch: pytest.Monke
     assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7,node-7"}, "it came there again"
 
 
-def test_without_the_right_to_events_the_pod_itself_tells(
+def test_without_the_right_to_events_the_pods_status_decides(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = asked(Cluster(pod(BACK_OFF), no_events=True), monkeypatch)
@@ -197,13 +201,13 @@ def test_without_the_right_to_events_the_pod_itself_tells(
 
 
 @pytest.mark.parametrize(("ready", "done"), [(True, []), (False, ["not on node-7", "end"])])
-def test_a_large_image_has_its_time_and_a_dead_node_has_not(
+def test_a_large_image_gets_more_time_and_a_dead_node_does_not(
     ready: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert asked(Cluster(pod(CREATING), ready=ready), monkeypatch).done == done
 
 
-def test_after_some_nodes_it_is_the_image_and_left_to_a_person(
+def test_after_several_nodes_the_image_is_suspected_and_a_person_decides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = {NEVER_BEGAN_ANNOTATION: ",".join(f"node-{n}" for n in range(MOST))}
@@ -230,7 +234,7 @@ def test_without_the_right_the_message_says_what_to_type(monkeypatch: pytest.Mon
     assert cluster.done == [], "it would come there again, and nobody would count"
 
 
-def test_what_another_one_does_or_a_later_launch_has_is_left_alone(
+def test_pods_of_another_terminal_or_a_later_launch_are_not_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     conflict = Conflict("the object has been modified")

@@ -15,7 +15,7 @@ def job(terms: list[dict[str, Any]]) -> dict[str, Any]:
     return {"spec": {"pytorchReplicaSpecs": {"Master": {"template": {}}, "Worker": template}}}
 
 
-def test_every_alternative_leaves_the_hosts_out_and_keeps_what_it_asked() -> None:
+def test_every_alternative_excludes_the_hosts_and_keeps_its_terms() -> None:
     zone = {"key": "zone", "operator": "In", "values": ["a"]}
     before = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-1"]}
     given = job([{"matchExpressions": [zone, before]}, {"matchFields": ["f"]}])

@@ -48,7 +48,7 @@ def test_a_patch_changes_what_it_names(base: Any, patch: Any, expected: Any) -> 
     assert merged(base, patch) == (patch if expected is None else expected)
 
 
-def test_nothing_of_the_base_is_changed_in_place() -> None:
+def test_a_patch_does_not_change_its_base_in_place() -> None:
     base = {"a": {"b": [{"name": "x", "c": 1}]}}
     merged(base, {"a": {"b": [{"name": "x", "c": 2}]}})
     assert base == {"a": {"b": [{"name": "x", "c": 1}]}}

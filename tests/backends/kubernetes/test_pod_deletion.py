@@ -115,7 +115,7 @@ def ended(server: Server, kind: Kind = "pytorchjob") -> Server:
     return server
 
 
-def test_one_that_goes_is_not_forced() -> None:
+def test_a_pod_that_ends_is_not_force_deleted() -> None:
     assert ended(Server(ends_after_s=30)).forced_at is None
     slow = ended(Server(ends_after_s=FORCE_S + 10))
     assert slow.forced_at is None, "its node answers, and it has its own grace"
@@ -125,7 +125,9 @@ def test_one_that_goes_is_not_forced() -> None:
     ("server", "after_s"),
     [(Server(ready=False), FORCE_S), (Server(hides_nodes=True), FORCE_S + GRACE_S)],
 )
-def test_one_on_a_dead_node_is_forced_after_the_grace(server: Server, after_s: float) -> None:
+def test_a_pod_on_a_dead_node_is_force_deleted_after_the_grace(
+    server: Server, after_s: float
+) -> None:
     """Where nodes may not be read, once a node that answers would have ended it."""
     ended(server)
     assert server.forced_at is not None
@@ -144,7 +146,7 @@ HELD: Object = {
 JOBSET: Kind = "jobset"
 
 
-def test_pods_without_known_names_are_the_controllers_to_delete() -> None:
+def test_the_controller_deletes_pods_without_known_names() -> None:
     for server in (
         Server(controller=True, pod=HELD, ends_after_s=30),
         Server(controller=True, pod=HELD, ready=False),
@@ -159,7 +161,7 @@ def test_pods_without_known_names_are_the_controllers_to_delete() -> None:
     assert "or an administrator types `kubectl apply -k manifests/controller`" in raised.value.fix
 
 
-def test_without_a_controller_such_a_pod_is_to_leave_by_itself() -> None:
+def test_without_a_controller_such_a_pod_has_to_end_by_itself() -> None:
     server = Server(pod=HELD)
     with pytest.raises(MustLeave, match="is not deleted: only the controller may") as raised:
         ended(server, JOBSET)
@@ -171,7 +173,7 @@ def test_without_a_controller_such_a_pod_is_to_leave_by_itself() -> None:
     assert not ended(going, JOBSET).is_there, "somebody else has deleted it"
 
 
-def test_of_a_lost_pod_the_conditions_are_kept_and_no_failure_is_counted() -> None:
+def test_a_lost_pod_keeps_its_conditions_and_counts_as_no_failure() -> None:
     bound = {"type": "PodScheduled", "status": "True"}
     before = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     status = failed({**HELD, "status": {"conditions": [bound, before]}})["status"]
@@ -181,7 +183,7 @@ def test_of_a_lost_pod_the_conditions_are_kept_and_no_failure_is_counted() -> No
     ]
 
 
-def test_one_that_does_not_end_though_its_node_answers_is_for_a_person_to_look_at() -> None:
+def test_a_pod_that_does_not_end_on_a_healthy_node_is_left_to_a_person() -> None:
     with pytest.raises(Unanswered, match="does not terminate although") as raised:
         ended(Server())
     assert "`kubectl -n ns describe pod job-worker-0`" in raised.value.fix

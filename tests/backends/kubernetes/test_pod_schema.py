@@ -21,14 +21,14 @@ def wrong(spec: dict[str, Any]) -> list[Problem]:
     return list(strangers({"spec": spec}, "pod_template"))
 
 
-def test_the_table_is_that_of_the_client_it_names() -> None:
+def test_the_table_equals_that_of_the_client_it_names() -> None:
     if f"kubernetes {version('kubernetes')}," not in yaml.safe_load(FILE.read_text())["source"]:
         pytest.skip("another version of the client is installed than the table is of")
     assert FILE.read_text() == written()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_pod_that_is_rendered_has_known_fields_alone(name: str) -> None:
+def test_every_rendered_pod_has_only_known_fields(name: str) -> None:
     for pod in pods_of(objects(CASES[name])):
         assert wrong(dict(pod)) == []
 
@@ -88,7 +88,7 @@ def test_a_field_that_no_pod_has_is_named_with_the_nearest(
         {"securityContext": {"supplementalGroups": [4242]}, "overhead": {"cpu": 1.5}},
     ],
 )
-def test_what_pods_have_is_let_through(spec: dict[str, Any]) -> None:
+def test_known_fields_of_pods_are_accepted(spec: dict[str, Any]) -> None:
     assert wrong(spec) == []
 
 
@@ -106,7 +106,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_any_template_is_judged(template: Any) -> None:
+def test_any_template_can_be_checked(template: Any) -> None:
     from dataclasses import replace
 
     if isinstance(template, dict):

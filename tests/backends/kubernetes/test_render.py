@@ -1,5 +1,5 @@
-"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` writes the golden
-files anew."""
+"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` rewrites the
+golden files."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -46,12 +46,12 @@ def pods_of(made: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_text_is_as_in_the_golden_file(name: str) -> None:
+def test_the_rendered_text_equals_the_golden_file(name: str) -> None:
     assert text(objects(CASES[name])) + "\n" == (GOLDEN / f"{name}.yaml").read_text()
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_text_says_the_objects_and_nothing_else(name: str) -> None:
+def test_the_rendered_text_holds_exactly_the_objects(name: str) -> None:
     made = objects(CASES[name])
     assert list(yaml.load_all(text(made), yaml.CSafeLoader)) == made
 
@@ -78,7 +78,7 @@ def test_the_schema_check_finds_what_an_old_server_would_drop() -> None:
     assert any("('NDCTL_NODE_NAME',) twice" in one for one in found)
 
 
-def test_what_is_handed_over_is_what_the_leader_reads() -> None:
+def test_the_leader_reads_the_payload_as_it_was_submitted() -> None:
     handover = replace(a_handover(FULL), new=True)
     made = objects(handover)[0]
     assert handover_from({key: body.encode() for key, body in made["data"].items()}) == handover
@@ -126,7 +126,7 @@ def test_every_pod_is_a_host_and_the_spares_are_among_them() -> None:
     assert trainjob == {"numNodes": 3, "numProcPerNode": 8}
 
 
-def test_hosts_to_leave_out_of_the_launch_and_of_the_spec_are_kept_off() -> None:
+def test_hosts_excluded_by_the_launch_and_the_spec_get_no_pods() -> None:
     launch = a_launch(replace(PLAIN, exclude=("node-a",)), exclude=("node-c", "node-a"))
     (pod, *_) = pods_of(objects(replace(CASES["pytorchjob"], job=_with(launch))))
     required = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
@@ -161,7 +161,7 @@ def _templates(item: Any) -> Iterator[Mapping[str, Any]]:
             yield from _templates(value)
 
 
-def test_no_autoscaler_empties_a_node_of_a_job_unless_the_spec_lets_it() -> None:
+def test_no_autoscaler_evicts_pods_unless_the_spec_allows_it() -> None:
     def notes(spec: KubernetesSpec) -> Mapping[str, str]:
         template = next(_templates(objects(a_handover(spec))))
         found: Mapping[str, str] = template["metadata"]["annotations"]
@@ -178,7 +178,7 @@ def test_no_autoscaler_empties_a_node_of_a_job_unless_the_spec_lets_it() -> None
     assert not notes(replace(PLAIN, pod_template=without)).keys() & kept.keys()
 
 
-def test_what_ended_goes_by_itself_where_the_spec_says_so() -> None:
+def test_an_ended_job_is_deleted_after_the_time_in_the_spec() -> None:
     job = objects(CASES["pytorchjob-guaranteed"])[-1]
     assert job["spec"]["runPolicy"]["ttlSecondsAfterFinished"] == 3600
     assert objects(CASES["jobset-guaranteed"])[-1]["spec"]["ttlSecondsAfterFinished"] == 3600

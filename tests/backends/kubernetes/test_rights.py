@@ -37,7 +37,7 @@ def may(role: dict[str, Any], verb: str, resource: str, name: str = "") -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_write_two_config_maps_and_nothing_that_pods_are_made_from(kind: Kind) -> None:
+def test_pods_write_two_config_maps_and_no_pod_template(kind: Kind) -> None:
     role = role_of(kind)
     assert may(role, "patch", "/configmaps", "job-launch")
     assert may(role, "patch", "/configmaps", "job-state")
@@ -70,7 +70,7 @@ def test_pods_write_two_config_maps_and_nothing_that_pods_are_made_from(kind: Ki
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_leader_tells_how_its_job_goes_and_hears_of_its_deletion(kind: Kind) -> None:
+def test_a_leader_may_report_on_its_job_and_watch_for_its_deletion(kind: Kind) -> None:
     role = role_of(kind)
     assert may(role, "watch", JOBS[kind], "job")
     assert may(role, "create", "/events")
@@ -100,7 +100,7 @@ def test_pods_whose_names_are_not_known_beforehand_are_not_deleted(kind: Kind) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_binding_is_of_the_account_that_pods_have(kind: Kind) -> None:
+def test_the_binding_names_the_account_of_the_pods(kind: Kind) -> None:
     made = objects(a_handover(PLAIN, kind), "team-a")
     (account,) = [one for one in made if one["kind"] == "ServiceAccount"]
     (binding,) = [one for one in made if one["kind"] == "RoleBinding"]
@@ -111,7 +111,7 @@ def test_the_binding_is_of_the_account_that_pods_have(kind: Kind) -> None:
     assert made[-1]["kind"].lower() == kind, "the job comes last"
 
 
-def test_an_account_of_the_site_is_left_as_it_is() -> None:
+def test_an_account_of_the_site_is_not_changed() -> None:
     made = objects(CASES["pytorchjob-full"])
     assert FULL.service_account == "trainer"
     assert not {one["kind"] for one in made} & {"ServiceAccount", "Role", "RoleBinding"}
@@ -123,7 +123,7 @@ def policy_of(spec: KubernetesSpec) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_are_reached_by_pods_of_their_job_alone(kind: Kind) -> None:
+def test_only_pods_of_the_same_job_reach_a_pod(kind: Kind) -> None:
     made = objects(a_handover(PLAIN, kind))
     (policy,) = [one for one in made if one["kind"] == "NetworkPolicy"]
     spec = policy["spec"]
@@ -137,7 +137,7 @@ def test_pods_are_reached_by_pods_of_their_job_alone(kind: Kind) -> None:
         assert pod["metadata"]["labels"]["ndctl.dev/job"] == "job"
 
 
-def test_the_policy_can_be_left_out_and_is_where_it_has_no_effect() -> None:
+def test_the_network_policy_is_optional_and_omitted_if_it_has_no_effect() -> None:
     assert policy_of(PLAIN) is not None
     assert policy_of(replace(PLAIN, network_policy=False)) is None
     assert policy_of(replace(PLAIN, host_network=True)) is None

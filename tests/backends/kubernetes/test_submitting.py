@@ -157,7 +157,7 @@ def assert_owned(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_goes_with_the_job(kind: Kind) -> None:
+def test_all_objects_are_deleted_with_the_job(kind: Kind) -> None:
     cluster, handover = Cluster(), a_handover(PLAIN, kind)
     submitted(cluster, handover)
     assert_whole(cluster, kind)
@@ -170,7 +170,7 @@ def test_all_goes_with_the_job(kind: Kind) -> None:
     "fault", [Forbidden("ada may not"), BackendError("no"), KeyboardInterrupt()]
 )
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
-def test_what_is_refused_in_the_middle_leaves_nothing(kind: Kind, fault: BaseException) -> None:
+def test_a_submission_refused_half_way_leaves_nothing(kind: Kind, fault: BaseException) -> None:
     """Whichever of the requests it is; after the job was made it is a warning."""
     whole = Cluster()
     submitted(whole, a_handover(PLAIN, kind))
@@ -181,7 +181,7 @@ def test_what_is_refused_in_the_middle_leaves_nothing(kind: Kind, fault: BaseExc
         assert cluster.there == {}, number
 
 
-def test_a_job_that_runs_was_submitted_whatever_comes_after(
+def test_a_running_job_counts_as_submitted_despite_later_errors(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     whole = Cluster()
@@ -207,7 +207,7 @@ def test_an_answer_that_is_lost_once_changes_nothing(kind: Kind, late: bool) -> 
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_while_the_api_server_is_away_it_is_tried_for_a_while_and_then_taken_back(
+def test_a_submission_to_an_unreachable_server_is_retried_and_then_undone(
     late: bool,
 ) -> None:
     """It answers again in the moment of the taking back: four tries have failed by then."""
@@ -225,7 +225,7 @@ def test_while_the_api_server_is_away_it_is_tried_for_a_while_and_then_taken_bac
         assert cluster.there == {}, number
 
 
-def test_what_cannot_be_taken_back_is_said_and_goes_at_the_next_submission() -> None:
+def test_leftovers_are_reported_and_removed_by_the_next_submission() -> None:
     whole = Cluster()
     submitted(whole, a_handover(PLAIN))
     for number in range(1, whole.writes - 1):
@@ -244,7 +244,7 @@ def test_what_cannot_be_taken_back_is_said_and_goes_at_the_next_submission() -> 
         assert_whole(cluster, "pytorchjob")  # a job is there: nothing is an orphan
 
 
-def test_cancel_takes_away_what_a_submission_left() -> None:
+def test_cancel_removes_leftovers_of_a_submission() -> None:
     cluster = Cluster(fails_at=4, fault=Unanswered("away"), lasts=1000)
     with pytest.raises(Unsettled):
         submitted(cluster, a_handover(PLAIN))
@@ -253,7 +253,7 @@ def test_cancel_takes_away_what_a_submission_left() -> None:
     assert cluster.there == {}
 
 
-def test_two_submissions_of_a_name_at_a_time_are_not_mixed(
+def test_two_simultaneous_submissions_of_a_name_are_not_mixed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Another one has made its ConfigMap a moment ago, and is about to make the job."""
@@ -276,7 +276,7 @@ def test_two_submissions_of_a_name_at_a_time_are_not_mixed(
     assert cluster.there["PyTorchJob", "job"] is job
 
 
-def test_a_job_whose_config_map_another_one_replaced_is_not_left() -> None:
+def test_a_job_whose_config_map_was_replaced_by_another_is_removed() -> None:
     """Its pods would mount what is not theirs."""
 
     class Replaced(Cluster):
@@ -292,7 +292,7 @@ def test_a_job_whose_config_map_another_one_replaced_is_not_left() -> None:
     assert "PyTorchJob" not in cluster.kinds()
 
 
-def test_what_has_a_name_of_the_jobs_and_is_of_something_else_stays() -> None:
+def test_foreign_objects_with_a_name_of_the_job_are_kept() -> None:
     theirs = {"name": "job-token", "labels": {"app": "shop"}, "uid": "1"}
     cluster = Cluster(there={("Secret", "job-token"): {"kind": "Secret", "metadata": theirs}})
     (found,) = strangers(cast("Api", cluster), NAMESPACE, PLAIN, "job")
@@ -307,7 +307,7 @@ def test_what_has_a_name_of_the_jobs_and_is_of_something_else_stays() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_next_launch_comes_after_all_of_the_former_has_gone(kind: Kind) -> None:
+def test_the_next_launch_waits_until_all_objects_of_the_former_are_gone(kind: Kind) -> None:
     cluster, handover = Cluster(), a_handover(PLAIN, kind)
     submitted(cluster, handover)
     before = {key: item["metadata"]["uid"] for key, item in cluster.there.items()}
@@ -319,7 +319,7 @@ def test_the_next_launch_comes_after_all_of_the_former_has_gone(kind: Kind) -> N
         assert item["metadata"]["uid"] != before[key], key
 
 
-def test_submitted_again_after_the_answer_was_lost_it_is_the_same_job() -> None:
+def test_a_submission_repeated_after_a_lost_answer_is_the_same_job() -> None:
     cluster = Cluster()
     submitted(cluster, a_handover(PLAIN))
     before = copy.deepcopy(cluster.there)
@@ -327,7 +327,7 @@ def test_submitted_again_after_the_answer_was_lost_it_is_the_same_job() -> None:
     assert cluster.there == before
 
 
-def test_a_job_of_that_launch_with_another_text_is_another_persons() -> None:
+def test_a_job_with_the_launch_but_another_text_is_foreign() -> None:
     cluster = Cluster()
     submitted(cluster, a_handover(PLAIN))
     before = copy.deepcopy(cluster.there)

@@ -36,7 +36,7 @@ def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan
     return backend, launch, job
 
 
-def test_what_is_submitted_is_what_is_described_and_its_job_is_recorded(tmp_path: Path) -> None:
+def test_the_described_script_is_submitted_and_its_job_recorded(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(tmp_path)
     backend.submit(handed(launch))
@@ -67,7 +67,7 @@ def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None
     assert backend.name_of(launch) == "Slurm job 1"
 
 
-def test_a_slow_slurmctld_that_queues_it_after_all_makes_no_second_job(tmp_path: Path) -> None:
+def test_a_slow_slurmctld_makes_no_second_job(tmp_path: Path) -> None:
     """What sbatch sent is worked off after sbatch has given up."""
 
     def late(argv: list[str], before: int) -> Completed | None:
@@ -87,7 +87,7 @@ def test_a_slow_slurmctld_that_queues_it_after_all_makes_no_second_job(tmp_path:
 
 
 @pytest.mark.parametrize("away", [True, False])
-def test_a_job_that_slurm_may_have_taken_is_not_submitted_again_by_itself(
+def test_a_job_that_slurm_may_have_is_not_submitted_again_automatically(
     tmp_path: Path, away: bool
 ) -> None:
     def lost(argv: list[str], before: int) -> Completed | None:
@@ -104,10 +104,10 @@ def test_a_job_that_slurm_may_have_taken_is_not_submitted_again_by_itself(
     assert len(sent) == 1
     slurm.trouble = lambda argv, before: None
     slurm.queue(sent[0])
-    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "whoever submits it then sees it"
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "a later submission sees it"
 
 
-def test_all_jobs_of_a_launch_are_ended(tmp_path: Path) -> None:
+def test_cancel_ends_all_jobs_of_a_launch(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     slurm.queue(str(render.script_path(launch)))
@@ -116,7 +116,7 @@ def test_all_jobs_of_a_launch_are_ended(tmp_path: Path) -> None:
     assert slurm.count("scancel") == 2
 
 
-def test_of_two_jobs_of_a_launch_one_counts(tmp_path: Path) -> None:
+def test_only_one_of_two_jobs_of_a_launch_counts(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     first, launch, job = submitted(slurm, tmp_path)
     slurm.queue(str(render.script_path(launch)))
@@ -128,7 +128,7 @@ def test_of_two_jobs_of_a_launch_one_counts(tmp_path: Path) -> None:
     assert second.name_of(launch) == "Slurm job 2"
 
 
-def test_of_jobs_whose_sbatch_was_never_answered_the_first_that_runs_counts(
+def test_if_sbatch_was_never_answered_the_first_running_job_counts(
     tmp_path: Path,
 ) -> None:
     slurm = FakeSlurm()
@@ -150,7 +150,7 @@ def test_without_a_record_the_job_is_found_by_its_comment(tmp_path: Path) -> Non
     assert backend.name_of(launch) == "Slurm job 1"
 
 
-def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
+def test_one_empty_answer_of_the_queue_is_not_trusted(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     (tmp_path / "slurm" / "launch-1.json").unlink()
@@ -167,7 +167,7 @@ def test_a_job_of_another_cluster_with_the_same_number_is_not_ours(tmp_path: Pat
     assert slurm.count("scancel") == 0
 
 
-def test_slurmctld_down_is_no_answer_and_never_gone(tmp_path: Path) -> None:
+def test_a_slurmctld_that_is_down_never_means_that_the_job_is_gone(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     slurm.trouble = lambda argv, before: DOWN
@@ -177,7 +177,7 @@ def test_slurmctld_down_is_no_answer_and_never_gone(tmp_path: Path) -> None:
     assert len(slurm.said) == 3
 
 
-def test_a_restart_of_slurmctld_is_waited_for(tmp_path: Path) -> None:
+def test_calls_wait_for_a_restart_of_slurmctld(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     slurm.trouble = lambda argv, before: DOWN if before < 2 else None
@@ -190,7 +190,7 @@ def test_without_slurm_the_missing_program_is_named() -> None:
         SlurmBackend({}, TurnedClock(), missing).check(handed(a_launch()))
 
 
-def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_of_a_submission_are_reported_at_once(tmp_path: Path) -> None:
     spec = SlurmSpec(time="2:00:00")
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
@@ -199,7 +199,7 @@ def test_all_that_stands_in_the_way_is_said_at_once(tmp_path: Path) -> None:
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
-def test_the_scheduler_is_asked_what_it_thinks_of_the_job(tmp_path: Path) -> None:
+def test_a_check_shows_the_answer_of_sbatch_test_only(tmp_path: Path) -> None:
     said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
     assert (said.what, said.verdict) == ("sbatch --test-only", "ok")
     assert said.found.startswith("sbatch: Job 9 to start at noon")
@@ -227,7 +227,7 @@ def refusing(said: str, option: str) -> FakeSlurm:
         "sbatch: unrecognized option '--segment=2'\n",  # 22.05
     ],
 )
-def test_what_sbatch_would_refuse_is_refused_before_anything_is_written(
+def test_a_job_that_sbatch_would_refuse_is_refused_before_anything_is_written(
     tmp_path: Path, said: str
 ) -> None:
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
@@ -245,7 +245,7 @@ def test_what_sbatch_would_refuse_is_refused_before_anything_is_written(
         "allocation failure: Requested nodes are busy\n",
     ],
 )
-def test_what_may_wait_in_the_queue_is_only_told(
+def test_a_reason_to_wait_in_the_queue_is_only_a_warning(
     tmp_path: Path, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = refusing(said, "--test-only")
@@ -256,7 +256,7 @@ def test_what_may_wait_in_the_queue_is_only_told(
     assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
 
 
-def test_nodes_that_are_all_there_and_not_available_will_never_be(tmp_path: Path) -> None:
+def test_a_request_that_no_nodes_can_ever_meet_is_refused(tmp_path: Path) -> None:
     """Slurm would leave the job in the queue for ever (PartitionConfig)."""
     said = "allocation failure: Requested node configuration is not available\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
@@ -264,7 +264,7 @@ def test_nodes_that_are_all_there_and_not_available_will_never_be(tmp_path: Path
         backend.check(handed(a_launch(tmp_path)))
 
 
-def test_a_job_that_sbatch_refuses_is_queued_nowhere_and_that_is_said(tmp_path: Path) -> None:
+def test_a_job_that_sbatch_refuses_is_reported_as_not_queued(tmp_path: Path) -> None:
     said = "sbatch: error: Memory specification can not be satisfied\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
     with pytest.raises(Refused, match="Memory specification can not be satisfied") as failed:
@@ -272,7 +272,7 @@ def test_a_job_that_sbatch_refuses_is_queued_nowhere_and_that_is_said(tmp_path: 
     assert "submit the job again; nothing was queued" in failed.value.fix
 
 
-def test_a_number_that_cannot_be_written_down_takes_no_job_back(
+def test_a_job_is_kept_if_its_number_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run directory of a job that is queued has to stay."""
@@ -288,7 +288,7 @@ def test_a_number_that_cannot_be_written_down_takes_no_job_back(
     assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
 
 
-def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
+def test_ignored_sbatch_options_in_the_environment_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
@@ -304,7 +304,7 @@ def test_options_of_sbatch_in_the_environment_are_said_not_to_be_heard(
         (60.0, 30.0, "set notice_s to 75 or more"),
     ],
 )
-def test_a_grace_that_the_notice_has_no_room_for_is_said_before_it_is_queued(
+def test_a_grace_longer_than_the_notice_is_reported_before_submission(
     tmp_path: Path,
     notice_s: float,
     stop_grace: float,
@@ -329,7 +329,7 @@ def test_the_allocation_is_read_from_the_environment_and_the_switches_from_slurm
 
 
 @pytest.mark.parametrize("above", [{}, {"SLURM_TOPOLOGY_ADDR_PATTERN": "node"}])
-def test_a_leader_starts_without_slurmctld_where_no_switches_are_known_of(
+def test_a_leader_without_switches_starts_without_slurmctld(
     tmp_path: Path, above: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = FakeSlurm()
@@ -344,7 +344,7 @@ def test_a_leader_starts_without_slurmctld_where_no_switches_are_known_of(
 
 
 @pytest.mark.parametrize("pattern", ["switch.switch.node", "block.node"])
-def test_below_switches_a_leader_waits_for_slurmctld(tmp_path: Path, pattern: str) -> None:
+def test_a_leader_with_switches_waits_for_slurmctld(tmp_path: Path, pattern: str) -> None:
     """Or its ranks would be bound to nodes by their names, for the whole allocation."""
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
@@ -355,7 +355,7 @@ def test_below_switches_a_leader_waits_for_slurmctld(tmp_path: Path, pattern: st
 
 
 @pytest.mark.parametrize("what", ["job", "partitions", "topology"])
-def test_one_question_that_is_not_answered_at_once_costs_nothing(tmp_path: Path, what: str) -> None:
+def test_a_query_that_fails_once_is_repeated(tmp_path: Path, what: str) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     known = backend.allocation(launch)
@@ -380,7 +380,7 @@ def test_one_question_that_is_not_answered_at_once_costs_nothing(tmp_path: Path,
         ("topology", "the switches of the nodes"),
     ],
 )
-def test_what_slurm_refuses_to_say_costs_only_that_and_is_said(
+def test_a_refused_query_loses_only_its_answer_and_is_logged(
     tmp_path: Path, what: str, lost: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = FakeSlurm()
@@ -394,7 +394,7 @@ def test_what_slurm_refuses_to_say_costs_only_that_and_is_said(
     assert lost in said
 
 
-def test_the_cluster_is_the_environments_or_the_one_that_slurm_names() -> None:
+def test_the_clusters_name_is_from_the_environment_or_slurm() -> None:
     slurm = FakeSlurm(
         trouble=lambda argv, before: Completed(
             0, "Configuration data\nClusterName             = tb\nFoo = (null)\n", ""
@@ -408,7 +408,7 @@ def test_the_cluster_is_the_environments_or_the_one_that_slurm_names() -> None:
     assert SlurmBackend({}, TurnedClock(), slurm).cluster() == "slurm"
 
 
-def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Path) -> None:
+def test_drained_and_removed_nodes_are_noticed(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     assert backend.notices(launch, ("node1", "node2")) == ()
@@ -431,7 +431,7 @@ def test_nodes_that_are_drained_or_taken_out_of_the_job_are_noticed(tmp_path: Pa
         ("DOWN+DRAIN", False),
     ],
 )
-def test_slurm_waits_for_what_runs_on_a_drained_node_until_somebody_is_at_it(
+def test_slurm_lets_jobs_run_on_a_drained_node_until_maintenance_begins(
     tmp_path: Path, state: str, finishes: bool
 ) -> None:
     slurm = FakeSlurm()
@@ -441,7 +441,7 @@ def test_slurm_waits_for_what_runs_on_a_drained_node_until_somebody_is_at_it(
     assert (notice.host, notice.lets_finish) == ("node1", finishes)
 
 
-def test_maintenance_that_begins_soon_is_noticed_before_it_does(tmp_path: Path) -> None:
+def test_upcoming_maintenance_is_noticed_before_it_begins(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     clock = backend.clock
@@ -459,7 +459,7 @@ def test_maintenance_that_begins_soon_is_noticed_before_it_does(tmp_path: Path) 
     assert backend.notices(launch, ("node1", "node2")) == (), "not known: nothing is done"
 
 
-def test_a_slurmd_that_is_stopped_takes_no_node_from_a_job_that_runs_on(tmp_path: Path) -> None:
+def test_a_stopped_slurmd_takes_no_node_from_a_running_job(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     slurm.nodes["node1"] = slurm.nodes["node2"] = "ALLOCATED*"
@@ -481,7 +481,7 @@ def test_a_node_that_is_down_or_gone_from_the_job_gets_no_new_agent(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_a_new_agent_is_a_step_and_one_that_cannot_be_created_is_told(
+def test_a_new_agent_is_a_step_and_a_failed_step_is_an_error(
     tmp_path: Path,
 ) -> None:
     srun = tmp_path / "srun"
@@ -495,7 +495,7 @@ def test_a_new_agent_is_a_step_and_one_that_cannot_be_created_is_told(
     assert sys.executable in (tmp_path / "srun.said").read_text()
 
 
-def test_a_requeue_adds_to_the_hosts_that_are_left_out(tmp_path: Path) -> None:
+def test_a_requeue_adds_to_the_excluded_hosts(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     job.excluded, slurm.nodes = "node[7-8]", nodes(9)
@@ -507,7 +507,7 @@ def test_a_requeue_adds_to_the_hosts_that_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_list_that_slurm_does_not_take_yet_keeps_nobody_in_the_run_that_is_over(
+def test_a_requeue_does_not_wait_for_slurm_to_accept_the_exclude_list(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
     """Before 24.11, without accounting, of a run out of which Slurm has taken a node: it refuses
@@ -531,7 +531,7 @@ def test_a_list_that_slurm_does_not_take_yet_keeps_nobody_in_the_run_that_is_ove
 
 
 @pytest.mark.parametrize("answer", [DOWN, Completed(-15, "", "")])
-def test_a_slurmctld_that_is_away_for_a_moment_is_asked_again_to_leave_a_node_out(
+def test_the_exclude_list_is_retried_if_slurmctld_is_briefly_down(
     tmp_path: Path, answer: Completed
 ) -> None:
     """So it is where the signal by which Slurm ends the run has ended scontrol."""
@@ -547,10 +547,11 @@ def test_a_slurmctld_that_is_away_for_a_moment_is_asked_again_to_leave_a_node_ou
     assert job.excluded == "node2"
 
 
-def test_a_job_that_another_has_queued_again_keeps_the_nodes_that_it_excludes(
+def test_a_job_requeued_by_another_keeps_its_excluded_nodes(
     tmp_path: Path,
 ) -> None:
-    """Who asks late knows less: an agent that was cut off blames whoever it does not hear."""
+    """A late query finds less evidence: an agent that was cut off blames the hosts that it does
+    not hear."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes, job.state, job.restarts, job.excluded = nodes(4), "PENDING", 1, "node4"
@@ -559,7 +560,7 @@ def test_a_job_that_another_has_queued_again_keeps_the_nodes_that_it_excludes(
     assert slurm.count("scontrol", "requeue") == 0
 
 
-def test_a_requeue_whose_answer_was_lost_still_leaves_the_nodes_out(tmp_path: Path) -> None:
+def test_a_requeue_whose_answer_was_lost_still_excludes_the_nodes(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes = nodes(4)
@@ -587,7 +588,7 @@ def test_a_requeue_whose_answer_was_lost_still_leaves_the_nodes_out(tmp_path: Pa
         ("None", "0:15", False),
     ],
 )
-def test_a_run_that_broke_is_queued_again_while_slurm_ends_it_and_one_that_was_cancelled_is_not(
+def test_a_broken_run_is_requeued_while_slurm_ends_it_but_not_a_cancelled_one(
     tmp_path: Path, reason: str, exit_code: str, queued: bool
 ) -> None:
     slurm = FakeSlurm()
@@ -601,7 +602,7 @@ def test_a_run_that_broke_is_queued_again_while_slurm_ends_it_and_one_that_was_c
     assert job.restarts == int(queued)
 
 
-def test_a_requeue_allows_hosts_again_but_none_that_the_spec_or_a_person_left_out(
+def test_a_requeue_allows_hosts_again_except_those_excluded_by_spec_or_person(
     tmp_path: Path,
 ) -> None:
     slurm = FakeSlurm()
@@ -666,7 +667,7 @@ def test_a_job_that_is_queued_again_while_it_is_cancelled_is_cancelled_again(
     assert (job.state, slurm.count("scancel")) == ("CANCELLED", 2)
 
 
-def test_a_requeue_waits_until_slurm_has_given_up_a_host_that_does_not_answer(
+def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(
     tmp_path: Path,
 ) -> None:
     slurm = FakeSlurm()
@@ -688,7 +689,7 @@ def test_a_requeue_waits_until_slurm_has_given_up_a_host_that_does_not_answer(
     assert (job.state, job.restarts) == ("COMPLETING", 1)
 
 
-def test_a_slurmctld_that_is_too_busy_to_say_so_is_waited_for(tmp_path: Path) -> None:
+def test_a_requeue_waits_for_a_busy_slurmctld(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
@@ -709,7 +710,7 @@ def test_a_slurmctld_that_is_too_busy_to_say_so_is_waited_for(tmp_path: Path) ->
     assert (job.restarts, job.excluded) == (1, "node1")
 
 
-def test_a_requeue_leaves_no_node_out_that_the_job_could_not_do_without(
+def test_a_requeue_excludes_no_node_that_the_job_needs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It would be BadConstraints, and stay so when the node is resumed."""
@@ -721,7 +722,7 @@ def test_a_requeue_leaves_no_node_out_that_the_job_could_not_do_without(
     assert "too few other nodes are left, and it is ALLOCATED+DRAIN" in caplog.text
 
 
-def test_a_node_that_is_back_is_used_again_where_no_other_would_do(
+def test_a_node_that_returned_is_used_again_if_the_job_needs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = FakeSlurm()
@@ -732,7 +733,7 @@ def test_a_node_that_is_back_is_used_again_where_no_other_would_do(
 
 
 @pytest.mark.parametrize("cluster", ["tb", "other"])
-def test_a_struck_node_stays_out_where_the_next_leader_would_not_use_it(
+def test_a_node_with_strikes_stays_excluded_if_the_next_leader_would_reject_it(
     tmp_path: Path, cluster: str
 ) -> None:
     """Or the job would be queued again each time that it is given."""
@@ -749,7 +750,7 @@ def test_a_struck_node_stays_out_where_the_next_leader_would_not_use_it(
     assert job.excluded == ("node2" if cluster == "tb" else "(null)")
 
 
-def test_a_requeue_leaves_no_node_out_that_slurm_does_not_know(
+def test_a_requeue_excludes_no_node_unknown_to_slurm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Slurm would refuse the whole list."""
@@ -762,7 +763,7 @@ def test_a_requeue_leaves_no_node_out_that_slurm_does_not_know(
     assert backend.known(("ghost", "node2")) == ("node2",)
 
 
-def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitted(
+def test_a_host_with_strikes_unknown_to_slurm_blocks_no_submission(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = FakeSlurm()
@@ -774,7 +775,7 @@ def test_a_struck_host_that_slurm_does_not_know_keeps_no_job_from_being_submitte
     assert "ignoring excluded hosts that the cluster does not have: ghost" in caplog.text
 
 
-def test_the_topology_that_is_asked_for_is_the_partitions_own(tmp_path: Path) -> None:
+def test_the_queried_topology_is_that_of_the_partition(tmp_path: Path) -> None:
     backend, launch, _ = submitted(slurm := FakeSlurm(), tmp_path)
     backend.environ = {**INSIDE, "SLURM_JOB_PARTITION": "gpu"}
 
@@ -794,7 +795,7 @@ def test_the_topology_that_is_asked_for_is_the_partitions_own(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("left_s", "most"), [(120.0, 90.0), (20.0, 0.0), (None, 330.0)])
-def test_slurms_verdict_is_waited_for_until_shortly_before_the_time_limit(
+def test_a_leader_waits_for_slurms_verdict_until_shortly_before_the_time_limit(
     tmp_path: Path, left_s: float | None, most: float
 ) -> None:
     """A job that comes to its limit is never queued again."""

@@ -48,7 +48,7 @@ def ask(one: dict[str, Any]) -> Completed:
 
 
 @every_version
-def test_no_command_is_answered_while_slurmctld_is_down(version: str) -> None:
+def test_every_command_fails_while_slurmctld_is_down(version: str) -> None:
     asked = [one for one in said(version, "down") if one["argv"] != ["scontrol", "ping"]]
     assert len(asked) == 12
     for one in asked:
@@ -57,13 +57,13 @@ def test_no_command_is_answered_while_slurmctld_is_down(version: str) -> None:
 
 
 @every_version
-def test_what_slurm_refuses_it_is_not_asked_again(version: str) -> None:
+def test_a_refused_command_is_not_retried(version: str) -> None:
     for one in said(version, "refusals"):
         assert ask(one) == Completed(one["code"], one["out"], one["err"])
 
 
 @every_version
-def test_a_job_that_slurm_does_not_know(version: str) -> None:
+def test_a_job_unknown_to_slurm_is_recognised(version: str) -> None:
     asked = ["scontrol", "show", "job", "-a", "-o", "999999"]
     (shown,) = [one for one in said(version, "refusals") if one["argv"] == asked]
     assert shown["code"] == 1
@@ -74,7 +74,7 @@ HELD_AGAIN = "Slurm job 12 is PENDING (job requeued in held state): the job was 
 
 
 @every_version
-def test_jobs_in_every_state(version: str) -> None:
+def test_jobs_in_every_state_are_parsed(version: str) -> None:
     jobs = {int(job.id): job for job in observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)}
     assert {number: (job.state, job.meaning) for number, job in jobs.items()} == {
         1: ("RUNNING", "running"),
@@ -110,7 +110,7 @@ def test_jobs_in_every_state(version: str) -> None:
 
 
 @every_version
-def test_the_queue_says_of_jobs_what_each_of_them_says(version: str) -> None:
+def test_squeue_and_scontrol_agree_on_jobs(version: str) -> None:
     shown = observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)
     # Captured before squeue was asked for the exclude list (%x).
     lines = captured(f"{version}/queue.txt").splitlines()
@@ -128,7 +128,7 @@ def test_the_queue_says_of_jobs_what_each_of_them_says(version: str) -> None:
 
 
 @every_version
-def test_the_settings_of_a_site(version: str) -> None:
+def test_the_settings_of_a_site_are_parsed(version: str) -> None:
     config = parse_config(captured(f"{version}/config.txt"))
     assert config["SLURM_VERSION"] == version
     found = {one.what: one for one in judge_config(config, SlurmSpec())}

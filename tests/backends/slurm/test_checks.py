@@ -56,13 +56,13 @@ def test_a_job_that_fits_has_no_problem(tmp_path: Path) -> None:
         (2, {"constraint": "ib"}, "at most 0 with spare_hosts, the nodes of partition train"),
     ],
 )
-def test_what_slurm_could_not_do_is_named_with_its_limit(
+def test_requests_that_slurm_cannot_meet_are_named_with_the_limit(
     tmp_path: Path, hosts: int, keys: dict[str, object], said: str
 ) -> None:
     assert any(said in line for line in found(spec(tmp_path, hosts, **keys)))
 
 
-def test_all_that_a_node_lacks_is_named_at_once(tmp_path: Path) -> None:
+def test_everything_that_a_node_lacks_is_named_at_once(tmp_path: Path) -> None:
     launch = replace(spec(tmp_path, cpus_per_task=9, mem="1T"), devices_per_host=8)
     places = [line.partition(":")[0] for line in found(launch)]
     assert places == ["cluster.gpus_per_host", "cluster.slurm.cpus_per_task", "cluster.slurm.mem"]
@@ -86,7 +86,7 @@ def test_a_reservation_that_has_yet_to_begin_is_no_problem(tmp_path: Path) -> No
         (2, {"constraint": "[rack1|rack2]"}, False),
     ],
 )
-def test_a_request_waits_only_for_nodes_that_may_be_what_it_lacks(
+def test_a_request_waits_only_for_nodes_that_may_meet_it(
     tmp_path: Path, hosts: int, keys: dict[str, object], never: bool
 ) -> None:
     drained = [*NODES[:2], replace(NODES[2], flags=frozenset({"DRAIN"}))]
@@ -95,7 +95,7 @@ def test_a_request_waits_only_for_nodes_that_may_be_what_it_lacks(
     assert is_never_available(launch, [TRAIN], NODES)
 
 
-def test_some_of_the_jobs_nodes_by_name_are_for_slurm_to_judge(tmp_path: Path) -> None:
+def test_a_partial_node_list_is_left_to_slurm(tmp_path: Path) -> None:
     """`sbatch --test-only -N2 -w node1` says that these are not available, and sbatch runs them."""
     by_key = spec(tmp_path, nodelist="node1")
     by_option = spec(tmp_path, sbatch_args=("--nodelist=node1",))
@@ -103,14 +103,14 @@ def test_some_of_the_jobs_nodes_by_name_are_for_slurm_to_judge(tmp_path: Path) -
     assert not is_never_available(by_option, [TRAIN], NODES)
 
 
-def test_too_many_gpus_a_node_and_ranks_that_need_none(tmp_path: Path) -> None:
+def test_too_many_gpus_per_node_are_refused_unless_ranks_need_none(tmp_path: Path) -> None:
     launch = replace(spec(tmp_path), devices_per_host=8)
     assert any("at most 2, the GPUs of the largest node" in line for line in found(launch))
     cpu = replace(launch, slurm=SlurmSpec(gpus="none"))
     assert found(cpu) == []
 
 
-def test_paths_are_looked_at(tmp_path: Path) -> None:
+def test_paths_are_checked(tmp_path: Path) -> None:
     assert any("absolute" in line for line in found(a_launch("runs/job")))
     assert any("without %" in line for line in found(a_launch(tmp_path / "%j")))
     assert any("interpreter" in line for line in found(spec(tmp_path), "/no/python"))
@@ -118,14 +118,14 @@ def test_paths_are_looked_at(tmp_path: Path) -> None:
     assert any("can write" in line for line in found(a_launch(tmp_path / "file" / "job")))
 
 
-def test_the_run_directory_has_to_be_in_the_container(tmp_path: Path) -> None:
+def test_a_run_directory_outside_the_containers_mounts_is_refused(tmp_path: Path) -> None:
     without = ContainerSpec(image="a.sqsh", mounts=("/data:/data", f"{tmp_path}:/elsewhere"))
     assert any("container.mounts" in line for line in found(spec(tmp_path, container=without)))
     mounted = ContainerSpec(image="a.sqsh", mounts=(f"{tmp_path}:{tmp_path}:rw",))
     assert found(spec(tmp_path / "job", container=mounted), "/no/python") == []
 
 
-def test_a_group_that_one_is_not_in_is_named_with_those_that_one_is(
+def test_a_foreign_group_is_named_with_the_users_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)

@@ -1,4 +1,4 @@
-"""Commands that outlive whoever asked for them."""
+"""Commands that outlive the process that starts them."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ PATH = {"PATH": "/usr/bin:/bin"}
 pytestmark = pytest.mark.process
 
 
-def test_a_command_that_goes_on_is_left_in_a_session_of_its_own(tmp_path: Path) -> None:
+def test_a_running_command_has_its_own_session(tmp_path: Path) -> None:
     process = start(["sleep", "60"], PATH, tmp_path / "log", 0.05)
     try:
         assert process.poll() is None
@@ -23,17 +23,17 @@ def test_a_command_that_goes_on_is_left_in_a_session_of_its_own(tmp_path: Path) 
         process.wait()
 
 
-def test_one_that_fails_early_is_told_with_the_end_of_what_it_said(tmp_path: Path) -> None:
+def test_a_command_that_fails_early_is_reported_with_the_end_of_its_output(tmp_path: Path) -> None:
     script = "echo first; echo second; echo no such node >&2; exit 3"
     with pytest.raises(BackendError, match="sh failed with code 3: second no such node"):
         start(["sh", "-c", script], PATH, tmp_path / "log", 20.0)
 
 
-def test_one_that_succeeds_early_is_fine(tmp_path: Path) -> None:
+def test_a_command_that_succeeds_early_is_no_error(tmp_path: Path) -> None:
     assert start(["true"], PATH, tmp_path / "log", 20.0).returncode == 0
 
 
-def test_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_command_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="failed to start no-such-program"):
         start(["no-such-program"], PATH, tmp_path / "log", 1.0)
     with pytest.raises(BackendError, match="failed to start"):

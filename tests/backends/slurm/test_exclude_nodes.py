@@ -26,7 +26,7 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
-        # whichever of the two is mended first
+        # Whichever of the two hosts is repaired first lets the job run.
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
         # It was down for a moment, and with it in ExcNodeList the job would never run again.
         ((), ("b",), {"a": "IDLE", "b": "IDLE"}, ()),
@@ -35,13 +35,13 @@ def cluster(**states: str) -> tuple[Node, ...]:
         ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may come back
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
-        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # whoever said so
+        (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # c was excluded before
         (("b",), ("b",), {"a": "IDLE", "b": "DOWN"}, ("b",)),
         (("gone",), (), {"a": "IDLE", "b": "IDLE"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "MIXED+PLANNED"}, ()),
     ],
 )
-def test_as_many_are_left_out_as_let_the_job_run_again(
+def test_a_requeue_excludes_only_nodes_that_the_job_can_do_without(
     standing: tuple[str, ...], asked: tuple[str, ...], states: dict[str, str], left: tuple[str, ...]
 ) -> None:
     out = left_out(a_launch(), standing, asked, cluster(**states), "train")
@@ -49,14 +49,14 @@ def test_as_many_are_left_out_as_let_the_job_run_again(
     assert {*out.dropped} == {*asked} - {*left}
 
 
-def test_a_node_that_the_next_leader_would_not_use_stays_out_though_no_other_would_do() -> None:
+def test_a_node_that_the_next_leader_would_reject_stays_excluded() -> None:
     """Or the job would be queued again each time that it is given."""
     nodes = cluster(a="IDLE", b="IDLE")
     out = left_out(a_launch(), (), ("b",), nodes, "train", unusable={"b"})
     assert (out.names, out.dropped) == (("b",), {})
 
 
-def test_nodes_count_that_the_job_could_have() -> None:
+def test_only_nodes_that_match_the_request_count() -> None:
     nodes = cluster(a="IDLE", b="DOWN", c="IDLE")
     few = (*nodes[:2], replace(nodes[2], gpus=1))
     other = (*nodes[:2], replace(nodes[2], partitions=("debug",)))

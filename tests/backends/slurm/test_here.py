@@ -73,7 +73,7 @@ def starter(mine: Allocated) -> Iterator[None]:
         yield
 
 
-def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
+def test_the_status_of_a_job_is_that_of_its_step(mine: Allocated) -> None:
     assert mine.backend.standing(mine.launch) == "step 7.4 of `ndctl submit --here` is running"
     held = LaunchStatus("step 7.4 of `ndctl submit --here` is running", held=True)
     assert mine.backend.glance([mine.launch]) == [held]
@@ -86,7 +86,9 @@ def test_what_stands_of_it_is_its_step(mine: Allocated) -> None:
     )
 
 
-def test_between_two_steps_the_starter_stands_for_it(mine: Allocated, starter: None) -> None:
+def test_between_two_steps_the_status_is_that_of_the_starter(
+    mine: Allocated, starter: None
+) -> None:
     mine.slurm.steps = {}
     assert (
         mine.backend.standing(mine.launch) == "`ndctl submit --here` is starting it in Slurm job 7"
@@ -99,14 +101,14 @@ def test_an_allocation_that_is_over_has_no_step(mine: Allocated) -> None:
     mine.backend.clear(mine.launch)
 
 
-def test_slurmctld_that_is_down_is_no_answer(mine: Allocated) -> None:
+def test_a_slurmctld_that_is_down_counts_as_no_answer(mine: Allocated) -> None:
     mine.slurm.trouble = lambda argv, before: DOWN
     with pytest.raises(BackendError, match="does not answer"):
         mine.backend.standing(mine.launch)
     assert mine.backend.glance([mine.launch])[0].held
 
 
-def test_only_its_own_steps_are_ended(mine: Allocated) -> None:
+def test_only_steps_of_the_job_are_ended(mine: Allocated) -> None:
     mine.slurm.steps["7.5"] = "ndctl-job"
     mine.backend.clear(mine.launch)
     assert sorted(mine.slurm.steps) == ["7.0", "7.batch"]
@@ -114,7 +116,7 @@ def test_only_its_own_steps_are_ended(mine: Allocated) -> None:
     assert mine.slurm.count("scancel", "7") == 0
 
 
-def test_a_step_that_does_not_end_is_said(mine: Allocated) -> None:
+def test_a_step_that_does_not_end_is_an_error(mine: Allocated) -> None:
     mine.slurm.steps = _Lasting({"7.4": "ndctl-job"})
     with pytest.raises(BackendError, match=r"step 7\.4 was cancelled 120 s ago") as failed:
         mine.backend.clear(mine.launch)
@@ -127,7 +129,7 @@ class _Lasting(dict[str, str]):
         return ""
 
 
-def test_the_leader_has_the_nodes_of_the_step_alone(mine: Allocated) -> None:
+def test_the_leader_uses_only_the_nodes_of_its_step(mine: Allocated) -> None:
     granted = mine.backend.allocation(mine.launch)
     assert granted is not None
     assert (granted.id, granted.restarts, granted.hosts) == ("7", 2, ("node1", "node2"))
@@ -136,7 +138,7 @@ def test_the_leader_has_the_nodes_of_the_step_alone(mine: Allocated) -> None:
     assert (own.phase, own.hosts) == ("running", ("node1", "node2"))
 
 
-def test_whoever_signals_the_step_of_an_allocation_that_goes_on_cancels(mine: Allocated) -> None:
+def test_a_signal_before_the_end_of_the_allocation_is_a_cancel(mine: Allocated) -> None:
     assert mine.backend.why_ending(mine.launch) == "cancelled"
     mine.job.ends = mine.clock.now() + 60
     assert mine.backend.why_ending(mine.launch) == "time-limit"
@@ -166,7 +168,7 @@ def test_without_a_starter_the_job_ends(mine: Allocated) -> None:
         ("RUNNING", "node1", None, (), (), "has only 1 of 2 needed nodes left"),
     ],
 )
-def test_why_no_step_could_go_on_with_it(
+def test_reasons_why_no_further_step_can_start(
     mine: Allocated,
     starter: None,
     state: str,
@@ -195,12 +197,12 @@ def test_agents_of_another_allocation_leave(mine: Allocated) -> None:
     assert other.rival(mine.launch) == "it runs in Slurm job 7"
 
 
-def test_no_scheduler_starts_it(mine: Allocated) -> None:
+def test_a_job_in_an_allocation_is_not_started_by_the_scheduler(mine: Allocated) -> None:
     with pytest.raises(BackendError):
         submitter_named(HERE, INSIDE, mine.clock, mine.slurm)
 
 
-def test_the_step_is_beside_what_else_runs_and_has_the_jobs_name() -> None:
+def test_the_step_overlaps_other_steps_and_has_the_jobs_name() -> None:
     launch = replace(a_launch("/runs/job"), hosts=("node1", "node2", "node4"))
     argv = render.step_here(launch, launch.hosts, "/venv/bin/python")
     assert {"--overlap", "--job-name=ndctl-job", "--nodelist=node[1-2,4]"} <= {*argv}

@@ -46,16 +46,16 @@ def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
     )
 
 
-def test_a_partition_alone() -> None:
+def test_a_named_partition_alone_is_read() -> None:
     assert {node.name for node in read_cluster(asked(SaidBefore()), "cpu").nodes} == {"c1", "c2"}
     assert len(read_cluster(asked(SaidBefore()), "cpu,h100").nodes) == 10
 
 
-def test_of_several_partitions_those_that_take_jobs() -> None:
+def test_of_several_partitions_only_those_that_take_jobs_are_read() -> None:
     assert len(read_cluster(asked(SaidBefore()), "a100,h100").nodes) == 8
 
 
-def test_all_nodes_or_those_of_the_default_partition() -> None:
+def test_without_a_partition_all_nodes_or_the_default_partition_are_read() -> None:
     assert len(read_cluster(asked(SaidBefore()), None, whole=True).nodes) == 18
     assert {node.name for node in read_cluster(asked(SaidBefore()), None).nodes} == {
         f"n0{i}" for i in range(1, 9)
@@ -68,14 +68,14 @@ def test_a_partition_that_takes_no_jobs_has_no_free_hosts() -> None:
     assert found.with_devices(8) == ()
 
 
-def test_a_partition_that_is_not_there_is_named_with_those_that_are() -> None:
+def test_an_unknown_partition_is_named_with_the_known_ones() -> None:
     with pytest.raises(BackendError) as caught:
         read_cluster(asked(SaidBefore()), "h100,gpu")
     assert caught.value.message == "Slurm has no partition gpu"
     assert caught.value.fix == "partitions: h100, a100, cpu"
 
 
-def test_a_partition_with_a_topology_of_its_own_is_asked_for_that() -> None:
+def test_the_topology_of_a_partition_is_used() -> None:
     text = captured("22.05/typed-partitions.txt").replace(" State=UP", " Topology=nv State=UP")
     shell = SaidBefore(answers={"partitions": Completed(0, text, "")})
     read_cluster(asked(shell), "h100")
@@ -90,7 +90,7 @@ def test_a_cluster_without_a_topology_is_flat() -> None:
     } == {()}
 
 
-def test_slurmctld_that_does_not_answer() -> None:
+def test_a_slurmctld_that_does_not_answer_is_an_error_with_a_fix() -> None:
     down = Completed(
         1, "", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
     )
@@ -100,14 +100,14 @@ def test_slurmctld_that_does_not_answer() -> None:
     assert "scontrol ping" in caught.value.fix
 
 
-def test_a_machine_without_slurm() -> None:
+def test_a_machine_without_slurm_is_an_error_with_a_fix() -> None:
     missing = Completed(127, "", "[Errno 2] No such file or directory: 'scontrol'")
     with pytest.raises(BackendError, match="there is no Slurm here") as caught:
         read_cluster(asked(SaidBefore(answers={"nodes": missing})), None, whole=True)
     assert "--inventory FILE" in caught.value.fix
 
 
-def test_a_command_that_hangs() -> None:
+def test_a_command_that_hangs_is_an_error() -> None:
     def hangs(argv: Sequence[str], /, *, timeout: float) -> Completed:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s")
 
@@ -115,7 +115,7 @@ def test_a_command_that_hangs() -> None:
         read_cluster(asked(hangs), None)
 
 
-def test_a_job_is_planned_for_free_hosts() -> None:
+def test_a_job_is_planned_on_free_hosts() -> None:
     found = hosts_for(asked(SaidBefore()), TABLE, cluster(6, spares=2))
     assert [host.name for host in found.inventory.with_devices(8)] == [
         f"n0{i}" for i in range(1, 9)
@@ -123,7 +123,7 @@ def test_a_job_is_planned_for_free_hosts() -> None:
     assert found.notes == ()
 
 
-def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
+def test_a_job_that_has_to_wait_is_planned_on_busy_hosts() -> None:
     text = captured("22.05/typed-nodes.txt").replace(
         "State=IDLE+CLOUD+POWERED_DOWN", "State=ALLOCATED+CLOUD", 12
     )  # the a100s, those without GPUs and two h100s
@@ -139,7 +139,7 @@ def test_a_job_that_has_to_wait_is_planned_for_hosts_that_are_busy() -> None:
     assert len(found.inventory.with_devices(8)) == 8
 
 
-def test_gpus_that_nobody_knows_are_asked_for() -> None:
+def test_unknown_gpus_are_an_error_that_asks_for_a_profile() -> None:
     text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:mi300x")
     shell = SaidBefore(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
@@ -148,12 +148,12 @@ def test_gpus_that_nobody_knows_are_asked_for() -> None:
     assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
 
 
-def test_a_host_list_that_is_none() -> None:
+def test_a_malformed_host_list_is_an_error() -> None:
     with pytest.raises(SpecError, match="n\\[1-"):
         hosts_for(asked(SaidBefore()), TABLE, cluster(2, exclude="n[1-"))
 
 
-def test_a_node_that_ndctl_excludes_is_no_host_of_a_plan_nor_of_its_switches() -> None:
+def test_a_node_that_ndctl_excludes_is_not_planned_on() -> None:
     why = {"n01": "until tomorrow: 2 strikes"}
     found = hosts_for(asked(SaidBefore()), TABLE, cluster(6), why).inventory
     names = [host.name for host in found.with_devices(8)]
@@ -161,7 +161,7 @@ def test_a_node_that_ndctl_excludes_is_no_host_of_a_plan_nor_of_its_switches() -
     assert found.left_out(8)["n01"] == "is excluded (until tomorrow: 2 strikes)"
 
 
-def test_nodes_that_slurm_does_not_have_are_called_unknown_all_at_once() -> None:
+def test_nodes_unknown_to_slurm_are_all_named_at_once() -> None:
     wish = cluster(2, nodelist="n[01-02],ghost7", exclude="n03,phantom[1-2]")
     with pytest.raises(SpecError) as caught:
         hosts_for(asked(SaidBefore()), TABLE, wish)
@@ -172,7 +172,7 @@ def test_nodes_that_slurm_does_not_have_are_called_unknown_all_at_once() -> None
     assert "sinfo -N" in caught.value.fix
 
 
-def test_a_node_of_another_partition_is_said_to_be_there() -> None:
+def test_a_node_of_another_partition_is_known() -> None:
     with pytest.raises(SpecError, match="nodelist: c1 is not in partition h100"):
         hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", nodelist="n01,c1"))
     hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", exclude="c1"))

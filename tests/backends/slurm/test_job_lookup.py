@@ -23,7 +23,7 @@ def queued(slurm: FakeSlurm, root: Path, count: int) -> tuple[SlurmBackend, list
     return backend, launches
 
 
-def test_one_question_is_asked_of_all_jobs(tmp_path: Path) -> None:
+def test_one_query_covers_all_jobs(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 50)
     slurm.jobs["2"].state = "PENDING"
@@ -34,7 +34,7 @@ def test_one_question_is_asked_of_all_jobs(tmp_path: Path) -> None:
     assert all(one.held for one in seen)
 
 
-def test_a_job_that_has_ended_is_said_with_its_state(tmp_path: Path) -> None:
+def test_an_ended_job_is_shown_with_its_state(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 2)
     slurm.jobs["1"].state = "NODE_FAIL"
@@ -47,7 +47,9 @@ def test_a_job_that_has_ended_is_said_with_its_state(tmp_path: Path) -> None:
     assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
 
 
-def test_what_a_queued_job_excludes_is_told_with_what_lets_it_have_each(tmp_path: Path) -> None:
+def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_each(
+    tmp_path: Path,
+) -> None:
     slurm = FakeSlurm()
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launch = a_launch(tmp_path, slurm=SlurmSpec(exclude="node9"))
@@ -64,7 +66,7 @@ def test_what_a_queued_job_excludes_is_told_with_what_lets_it_have_each(tmp_path
     assert backend.glance([launch])[0].excluded == told
 
 
-def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
+def test_one_empty_answer_of_the_queue_is_not_trusted(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 1)
     slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
@@ -72,7 +74,7 @@ def test_a_queue_that_is_empty_once_is_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_slurmctld_that_is_down_is_asked_once_and_briefly(tmp_path: Path, hangs: bool) -> None:
+def test_a_slurmctld_that_is_down_is_queried_once_and_briefly(tmp_path: Path, hangs: bool) -> None:
     def down(argv: list[str], before: int) -> Completed:
         if hangs:
             raise TimeoutError("squeue did not end within 4 s")

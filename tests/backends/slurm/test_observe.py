@@ -18,7 +18,7 @@ def captured_jobs() -> tuple[SlurmJob, ...]:
     return observe.parse_jobs((CAPTURED / "job-22.05.txt").read_text(), UTC)
 
 
-def test_a_job_is_read_whatever_its_comment_says() -> None:
+def test_a_job_is_parsed_with_any_comment() -> None:
     running = captured_jobs()[0]
     assert running == SlurmJob(
         id="1",
@@ -32,7 +32,7 @@ def test_a_job_is_read_whatever_its_comment_says() -> None:
     )
 
 
-def test_a_job_that_completes_says_by_its_restarts_whether_it_was_requeued_or_cancelled() -> None:
+def test_restarts_tell_a_requeued_completing_job_from_a_cancelled_one() -> None:
     _, requeued, cancelled = captured_jobs()
     assert observe.cause(requeued, 0, at("2026-11-22T02:09:12"), 90) == "requeued"
     assert observe.cause(cancelled, 0, at("2026-11-22T02:09:21"), 90) == "cancelled"
@@ -62,12 +62,12 @@ def test_a_job_that_completes_says_by_its_restarts_whether_it_was_requeued_or_ca
         ({"state": "COMPLETED"}, "unknown"),
     ],
 )
-def test_why_a_run_ends(change: dict[str, object], cause: str) -> None:
+def test_the_reason_why_a_run_ends_is_known(change: dict[str, object], cause: str) -> None:
     job = replace(SlurmJob(id="1", state="?", restarts=2), **change)  # type: ignore[arg-type]
     assert observe.cause(job, 2, 1000.0, 90.0) == cause
 
 
-def test_how_a_run_failed_in_words() -> None:
+def test_the_failure_of_a_run_is_described() -> None:
     killed = SlurmJob(id="1", state="COMPLETING", reason="JobLaunchFailure", exit_code="0:9")
     said = "JobLaunchFailure, the batch script was ended by signal 9 (SIGKILL)"
     assert observe.ending_words(killed) == said
@@ -76,7 +76,7 @@ def test_how_a_run_failed_in_words() -> None:
     assert observe.ending_words(SlurmJob(id="1", state="NODE_FAIL")) == "NODE_FAIL"
 
 
-def test_a_state_that_nobody_knows_is_not_the_end() -> None:
+def test_an_unknown_state_is_not_the_end() -> None:
     assert SlurmJob(id="1", state="SOMETHING_NEW").meaning == "running"
     assert not SlurmJob(id="1", state="SOMETHING_NEW").is_over
 

@@ -52,12 +52,12 @@ def running(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, FakeJob
         ({"state": "COMPLETED"}, "over"),
     ],
 )
-def test_how_a_run_stands(change: dict[str, object], phase: str) -> None:
+def test_the_state_of_a_run_is_known(change: dict[str, object], phase: str) -> None:
     job = replace(SlurmJob(id="1", state="?", restarts=1), **change)  # type: ignore[arg-type]
     assert observe.phase(job, 1) == phase
 
 
-def test_nothing_is_held_against_hosts_of_a_run_that_is_well(tmp_path: Path) -> None:
+def test_hosts_of_a_healthy_run_have_no_problem(tmp_path: Path) -> None:
     slurm, backend, launch, _ = running(tmp_path)
     slurm.nodes["node1"] = "ALLOCATED*"
     own = backend.own_run(launch, BOTH)
@@ -66,7 +66,7 @@ def test_nothing_is_held_against_hosts_of_a_run_that_is_well(tmp_path: Path) -> 
     assert own.given_up == {}, "slurmd may be stopped for an upgrade"
 
 
-def test_hosts_that_slurm_has_given_up_are_named(tmp_path: Path) -> None:
+def test_hosts_that_slurm_marks_down_are_named(tmp_path: Path) -> None:
     slurm, backend, launch, job = running(tmp_path)
     slurm.nodes["node1"] = "DOWN*"
     assert list(backend.own_run(launch, BOTH).given_up) == ["node1"]
@@ -75,7 +75,7 @@ def test_hosts_that_slurm_has_given_up_are_named(tmp_path: Path) -> None:
     assert said == {"node1": "Slurm removed it from the job"}
 
 
-def test_of_a_run_that_is_over_no_host_is_named(tmp_path: Path) -> None:
+def test_no_host_is_named_for_a_run_that_is_over(tmp_path: Path) -> None:
     """A job that is queued again has no nodes, which says nothing against any."""
     slurm, backend, launch, job = running(tmp_path)
     job.state, job.restarts, job.nodes = "PENDING", 2, ""
@@ -86,12 +86,12 @@ def test_of_a_run_that_is_over_no_host_is_named(tmp_path: Path) -> None:
     assert (own.phase, own.words) == ("over", "Slurm no longer knows job 1")
 
 
-def test_slurmctld_that_is_down_says_nothing_of_the_run(tmp_path: Path) -> None:
+def test_a_slurmctld_that_is_down_gives_no_state_of_the_run(tmp_path: Path) -> None:
     slurm, backend, launch, _ = running(tmp_path)
     slurm.trouble = lambda argv, before: DOWN
     with pytest.raises(Unanswered):
         backend.own_run(launch, BOTH)
-    assert len(slurm.said) == 1, "whoever asks asks again"
+    assert len(slurm.said) == 1, "the caller repeats the query"
 
 
 # What is not done once it is over
@@ -109,7 +109,7 @@ def test_no_agent_is_started_again_and_no_host_is_blamed_once_the_run_is_over(
 
 
 @pytest.mark.process
-def test_an_srun_that_met_the_end_of_the_run_says_nothing_against_its_host(tmp_path: Path) -> None:
+def test_an_srun_that_fails_at_the_end_of_the_run_does_not_blame_its_host(tmp_path: Path) -> None:
     slurm, backend, launch, job = running(tmp_path / "job")
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\necho 'Job is pending execution' >&2\nexit 1\n")
@@ -130,7 +130,7 @@ def test_an_srun_that_met_the_end_of_the_run_says_nothing_against_its_host(tmp_p
 
 
 @pytest.mark.parametrize("state", ["PENDING", "COMPLETING"])
-def test_whoever_did_not_queue_the_job_again_leaves_its_excluded_nodes_alone(
+def test_a_leader_that_did_not_requeue_the_job_keeps_its_excluded_nodes(
     tmp_path: Path, state: str
 ) -> None:
     """The agent of a node whose slurmd is dead outlives the run, and takes its leader for lost."""
@@ -141,7 +141,7 @@ def test_whoever_did_not_queue_the_job_again_leaves_its_excluded_nodes_alone(
     assert slurm.count("scontrol", "update") == slurm.count("scontrol", "requeue") == 0
 
 
-# A host is cleared for whoever takes over
+# A host is cleared for the leader that takes over
 
 
 def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
     ]
 
 
-def test_a_host_on_which_nothing_starts_is_said_with_sruns_errors_alone(tmp_path: Path) -> None:
+def test_a_host_on_which_nothing_starts_is_reported_with_sruns_errors(tmp_path: Path) -> None:
     slurm, backend, launch, _ = running(tmp_path)
     err = "srun: no cpu binding here\nsrun: error: Task launch failed: Communication failure\n"
     slurm.trouble = lambda argv, before: Completed(1, "", err)
@@ -170,7 +170,7 @@ def test_a_host_on_which_nothing_starts_is_said_with_sruns_errors_alone(tmp_path
     )
 
 
-def test_a_step_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+def test_a_step_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
     def hangs(argv: list[str], before: int) -> Completed | None:
         raise TimeoutError(f"srun did not end within {CLEAR_HOST_S:.0f} s")
 

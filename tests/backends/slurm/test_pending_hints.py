@@ -37,15 +37,15 @@ def test_a_held_job_is_one_that_a_person_must_let_go(reason: str, meaning: str) 
         ("DependencyNeverSatisfied", "never be satisfied"),
     ],
 )  # fmt: skip
-def test_what_a_person_can_do_about_a_job_that_waits(reason: str, said: str) -> None:
+def test_a_pending_reason_has_advice(reason: str, said: str) -> None:
     assert said in advice(SlurmJob(id="7", state="PENDING", reason=reason))
 
 
-def test_a_reason_without_advice_has_none() -> None:
+def test_an_unknown_pending_reason_has_no_advice() -> None:
     assert advice(SlurmJob(id="7", state="PENDING", reason="SomethingElse")) == ""
 
 
-def test_a_job_that_waits_is_said_with_what_to_do() -> None:
+def test_a_pending_job_is_shown_with_advice() -> None:
     waits = SlurmJob(id="7", state="PENDING", reason="JobHeldUser")
     hint = "the job is held; release it with `scontrol release 7`"
     assert standing_words(waits) == f"Slurm job 7 is PENDING (JobHeldUser): {hint}"

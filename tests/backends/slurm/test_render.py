@@ -59,19 +59,19 @@ def rendered(launch: LaunchPlan) -> str:
         ("cpu", a_launch(slurm=SlurmSpec(gpus="none", exclusive=False, mem="0"))),
     ],
 )
-def test_the_script_is_as_in_the_golden_file(name: str, launch: LaunchPlan) -> None:
+def test_the_script_equals_the_golden_file(name: str, launch: LaunchPlan) -> None:
     golden = GOLDEN / f"{name}.sh"
     assert plain(rendered(launch), Path("/home/me")) == golden.read_text()
 
 
-def test_hosts_of_the_launch_that_are_to_be_left_out_join_those_of_the_spec() -> None:
+def test_excluded_hosts_of_the_launch_are_added_to_those_of_the_spec() -> None:
     from dataclasses import replace
 
     launch = replace(a_launch(slurm=SlurmSpec(exclude="n[1-2]")), exclude=("n7", "n9"))
     assert "#SBATCH --exclude='n[1-2],n7,n9'" in rendered(launch).splitlines()
 
 
-def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
+def test_an_agent_restarts_on_its_own_node_alongside_the_others() -> None:
     argv = replacement(a_launch("/runs/job", 2, FULL), "12", "node3", "/venv/bin/python")
     text = shlex.join(argv)
     assert "--container-image=nvcr.io#nvidia/pytorch:26.09-py3" in text
@@ -93,9 +93,7 @@ def test_an_agent_is_started_again_on_its_own_node_beside_the_others() -> None:
         ({"switches": "2@10:00", "switch_wait": 3}, "--switches=2@10:00"),
     ],
 )
-def test_switches_are_asked_for_with_how_long_the_job_may_wait_for_them(
-    keys: dict[str, object], asked: str
-) -> None:
+def test_switches_are_requested_with_the_longest_wait(keys: dict[str, object], asked: str) -> None:
     spec = SlurmSpec(**keys)  # type: ignore[arg-type]
     lines = rendered(a_launch(slurm=spec)).splitlines()
     assert f"#SBATCH {asked}" in lines
@@ -123,7 +121,7 @@ def test_variables_umask_and_hooks_are_in_the_script_and_quoted() -> None:
     assert not any(word.startswith("--before") for word in again), "it was made ready before"
 
 
-def test_variables_of_the_spec_win_over_an_images_own() -> None:
+def test_variables_of_the_spec_override_those_of_the_image() -> None:
     container = ContainerSpec(image="a.sqsh", mounts=("/runs:/runs",), env=("HF_HOME",))
     spec = SlurmSpec(container=container, env={"NCCL_DEBUG": "INFO"})
     assert "--container-env=HF_HOME,NCCL_DEBUG" in rendered(a_launch(slurm=spec))

@@ -81,7 +81,7 @@ class KubeNdctl(Ndctl):
         assert done.code == 0, done.out + done.err
 
     def followed(self, **options: str) -> "subprocess.Popen[str]":
-        """Submitted, and watched by whoever did so."""
+        """Submits the job and follows it."""
         return self.start("submit", *self.words(**options), "--follow")
 
     def rendered(self, **options: str) -> Path:
@@ -189,7 +189,7 @@ class KubeNdctl(Ndctl):
         ]
 
     def story(self) -> str:
-        """For whoever has to find out why a test failed."""
+        """What a person needs to find out why a test failed."""
         lines = []
         for words in (
             ("get", f"{RESOURCES[self.kind]},pods", "-o", "wide"),

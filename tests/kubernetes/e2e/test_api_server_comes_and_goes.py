@@ -108,7 +108,7 @@ def dashboard(kube: KubeTestbed, follower: Person, tmp_path: Path) -> Iterator[D
     shown.process.communicate(timeout=60)
 
 
-def test_watches_and_followers_outlive_a_restart_and_a_compaction(
+def test_watches_and_followers_survive_a_restart_and_a_compaction(
     kube: KubeTestbed, follower: Person, dashboard: Dashboard, tmp_path: Path
 ) -> None:
     for name in ("a", "b"):

@@ -19,7 +19,7 @@ pytestmark = [
 THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
-def test_what_kubectl_applies_trains_what_the_local_backend_trains(
+def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
     job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """Applied twice it is one job; who has not mounted its volume sees it all the same."""
@@ -72,11 +72,11 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
 
 
 @pytest.mark.slow
-def test_submitted_twice_is_one_job_and_cancel_writes_a_checkpoint(
+def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
     job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
 ) -> None:
-    """Seen and cancelled from outside; then it goes on from there, and is cancelled at the
-    volume."""
+    """Seen and cancelled from outside; then it resumes from its checkpoint, and is cancelled at
+    the volume."""
     elsewhere.submitted(**LONG)
     job.until_step(2)
     again = elsewhere.submit(**LONG)
@@ -139,7 +139,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
 
 
 @pytest.mark.slow
-def test_follow_shows_how_a_job_goes(job: KubeNdctl, tmp_path: Path) -> None:
+def test_follow_shows_the_progress_of_a_job(job: KubeNdctl, tmp_path: Path) -> None:
     follower = job.from_elsewhere(tmp_path / "follower").followed()
     said, err = follower.communicate(timeout=1200)
     assert follower.returncode == 0, said + err + job.story()

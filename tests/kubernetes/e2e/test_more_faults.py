@@ -39,7 +39,7 @@ def newest_checkpoint(job: KubeNdctl) -> int:
     [("jobset", "Completed"), ("trainjob", "Complete")],
     ids=["jobset", "trainjob"],
 )
-def test_a_rank_of_another_kind_is_killed_and_its_pods_stay(
+def test_pods_of_the_other_kinds_stay_after_a_killed_rank(
     job: KubeNdctl, reference: dict[int, float], kind: str, done: str
 ) -> None:
     job = replace(job, kind=kind)
@@ -57,9 +57,7 @@ def test_a_rank_of_another_kind_is_killed_and_its_pods_stay(
     job.until("its end for Kubernetes", lambda: done in job.conditions())
 
 
-def test_what_kubectl_applied_lives_through_its_whole_life(
-    job: KubeNdctl, elsewhere: KubeNdctl
-) -> None:
+def test_an_applied_job_runs_through_its_whole_life(job: KubeNdctl, elsewhere: KubeNdctl) -> None:
     """A rank is killed, it is cancelled, resumed, and ends; one delete leaves nothing."""
     steps = {"train__steps": "120"}
     job.applied(**steps)
@@ -91,7 +89,7 @@ def test_what_kubectl_applied_lives_through_its_whole_life(
     job.assert_nothing_left()
 
 
-def test_a_leaders_pod_that_never_begins_is_taken_away_before_there_is_any_leader(
+def test_a_leaders_pod_that_never_starts_is_deleted_before_there_is_a_leader(
     job: KubeNdctl,
 ) -> None:
     """By the other pod, which waits for it."""
@@ -120,7 +118,7 @@ def uid_of(job: KubeNdctl) -> str:
     return next((it["metadata"]["uid"] for it in found if it["metadata"]["name"] == MASTER), "")
 
 
-def test_a_pod_that_is_deleted_before_its_process_listens_leaves_and_does_not_join(
+def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
     job: KubeNdctl, tmp_path: Path
 ) -> None:
     """The kernel drops a SIGTERM that the first process of a container has no handler for. So slow
@@ -151,9 +149,9 @@ def test_a_pod_that_is_deleted_before_its_process_listens_leaves_and_does_not_jo
     job.told("cancel", JOB)
 
 
-def test_when_the_controller_that_leads_is_killed_its_work_goes_on(kube: KubeTestbed) -> None:
-    """Seen by what it notes on a job, of which no pod runs. Either the other takes over, or its own
-    container does, which is started again."""
+def test_the_work_of_a_killed_active_controller_continues(kube: KubeTestbed) -> None:
+    """The test reads what the controller notes on a job that has no running pod. Either the other
+    controller takes over, or the killed controller's container is restarted and leads again."""
     deployed(kube)
     job = {
         "apiVersion": "kubeflow.org/v1",

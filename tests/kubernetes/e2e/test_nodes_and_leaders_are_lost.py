@@ -38,7 +38,7 @@ def others(job: KubeNdctl) -> str:
 
 
 @pytest.mark.slow
-def test_a_node_is_lost_and_then_that_of_the_leader(
+def test_a_job_recovers_from_a_lost_node_and_then_from_that_of_the_leader(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """Both their pods are Terminating for ever; who is left waits in place.
@@ -68,7 +68,7 @@ def test_a_node_is_lost_and_then_that_of_the_leader(
 
 
 @pytest.mark.slow
-def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
+def test_a_job_recovers_if_the_leaders_pod_is_killed_and_the_api_server_restarts(
     job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """And one who follows from outside hears of all of it."""
@@ -90,7 +90,7 @@ def test_the_leaders_pod_is_killed_and_the_api_server_restarts(
 
 
 @pytest.mark.slow
-def test_a_leaders_pod_that_cannot_begin_on_its_node_is_made_anew_elsewhere(
+def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
     job: KubeNdctl,
 ) -> None:
     """Nobody leads then: a follower, which waits in place, sees to it; and a controller keeps the
@@ -114,7 +114,7 @@ def test_a_leaders_pod_that_cannot_begin_on_its_node_is_made_anew_elsewhere(
 
 
 @pytest.mark.slow
-def test_a_job_that_lacks_a_node_says_so_and_goes_on_once_there_is_one(job: KubeNdctl) -> None:
+def test_a_job_that_lacks_a_node_says_so_and_resumes_when_there_is_one(job: KubeNdctl) -> None:
     """What it has is given back once, which helps nothing."""
     job.submitted(**LONG, cluster__kubernetes__pod_patience="30")
     job.until_step(4)
@@ -161,7 +161,7 @@ def suspended(job: KubeNdctl, holds: bool) -> None:
 
 
 @pytest.mark.slow
-def test_suspended_cordoned_and_drained_without_spending_its_budget(job: KubeNdctl) -> None:
+def test_suspension_cordon_and_drain_spend_no_restart_budget(job: KubeNdctl) -> None:
     """Of a job that is long enough for the leader to ask for its nodes meanwhile, and whose only
     checkpoints are those that it writes when it is asked to leave."""
     job.submitted(**FORCED, **LONG, resilience__max_restarts="0")

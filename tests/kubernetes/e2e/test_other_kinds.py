@@ -19,7 +19,7 @@ pytestmark = [
     [("jobset", "Completed"), ("trainjob", "Complete")],
     ids=["jobset", "trainjob"],
 )
-def test_ends_as_if_no_pod_had_been_lost(
+def test_a_job_of_each_kind_ends_as_if_no_pod_had_been_lost(
     job: KubeNdctl, reference: dict[int, float], kind: str, done: str
 ) -> None:
     job = replace(job, kind=kind)

@@ -45,7 +45,7 @@ def ends_as_if_nothing_had_been(job: KubeNdctl, reference: dict[int, float]) -> 
     job.until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
 
 
-def test_a_rank_is_killed(real: KubeNdctl, reference: dict[int, float]) -> None:
+def test_a_job_recovers_from_a_killed_rank(real: KubeNdctl, reference: dict[int, float]) -> None:
     """Recovery is inside the pods: the operator sees nothing of it."""
     real.submitted()
     real.until_step(3)
@@ -58,7 +58,9 @@ def test_a_rank_is_killed(real: KubeNdctl, reference: dict[int, float]) -> None:
     assert (killed[0], killed[2]) == ("rank-killed", 3)
 
 
-def test_a_pods_processes_are_killed(real: KubeNdctl, reference: dict[int, float]) -> None:
+def test_a_job_recovers_from_a_pod_whose_processes_are_killed(
+    real: KubeNdctl, reference: dict[int, float]
+) -> None:
     """The operator makes a new pod, which takes its place beside the one that stays."""
     real.submitted()
     real.until_step(3)
@@ -71,7 +73,7 @@ def test_a_pods_processes_are_killed(real: KubeNdctl, reference: dict[int, float
     ends_as_if_nothing_had_been(real, reference)
 
 
-def test_a_pod_is_deleted(real: KubeNdctl, reference: dict[int, float]) -> None:
+def test_a_job_recovers_from_a_deleted_pod(real: KubeNdctl, reference: dict[int, float]) -> None:
     real.submitted()
     real.until_step(3)
     leader, gone = real.leader(), other(real)
@@ -83,7 +85,7 @@ def test_a_pod_is_deleted(real: KubeNdctl, reference: dict[int, float]) -> None:
     assert real.incidents() == []
 
 
-def test_a_node_is_lost(real: KubeNdctl, reference: dict[int, float]) -> None:
+def test_a_job_recovers_from_a_lost_node(real: KubeNdctl, reference: dict[int, float]) -> None:
     """Its pod is Terminating for ever, until it is deleted by force."""
     if real.kind != "pytorchjob":
         pytest.skip("of the other kinds a controller does that, which this test has not")
@@ -98,8 +100,8 @@ def test_a_node_is_lost(real: KubeNdctl, reference: dict[int, float]) -> None:
     assert real.incidents() == [("host-lost", gone, None)]
 
 
-def test_it_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
-    """All pods leave with a checkpoint, and new ones go on from there."""
+def test_a_job_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
+    """All pods save a checkpoint and end; new pods resume from it."""
     real.submitted()
     real.until_step(3)
     before = set(real.running().values())

@@ -12,7 +12,7 @@ pytestmark = [
 ]
 
 
-def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
+def test_a_job_recovers_from_a_lost_rank_lost_processes_and_a_lost_pod(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """A rank is killed, a pod's first process is, and a pod is deleted with kubectl."""
@@ -49,7 +49,7 @@ def test_a_rank_then_a_pods_processes_then_a_pod_are_lost(
 
 
 @pytest.mark.slow
-def test_pods_that_kubelets_evict_without_a_warning_spend_nothing(
+def test_pods_evicted_without_a_warning_spend_no_restart_budget(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """One of the others, then the leader's; a single restart that counts would be the end."""

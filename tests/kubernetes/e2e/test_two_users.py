@@ -17,7 +17,9 @@ def has_pods(person: Person) -> bool:
     return list(person.pods().values()) == ["Running"] * 2
 
 
-def test_each_has_a_job_of_that_name_and_sees_no_other(kube: KubeTestbed, tmp_path: Path) -> None:
+def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
+    kube: KubeTestbed, tmp_path: Path
+) -> None:
     spaces = [kube.namespace("team-a"), kube.namespace("team-b")]
     for name in spaces:
         account(kube, name)

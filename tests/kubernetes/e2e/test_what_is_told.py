@@ -49,7 +49,7 @@ def newest_checkpoint(job: KubeNdctl) -> int:
     return max((int(event["step"]) for event in job.events("CheckpointSaved")), default=0)
 
 
-def test_a_job_is_shown_as_last_known_while_the_api_server_is_away(
+def test_a_job_is_shown_as_last_known_while_the_api_server_is_down(
     job: KubeNdctl, elsewhere: KubeNdctl
 ) -> None:
     elsewhere.submitted(**LONG)
@@ -80,7 +80,7 @@ def test_a_job_is_shown_as_last_known_while_the_api_server_is_away(
     elsewhere.told("cancel", JOB)
 
 
-def test_a_job_that_is_deleted_is_cancelled_at_once_and_goes_on_when_it_is_resumed(
+def test_a_deleted_job_is_cancelled_at_once_and_can_be_resumed(
     job: KubeNdctl, elsewhere: KubeNdctl
 ) -> None:
     elsewhere.submitted(**LONG)
@@ -108,7 +108,7 @@ def test_a_job_that_is_deleted_is_cancelled_at_once_and_goes_on_when_it_is_resum
     elsewhere.told("cancel", JOB)
 
 
-def test_a_job_whose_namespace_was_deleted_keeps_what_was_seen_of_it(
+def test_a_job_whose_namespace_was_deleted_keeps_its_last_known_state(
     job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
 ) -> None:
     """Somebody follows it: of its last checkpoint as well."""
@@ -128,7 +128,7 @@ def test_a_job_whose_namespace_was_deleted_keeps_what_was_seen_of_it(
     here.assert_nothing_left()
 
 
-def test_kubectl_shows_a_jobs_incidents_and_how_it_stands(job: KubeNdctl) -> None:
+def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
     """And a leader that cannot reach the API server trains on, and tells it later."""
     job.submitted(**LONG)
     job.until_step(4)
@@ -157,7 +157,7 @@ def test_kubectl_shows_a_jobs_incidents_and_how_it_stands(job: KubeNdctl) -> Non
     assert state_of(job)["state"] == "CANCELLED"
 
 
-def test_the_progress_of_a_trainjob_is_posted_where_its_operator_says(
+def test_the_progress_of_a_trainjob_is_posted_to_its_operator(
     job: KubeNdctl, tmp_path: Path
 ) -> None:
     """The variables that Kubeflow Trainer 2.2 gives with its gate TrainJobStatus on."""
@@ -233,7 +233,7 @@ def test_without_pods_exec_state_step_and_checkpoint_are_known_and_cancel_works(
 
 
 @pytest.mark.parametrize(("verb", "resource"), [("watch", "pods"), ("list", "events")])
-def test_without_one_of_the_others_a_job_is_submitted_seen_and_cancelled(
+def test_without_one_optional_right_a_job_is_submitted_seen_and_cancelled(
     job: KubeNdctl, tmp_path: Path, verb: str, resource: str
 ) -> None:
     dev = user(job, tmp_path / "dev", (verb, resource))
@@ -300,7 +300,7 @@ def give(job: KubeNdctl, rules: list[dict[str, Any]]) -> None:
     ],
     ids=["pods", "events", "job-and-state"],
 )
-def test_pods_that_lack_a_right_recover_all_the_same_and_say_which(
+def test_pods_that_lack_a_right_recover_and_name_it(
     job: KubeNdctl, missing: tuple[tuple[str, str], ...]
 ) -> None:
     """The follower's node is lost: that takes the most questions to the API server."""

@@ -28,7 +28,7 @@ def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
     return Person(tmp_path / "runs", kube)
 
 
-def test_an_image_that_cannot_be_pulled(admin: Person) -> None:
+def test_an_image_that_cannot_be_pulled_is_explained(admin: Person) -> None:
     admin.submitted(image=NO_IMAGE)
     shown = admin.wait_until_shown("ImagePullBackOff")
     assert "0 of 2 pods run; pod e2e-master-0" in shown
@@ -45,7 +45,7 @@ def test_an_image_that_cannot_be_pulled(admin: Person) -> None:
     assert (admin.job() or {})["spec"]["runPolicy"]["suspend"] is True
 
 
-def test_too_few_gpus_are_free(admin: Person) -> None:
+def test_too_few_free_gpus_are_explained(admin: Person) -> None:
     limits = {"limits": {"nvidia.com/gpu": "2"}}
     taken = {"name": "c", "image": "none", "command": ["sleep", "600"], "resources": limits}
     for name in admin.kube.nodes[1:]:
@@ -60,7 +60,7 @@ def test_too_few_gpus_are_free(admin: Person) -> None:
     admin.kube.wait_for("both", lambda: list(admin.pods().values()) == ["Running"] * 2)
 
 
-def test_a_quota_that_is_too_small_and_one_that_is_used_up(
+def test_a_quota_that_is_too_small_or_used_up_is_explained(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
     person = Person(tmp_path / "runs", kube, kube.namespace("small"))
@@ -85,7 +85,9 @@ def test_a_quota_that_is_too_small_and_one_that_is_used_up(
     assert "`kubectl describe resourcequota` shows what is used" in shown
 
 
-def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTestbed) -> None:
+def test_a_namespace_whose_pod_security_refuses_pods_is_explained(
+    admin: Person, kube: KubeTestbed
+) -> None:
     level = "pod-security.kubernetes.io/enforce"
     kube.kubectl("label", "namespace", "default", f"{level}=baseline")
     try:
@@ -102,7 +104,7 @@ def test_a_namespace_whose_standard_keeps_pods_out(admin: Person, kube: KubeTest
     admin.submitted(pod_template=SLEEPS)
 
 
-def test_a_claim_that_is_not_there(admin: Person) -> None:
+def test_a_missing_volume_claim_is_explained(admin: Person) -> None:
     wanted = {"runs__host_path": "", "runs__claim": "nowhere"}
     refused = admin.submit(**wanted)
     assert refused.code == exit_codes.BACKEND
@@ -129,7 +131,7 @@ def no_trainjobs(kube: KubeTestbed) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_trainjobs")
-def test_a_cluster_without_the_operator(admin: Person) -> None:
+def test_a_cluster_without_the_operator_is_explained(admin: Person) -> None:
     done = admin.submit(kind="trainjob")
     assert done.code == exit_codes.BACKEND
     assert "trainjob: Kubeflow Trainer v2 is not installed" in done.err
@@ -138,7 +140,7 @@ def test_a_cluster_without_the_operator(admin: Person) -> None:
     assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
 
 
-def test_a_leader_without_its_rights_says_which_and_who_gives_them(admin: Person) -> None:
+def test_a_leader_without_its_rights_names_them_and_who_grants_them(admin: Person) -> None:
     """The namespace has the account, but nobody bound a role to it."""
     admin.submitted()
     shown = admin.wait_until_shown("may not", limit=LEADER_S)
@@ -160,7 +162,7 @@ USER: list[dict[str, object]] = [
 ]
 
 
-def test_a_user_without_a_right_is_told_which_and_gets_on_with_it(
+def test_a_user_without_a_right_is_told_which_and_can_continue_with_it(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
     account(kube)

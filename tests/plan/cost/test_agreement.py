@@ -1,4 +1,4 @@
-"""The bytes that the model counts are those that the trainer hands to its collectives."""
+"""The cost model counts the bytes that the trainer gives to its collectives."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +12,7 @@ from orchestrator.plan.cost.traffic import traffic_of
 from orchestrator.plan.model.families import shape_of
 from orchestrator.plan.setup import Setup
 from tests.plan.cost.setups import H100
-from tests.plan.cost.spoken import Heard, spoken
+from tests.plan.cost.trainer_traffic import TrafficByAxis, traffic_of_rank
 
 MODEL: dict[str, Any] = {
     "model_type": "llama",
@@ -81,23 +81,25 @@ def both(
         {"cp": 4, "context": "ulysses"},
     ],
 )
-def test_with_several_micro_batches(parallel: dict[str, Any]) -> None:
+def test_planner_and_trainer_agree_with_several_micro_batches(parallel: dict[str, Any]) -> None:
     agree(parallel, micro_batches=3)
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-def test_tensor_parallel_with_recomputation(checkpointing: str) -> None:
+def test_planner_and_trainer_agree_on_tensor_parallel_with_recomputation(
+    checkpointing: str,
+) -> None:
     agree({"tp": 4}, micro_batches=2, checkpointing=checkpointing)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["ring", "all_gather", "ulysses"])
-def test_axes_together_with_recomputation(context: str) -> None:
+def test_planner_and_trainer_agree_on_several_axes_with_recomputation(context: str) -> None:
     parallel = {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2, "context": context}
     agree(parallel, micro_batches=2, checkpointing="full")
 
 
-def test_the_last_stage_of_two() -> None:
+def test_planner_and_trainer_agree_on_the_last_of_two_stages() -> None:
     agree({"pp": 2, "dp_shard": 2, "pipeline": {"schedule": "1f1b"}}, micro_batches=4, rank=2)
 
 
@@ -115,9 +117,11 @@ def test_the_last_stage_of_two() -> None:
         ("zbv", 3, 2, False),
     ],
 )
-def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> None:
-    """What is said of weights is that of one rank, the slowest; sends are those of the rank that
-    sends the most."""
+def test_planner_and_trainer_agree_on_pipelines(
+    schedule: str, pp: int, stages: int, reshard: bool | int
+) -> None:
+    """Traffic of weights is that of the slowest rank; sends are those of the rank that sends
+    most."""
     parallel = {
         "pp": pp,
         "dp_shard": 4,
@@ -125,10 +129,12 @@ def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> 
         "pipeline": {"schedule": schedule, "stages_per_rank": stages},
     }
     config, setup = both(parallel, 6, layers=9)
-    ears = [spoken(config, rank) for rank in range(0, config.mesh.world_size, 4)]
+    counters = [traffic_of_rank(config, rank) for rank in range(0, config.mesh.world_size, 4)]
     counted = bytes_of(setup)
-    assert counted.pop(("pp", "send")) == max(ear.bytes.pop(("pp", "send")) for ear in ears)
-    assert any(ear.bytes == pytest.approx(counted, rel=1e-6) for ear in ears)
+    assert counted.pop(("pp", "send")) == max(
+        counter.bytes.pop(("pp", "send")) for counter in counters
+    )
+    assert any(counter.bytes == pytest.approx(counted, rel=1e-6) for counter in counters)
 
 
 @pytest.mark.parametrize(
@@ -151,27 +157,27 @@ def test_pipelines(schedule: str, pp: int, stages: int, reshard: bool | int) -> 
     ],
     ids=str,
 )
-def test_a_tied_matrix_on_two_stages(pipeline: dict[str, Any]) -> None:
+def test_planner_and_trainer_agree_on_a_tied_matrix_on_two_stages(pipeline: dict[str, Any]) -> None:
     config, setup = both(pipeline, 4, tied=True)
     counted = bytes_of(setup)
     counted["pp", "send"] += counted.pop(("pp", "exchange"), 0)
-    assert spoken(config).bytes["pp", "send"] == counted["pp", "send"]
+    assert traffic_of_rank(config).bytes["pp", "send"] == counted["pp", "send"]
 
 
 def agree(
     parallel: dict[str, Any], micro_batches: int, checkpointing: str = "none", rank: int = 0
 ) -> None:
     config, setup = both(parallel, micro_batches, checkpointing)
-    ear = spoken(config, rank)
-    assert ear.bytes == pytest.approx(bytes_of(setup), rel=1e-6)
-    messages: Heard = Counter()
+    counter = traffic_of_rank(config, rank)
+    assert counter.bytes == pytest.approx(bytes_of(setup), rel=1e-6)
+    messages: TrafficByAxis = Counter()
     for row in traffic_of(setup, H100):
         messages[row.axis, row.collective] += row.messages
-    assert ear.calls == messages
+    assert counter.calls == messages
 
 
-def bytes_of(setup: Setup) -> Heard:
-    sent: Heard = Counter()
+def bytes_of(setup: Setup) -> TrafficByAxis:
+    sent: TrafficByAxis = Counter()
     for row in traffic_of(setup, H100):
         sent[row.axis, row.collective] += row.bytes_per_step
     return sent

@@ -1,4 +1,4 @@
-"""What collectives send, by their definitions, and their seconds against nccl-tests."""
+"""Bytes of collectives by definition, and their seconds compared with nccl-tests."""
 
 import itertools
 from collections import Counter
@@ -51,7 +51,7 @@ def test_a_tree_sends_the_whole_up_and_down() -> None:
     assert tree_all_reduce_bytes(1, 10) == 0
 
 
-def test_an_exchange_keeps_its_own_part() -> None:
+def test_an_all_to_all_rank_keeps_its_own_part() -> None:
     assert exchange_bytes(4, 100) == 75
 
 
@@ -94,7 +94,7 @@ def test_more_bytes_take_longer_and_never_longer_than_in_pieces(
         assert seconds(whole * more) <= more * seconds(whole) * (1 + 1e-9)
 
 
-def test_nobody_to_talk_to_takes_no_time() -> None:
+def test_a_group_of_one_takes_no_time() -> None:
     alone = wire(1)
     assert alone.gather_s(1e9) == alone.all_reduce_s(1e9) == 0
     assert alone.exchange_s(1e9) == alone.send_s(1e9) == 0
@@ -107,7 +107,7 @@ def test_nobody_to_talk_to_takes_no_time() -> None:
     hosts_per_leaf=st.sampled_from([1, 2, 4]),
     axis=st.sampled_from(AXES),
 )
-def test_levels_are_those_of_the_ranks_themselves(
+def test_the_levels_of_a_group_are_those_of_its_ranks(
     degrees: dict[str, int], devices: int, hosts_per_block: int, hosts_per_leaf: int, axis: str
 ) -> None:
     mesh = Mesh(**degrees)
@@ -144,7 +144,7 @@ def test_levels_are_those_of_the_ranks_themselves(
         ("pairs", (7 / 63, 24 / 63, 32 / 63)),
     ],
 )
-def test_what_a_group_sends_is_at_the_levels_where_its_ranks_are(
+def test_a_group_sends_over_the_levels_between_its_ranks(
     pattern: Pattern, shares: tuple[float, ...]
 ) -> None:
     """8 hosts of 8 ranks, 4 hosts under a leaf."""
@@ -161,7 +161,7 @@ def test_what_a_group_sends_is_at_the_levels_where_its_ranks_are(
     hosts_per_block=st.sampled_from([1, 1, 2, 4]),
     hosts_per_leaf=st.sampled_from([4, 16]),
 )
-def test_shares_of_levels_are_those_of_every_pair_of_ranks_that_talk(
+def test_shares_of_levels_equal_those_counted_over_all_pairs(
     pattern: Pattern, size: int, stride: int, hosts_per_block: int, hosts_per_leaf: int
 ) -> None:
     blocks = (hosts_per_block,) * (512 // hosts_per_block)
@@ -195,7 +195,7 @@ def in_blocks(size: int, stride: int = 1, link: Mapping[str, float] | None = Non
     )
 
 
-def test_a_block_is_as_quick_as_a_host_of_its_size() -> None:
+def test_a_block_is_as_fast_as_a_host_of_its_size() -> None:
     one_host = Fabric(profile=load_profile("b200-sxm-180gb"), hosts=1, devices_per_host=72)
     inside, wide = in_blocks(32), machine_of(one_host).wire(32, 1)
     assert (inside.group.level, wide.group.level) == ("nvlink block", "host")
@@ -206,15 +206,15 @@ def test_a_block_is_as_quick_as_a_host_of_its_size() -> None:
         assert inside.send_s(size) == wide.send_s(size)
 
 
-def test_the_link_of_a_block_binds_what_leaves_hosts_alone() -> None:
-    """At half the rate and more latency."""
+def test_the_link_of_a_block_limits_only_traffic_that_leaves_a_host() -> None:
+    """The link has half the bandwidth and more latency."""
     slower = {"bytes_per_s": 450e9, "latency_s": 10e-6}
     assert in_blocks(32, link=slower).gather_s(1e9) > 1.9 * in_blocks(32).gather_s(1e9)
     assert in_blocks(4, link=slower).gather_s(1e9) == in_blocks(4).gather_s(1e9)
 
 
 def test_rings_leave_a_block_over_the_links_of_all_its_ranks() -> None:
-    """400 Gb/s a device: two of a group in a block are bound by these, 36 by NVLink."""
+    """400 Gb/s per device: this limits two ranks of a group in a block; NVLink limits 36."""
     near, far = in_blocks(72).bus_bytes_per_s, in_blocks(2, stride=72).bus_bytes_per_s
     assert in_blocks(4, stride=36).bus_bytes_per_s == pytest.approx(2 * far)
     assert in_blocks(144).bus_bytes_per_s == near

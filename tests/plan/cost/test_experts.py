@@ -1,4 +1,4 @@
-"""Models with experts: a token pays for those that it meets, a link for all."""
+"""Models with experts: computation counts active experts, traffic counts all."""
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.plan.cost.step import step_time
@@ -23,22 +23,22 @@ MIXTRAL = shape_of(
 EIGHT_HOSTS = fabric(hosts=8)
 
 
-def test_flops_are_those_of_active_parameters() -> None:
+def test_flops_are_counted_for_active_parameters() -> None:
     """46.7e9 parameters, 12.9e9 of them active (Jiang et al. 2024), less the embedding."""
     assert 46.6e9 < MIXTRAL.parameters < 46.8e9
     active = flops_per_token(MIXTRAL, 0) / 6
     assert abs(active - (12.88e9 - 32000 * 4096)) < 0.02e9
 
 
-def test_all_experts_travel() -> None:
+def test_the_weights_of_all_experts_are_gathered() -> None:
     one = setup(shape=MIXTRAL, tokens=4096, mesh=Mesh(dp_shard=64), reshard=False)
     gathered = next(t for t in traffic_of(one, EIGHT_HOSTS) if t.collective == "all-gather")
     assert abs(gathered.bytes_per_step / (MIXTRAL.parameters * 2 * 63 / 64) - 1) < 1e-6
 
 
-def test_a_step_takes_what_is_active_and_a_bit() -> None:
-    """As long as a model of that many parameters without experts, or longer: experts have few
-    rows each, and tokens are sent to them and back."""
+def test_a_step_takes_a_bit_longer_than_its_active_parameters_alone() -> None:
+    """A step takes at least as long as that of a dense model with as many active parameters.
+    Experts have few rows each, and tokens are sent to them and back."""
     mesh = Mesh(dp_shard=64)
     experts = step_time(setup(shape=MIXTRAL, tokens=4096, mesh=mesh, compile=True), EIGHT_HOSTS)
     dense = shape_of(
@@ -58,7 +58,7 @@ def test_a_step_takes_what_is_active_and_a_bit() -> None:
     assert experts.parts["communication"] > alike.parts["communication"]
 
 
-def test_layers_without_experts_count_as_what_they_are() -> None:
+def test_layers_without_experts_count_as_dense() -> None:
     mixed = shape_of(
         {
             "model_type": "qwen3_moe",

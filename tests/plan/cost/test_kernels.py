@@ -1,4 +1,4 @@
-"""Single operations against published measurements of single operations."""
+"""Times of single operations compared with published measurements."""
 
 import math
 
@@ -25,7 +25,7 @@ PRODUCTS = [
     (256, 4096, 1024, 225),
 ]
 ALONE_S = 5e-6
-"""That a product takes longer when it stands alone."""
+"""A product that runs alone takes this much longer, in seconds."""
 # Shah et al. 2024, figure 5: FlashAttention-2 on H100, heads of 128, causal, 16k tokens in all.
 ATTENTION = [(512, 191), (1024, 260), (2048, 298), (4096, 319), (8192, 333), (16384, 335)]
 # Figure 6: backward.
@@ -67,7 +67,9 @@ def test_attention_is_as_fast_as_measured(tokens: int, measured: float) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "measured"), BACKWARD)
-def test_so_is_its_backward_pass(tokens: int, measured: float) -> None:
+def test_the_backward_pass_of_attention_is_as_fast_as_measured(
+    tokens: int, measured: float
+) -> None:
     scores = 16384.0 * tokens
     _, backward = attention_s(MACHINE, scores, 2048, 128, tokens)
     assert 10 * scores * 2048 / backward / 1e12 == pytest.approx(measured, rel=0.12)
@@ -78,7 +80,7 @@ def test_narrow_and_wide_heads_are_slower() -> None:
     assert forward[1] < min(forward[0], forward[2])
 
 
-def test_memory_moves_at_what_a_triad_reaches() -> None:
+def test_memory_moves_at_the_speed_of_the_triad_benchmark() -> None:
     """3089e9 a second of 3350e9."""
     assert 3089e9 * move_s(MACHINE, 1) == pytest.approx(1, rel=0.01)
 

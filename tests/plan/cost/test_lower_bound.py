@@ -1,4 +1,4 @@
-"""What a search passes over a setup by is below what the setup takes."""
+"""The lower bound by which a search skips a setup is below the setup's step time."""
 
 from typing import Any
 
@@ -48,13 +48,15 @@ profiles = st.sampled_from(["h100-sxm-80gb", "rtx4090-24gb", "cpu"])
 
 @settings(deadline=None, max_examples=50)
 @given(setups, profiles)
-def test_no_step_is_quicker_and_none_than_its_passes(one: Setup, profile: str) -> None:
+def test_the_bound_is_below_the_passes_and_they_are_below_the_step(
+    one: Setup, profile: str
+) -> None:
     passes = passes_s(one, machine_of(fabric(profile, 64)))
     assert least_s(one, profile) <= passes * (1 + 1e-9)
     assert passes <= seconds(one, profile) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("pp", [1, 4])
-def test_it_is_near_where_a_step_is_mostly_computation(pp: int) -> None:
+def test_the_bound_is_near_if_a_step_is_mostly_computation(pp: int) -> None:
     one = setup(mesh=Mesh(pp=pp, dp_shard=2), micro_batches=32)
     assert least_s(one, "h100-sxm-80gb") > 0.85 * seconds(one, "h100-sxm-80gb")

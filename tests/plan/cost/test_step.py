@@ -1,4 +1,4 @@
-"""Step times: truths that are known, and laws. No measured step of anyone's training is in here."""
+"""Step times: known facts and laws. No measured training step is used."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -30,8 +30,8 @@ def test_utilisation_is_model_flops_over_the_peak() -> None:
     assert one.tokens_per_second_per_device == pytest.approx(8192 / one.step_s)
 
 
-def alike(micro_batches: int, spec: PipelineSpec, pp: int = 4) -> float:
-    """The bubble's share of a step's computation, were a head free: stages are then all alike."""
+def bubble_share(micro_batches: int, spec: PipelineSpec, pp: int = 4) -> float:
+    """The bubble's share of a step's computation if the head is free, so that stages are equal."""
     shape = replace(LLAMA_8B, vocab_size=16)
     one = setup(
         shape=shape,
@@ -47,24 +47,30 @@ def alike(micro_batches: int, spec: PipelineSpec, pp: int = 4) -> float:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b"])
 @pytest.mark.parametrize("micro_batches", [4, 8, 32])
-def test_the_bubble_is_what_the_schedule_is_known_for(schedule: Any, micro_batches: int) -> None:
+def test_the_bubble_is_the_published_one_of_the_schedule(schedule: Any, micro_batches: int) -> None:
     spec = PipelineSpec(schedule=schedule)
-    assert alike(micro_batches, spec) == pytest.approx(bubble(spec, 4, micro_batches), rel=0.02)
+    assert bubble_share(micro_batches, spec) == pytest.approx(
+        bubble(spec, 4, micro_batches), rel=0.02
+    )
 
 
 def test_four_stages_wait_for_8_6_per_cent_of_32_micro_batches() -> None:
     """(pp - 1) / (pp + m - 1) = 3 / 35."""
     assert bubble(PipelineSpec(), 4, 32) == pytest.approx(0.0857, abs=1e-4)
-    assert alike(32, PipelineSpec()) == pytest.approx(0.086, abs=0.002)
+    assert bubble_share(32, PipelineSpec()) == pytest.approx(0.086, abs=0.002)
 
 
 def test_zero_bubble_is_the_shortest() -> None:
-    short = alike(8, PipelineSpec(schedule="zbv"))
-    assert short < alike(8, PipelineSpec(schedule="interleaved_1f1b")) < alike(8, PipelineSpec())
+    short = bubble_share(8, PipelineSpec(schedule="zbv"))
+    assert (
+        short
+        < bubble_share(8, PipelineSpec(schedule="interleaved_1f1b"))
+        < bubble_share(8, PipelineSpec())
+    )
 
 
 def test_full_recomputation_costs_a_third_more_and_selective_little() -> None:
-    """A forward pass beside a backward pass that is twice as much."""
+    """A backward pass is twice a forward pass, so one more forward pass is a third."""
     base = step_time(setup(compile=True), H100).parts["compute"]
     full = step_time(setup(compile=True, checkpointing="full"), H100).parts["recompute"]
     selective = step_time(setup(compile=True, checkpointing="selective"), H100).parts["recompute"]
@@ -94,16 +100,16 @@ def rivals(tokens: int) -> tuple[Setup, Setup]:
     )
 
 
-def spoken(one: Setup, known: Fabric) -> float:
+def traffic_s(one: Setup, known: Fabric) -> float:
     return sum(traffic.seconds for traffic in traffic_of(one, known))
 
 
-def test_tensor_parallel_beats_fsdp_by_6_where_the_link_is_all_that_counts() -> None:
-    """43 s against 7 s a step, says the source: no batch and no bandwidth with it.
+def test_tensor_parallel_is_6_times_as_fast_as_fsdp_on_a_slow_link() -> None:
+    """The source says 43 s against 7 s a step. It gives neither the batch nor the bandwidth.
 
-    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1), of which collectives through
-    the host's memory get 0.28, come to 42 s and 7 s. The ratio of what is said is that of the bytes
-    and does not depend on the link.
+    Two sequences of 1024 tokens and a link of 0.8 GB/s (PCIe 3.0 x1) give 42 s and 7 s; collectives
+    through the host's memory reach 0.28 of the link's bandwidth. The ratio of the two times is the
+    ratio of the bytes and does not depend on the link.
     """
     fsdp, tensor = rivals(1024)
     slow = two_of_them(fabric("rtx4090-24gb"), 0.8e9)
@@ -114,7 +120,7 @@ def test_tensor_parallel_beats_fsdp_by_6_where_the_link_is_all_that_counts() -> 
     )
     as_sold = two_of_them(fabric("rtx4090-24gb"))
     for known in (slow, as_sold):
-        assert spoken(fsdp, known) / spoken(tensor, known) == pytest.approx(6, rel=0.15)
+        assert traffic_s(fsdp, known) / traffic_s(tensor, known) == pytest.approx(6, rel=0.15)
     assert step_time(fsdp, as_sold).step_s > 1.5 * step_time(tensor, as_sold).step_s
 
 
@@ -150,7 +156,7 @@ def test_offloading_the_optimizer_is_slow() -> None:
     assert step_time(away, H100).parts["optimizer"] > 10 * step_time(there, H100).parts["optimizer"]
 
 
-def test_tiny_layers_wait_for_the_host() -> None:
+def test_tiny_layers_are_bound_by_kernel_launches() -> None:
     tiny = replace(LLAMA_8B, hidden_size=256, intermediate_size=512, num_heads=4, head_dim=64)
     parts = step_time(setup(shape=tiny, tokens=256), H100).parts
     assert parts["host"] > parts["compute"]
@@ -158,7 +164,7 @@ def test_tiny_layers_wait_for_the_host() -> None:
 
 
 def test_small_pieces_are_less_efficient() -> None:
-    """The same tokens through matrices of an eighth."""
+    """The same tokens through matrices of an eighth of the size."""
     whole = step_time(setup(compile=True, mesh=Mesh()), H100).parts["compute"]
     eighth = step_time(setup(compile=True, mesh=Mesh(tp=8)), H100).parts["compute"]
     assert 1 / 8 < eighth / whole < 1 / 6
@@ -169,7 +175,7 @@ def test_frozen_weights_need_less_work() -> None:
     assert step_time(lora, H100).step_s < 0.85 * step_time(setup(compile=True), H100).step_s
 
 
-def test_a_cpu_is_slow_and_says_that_it_is_a_guess() -> None:
+def test_a_cpu_is_slow_and_its_speed_is_called_a_guess() -> None:
     tiny = shape_of(PRESETS["llama-tiny"])
     one = setup(shape=tiny, tokens=128, mesh=Mesh(dp_shard=2), dtype="float32")
     found = step_time(one, fabric("cpu", devices=2))
@@ -207,7 +213,7 @@ def around(one: Setup, profile: str = "h100-sxm-80gb") -> Fabric:
 
 @settings(deadline=None, max_examples=50)
 @given(one=setups, profile=st.sampled_from(PROFILE_NAMES))
-def test_parts_add_up_and_nothing_is_better_than_the_peak(one: Setup, profile: str) -> None:
+def test_parts_add_up_to_the_step_and_no_step_beats_the_peak(one: Setup, profile: str) -> None:
     found = step_time(one, around(one, profile))
     assert found.step_s == pytest.approx(sum(found.parts.values()))
     assert all(seconds > 0 for seconds in found.parts.values())

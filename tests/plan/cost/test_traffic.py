@@ -1,4 +1,4 @@
-"""Bytes of a step, by what the trainer does."""
+"""Bytes that the trainer sends in a step."""
 
 from typing import Any
 
@@ -57,14 +57,14 @@ def test_fsdp_gathers_for_every_micro_batch_and_reduces_once_a_step() -> None:
     )
 
 
-def test_weights_that_stay_are_gathered_once_a_step() -> None:
+def test_weights_that_stay_gathered_are_gathered_once_a_step() -> None:
     kept = setup(reshard=False, micro_batches=4)
     assert sent(kept, "dp_shard", "all-gather") == pytest.approx(
         LLAMA_8B.parameters * 2 * 7 / 8, rel=1e-6
     )
 
 
-def test_a_number_gathers_again_among_so_many_ranks() -> None:
+def test_resharding_to_a_number_gathers_again_among_that_many_ranks() -> None:
     whole, half = setup(), setup(reshard=2)
     kept = setup(reshard=False)
     once = sent(kept, "dp_shard", "all-gather")
@@ -72,8 +72,8 @@ def test_a_number_gathers_again_among_so_many_ranks() -> None:
     assert sent(half, "dp_shard", "all-gather") - once == pytest.approx(again * (1 / 2) / (7 / 8))
 
 
-def test_what_is_gathered_among_fewer_ranks_stays_among_them() -> None:
-    """With 8 ranks to a host: all weights come from all hosts, and again from the own one."""
+def test_gathers_among_fewer_ranks_stay_among_them() -> None:
+    """With 8 ranks per host: weights are gathered once over all hosts and again within the host."""
     rows = {
         row.what: row
         for row in traffic_of(setup(mesh=Mesh(dp_shard=32), reshard=8), fabric(hosts=4))
@@ -100,7 +100,7 @@ def test_ddp_sends_twice_all_but_one_part_and_zero1_no_more() -> None:
     assert both == pytest.approx(all_reduced)
 
 
-def test_accumulation_costs_copies_nothing() -> None:
+def test_accumulation_adds_no_traffic_between_copies() -> None:
     one = setup(mesh=Mesh(dp_replicate=8), data="ddp")
     four = setup(mesh=Mesh(dp_replicate=8), data="ddp", micro_batches=4)
     assert sent(one, "dp_replicate", "all-reduce") == sent(four, "dp_replicate", "all-reduce")
@@ -135,7 +135,7 @@ def test_context_parallel_sends_what_its_method_needs(context: Any, expected: fl
     assert found == pytest.approx(expected)
 
 
-def test_full_recomputation_repeats_what_is_said_but_for_the_last_result() -> None:
+def test_full_recomputation_repeats_all_traffic_but_the_last_result() -> None:
     plain, full = (setup(mesh=Mesh(tp=8), checkpointing=kind) for kind in ("none", "full"))
     ends = 2 * 8192 * 4096 * 2 * 7 / 8
     gathered = sent(plain, "tp", "all-gather") - ends
@@ -144,12 +144,12 @@ def test_full_recomputation_repeats_what_is_said_but_for_the_last_result() -> No
     assert sent(full, "tp", "reduce-scatter") - ends == pytest.approx(scattered * 5 / 4)
 
 
-def test_selective_recomputation_repeats_none_of_it() -> None:
+def test_selective_recomputation_repeats_no_traffic() -> None:
     plain, selective = (setup(mesh=Mesh(tp=8), checkpointing=k) for k in ("none", "selective"))
     assert sent(plain, "tp", "all-gather") == sent(selective, "tp", "all-gather")
 
 
-def test_stages_hand_on_hidden_states_and_gradients() -> None:
+def test_stages_send_hidden_states_and_gradients() -> None:
     pipe = setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8)
     state = 8192 * 4096 * 2
     assert sent(pipe, "pp", "send") == 8 * 2 * state
@@ -178,7 +178,7 @@ def test_the_ends_of_a_pipeline_have_one_neighbour(schedule: Any, pp: int, sends
     assert row.bytes_per_step == 6 * sends * 8192 * 4096 * 2
 
 
-def test_a_pipeline_keeps_what_a_backward_pass_gathered() -> None:
+def test_a_pipeline_keeps_weights_that_a_backward_pass_gathered() -> None:
     """torch's schedules tell FSDP not to free weights behind a backward pass that is not the last;
     so each of m forward passes but the first finds them there."""
     pipe = setup(mesh=Mesh(pp=4, dp_shard=2), micro_batches=8)
@@ -195,7 +195,7 @@ def test_frozen_weights_are_gathered_and_have_no_gradients() -> None:
     assert sent(lora, "dp_shard", "reduce-scatter") == pytest.approx(adapters * 4 * 7 / 8, rel=1e-6)
 
 
-def test_float8_halves_what_is_gathered_of_the_layers() -> None:
+def test_float8_halves_the_bytes_gathered_for_layers() -> None:
     plain, float8 = setup(reshard=False), setup(reshard=False, float8=True)
     less = sent(plain, "dp_shard", "all-gather") - sent(float8, "dp_shard", "all-gather")
     assert less == pytest.approx(LINEAR / 2 * 7 / 8, rel=1e-3)
@@ -205,7 +205,7 @@ def test_one_rank_sends_nothing() -> None:
     assert traffic_of(setup(mesh=Mesh()), H100) == ()
 
 
-def test_levels_add_up_to_what_is_sent() -> None:
+def test_levels_add_up_to_the_bytes_sent() -> None:
     wide = setup(mesh=Mesh(dp_shard=64, tp=8))
     far = fabric(hosts=64)
     for row in traffic_of(wide, far):
@@ -218,7 +218,7 @@ def test_levels_add_up_to_what_is_sent() -> None:
             assert row.by_level["spine"] == pytest.approx(row.by_level["leaf"] / 15)
 
 
-def test_exchanges_leave_a_host_more_often_than_rings() -> None:
+def test_all_to_all_leaves_a_host_more_often_than_a_ring() -> None:
     """Of 16 ranks on 2 hosts each has 8 of 15 others elsewhere; a ring, 2 of 16 hops."""
     far = fabric(hosts=2)
     for context, share in (("ulysses", 8 / 15), ("ring", 2 / 16)):
@@ -240,7 +240,7 @@ def test_hsdp_is_a_hierarchical_all_reduce() -> None:
     )
 
 
-def test_what_shows_is_part_of_what_it_takes() -> None:
+def test_exposed_time_is_part_of_the_traffics_time() -> None:
     for one in (setup(), setup(mesh=Mesh(tp=8)), setup(mesh=Mesh(pp=2, cp=2, tp=2))):
         for traffic in traffic_of(one, H100):
             assert 0 <= traffic.exposed_seconds <= traffic.seconds * (1 + 1e-9)

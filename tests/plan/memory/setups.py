@@ -1,4 +1,4 @@
-"""Setups that tests of memory are about."""
+"""Setups that tests of memory share."""
 
 from collections.abc import Mapping
 from dataclasses import replace

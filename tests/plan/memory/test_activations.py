@@ -1,4 +1,4 @@
-"""What layers keep for their backward pass."""
+"""Activations that layers keep for their backward pass."""
 
 from copy import deepcopy
 from typing import Any
@@ -26,7 +26,7 @@ from tests.plan.model.models import LLAMA3_8B, TINY, TINY_GPT2
         {**TINY_GPT2, "n_inner": 128},
     ],
 )
-def test_activations_are_about_what_autograd_keeps(config: dict[str, Any]) -> None:
+def test_activations_are_near_what_autograd_keeps(config: dict[str, Any]) -> None:
     micro, tokens = 2, 256
     model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
         transformers.AutoConfig.for_model(**deepcopy(config), use_cache=False),
@@ -57,7 +57,7 @@ def test_activations_are_about_what_autograd_keeps(config: dict[str, Any]) -> No
     assert estimated == pytest.approx(measured, rel=0.06)
 
 
-def test_checkpointing_keeps_less_the_more_it_computes_again() -> None:
+def test_the_more_checkpointing_recomputes_the_less_it_keeps() -> None:
     shape = shape_of(LLAMA3_8B)
     kept = {
         kind: items_of(shape=shape, checkpointing=kind, dtype="bfloat16")["activations"]
@@ -90,13 +90,13 @@ def test_bfloat16_halves_what_is_computed_and_nothing_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("method", ["ring", "ulysses", "all_gather"])
-def test_context_parallel_cuts_what_is_kept_of_a_sequence(method: str) -> None:
+def test_context_parallel_divides_the_activations_of_a_sequence(method: str) -> None:
     whole, cut = (items_of(mesh=Mesh(cp=cp), context=method) for cp in (1, 4))
     assert cut["logits"] == whole["logits"] // 4
     assert whole["activations"] / 4 <= cut["activations"] < whole["activations"] / 3.5
 
 
-def test_sequence_parallel_cuts_all_but_what_is_gathered() -> None:
+def test_sequence_parallel_divides_all_but_gathered_activations() -> None:
     shape = shape_of(LLAMA3_8B)
     whole, cut = (layer_of(setup(shape=shape, mesh=Mesh(tp=tp))).whole for tp in (1, 8))
     gathered = 2 * shape.hidden_size * 4

@@ -1,4 +1,4 @@
-"""What a rank keeps from step to step, against the models themselves and published figures."""
+"""States that a rank keeps between steps, compared with real models and published figures."""
 
 from copy import deepcopy
 from typing import Any
@@ -31,7 +31,7 @@ def gb(states: tuple[int, ...]) -> float:
     return sum(states) / 1e9
 
 
-def test_states_are_the_published_ones_at_every_level_of_zero() -> None:
+def test_states_equal_the_published_ones_at_every_level_of_zero() -> None:
     """4B parameters in bf16 under Adam without master weights, on 8 ranks; and other figures of the
     same kind, whose sources count 1 GB as 1e9 bytes."""
     bf16 = PerParameter(weights=2, gradients=2, optimizer=8)
@@ -56,7 +56,7 @@ def test_units_are_as_large_as_in_the_trainer() -> None:
 
 
 @pytest.mark.parametrize("kind", DEFAULTS)
-def test_the_tensors_of_a_layer_are_all_its_parameters(kind: str) -> None:
+def test_tensors_of_a_layer_add_up_to_its_parameters(kind: str) -> None:
     shape = shape_of({"model_type": kind})
     assert sum(r * c for r, c, _ in layer_tensors(shape)) == shape.layer_parameters
     whole = setup(shape=shape, tokens=8)
@@ -83,7 +83,9 @@ def test_a_rank_of_one_keeps_everything_at_16_bytes_a_parameter() -> None:
         ("fsdp", Mesh(dp_replicate=2, dp_shard=4), {"parameters", "gradients", "optimizer"}),
     ],
 )
-def test_what_data_ranks_share_is_a_part_on_each(data: str, mesh: Mesh, sharded: set[str]) -> None:
+def test_each_data_rank_keeps_its_part_of_sharded_states(
+    data: str, mesh: Mesh, sharded: set[str]
+) -> None:
     whole, items = items_of(), items_of(mesh=mesh, data=data)
     for item in ("parameters", "optimizer"):
         assert items[item] == whole[item] // (4 if item in sharded else 1), item
@@ -91,7 +93,7 @@ def test_what_data_ranks_share_is_a_part_on_each(data: str, mesh: Mesh, sharded:
         assert items["gradients"] == whole["gradients"] // (4 if sharded else 1)
 
 
-def test_gradients_of_several_micro_batches_add_up_whole() -> None:
+def test_gradients_are_unsharded_while_micro_batches_add_up() -> None:
     one, two = (items_of(mesh=Mesh(dp_shard=4), micro_batches=count) for count in (1, 2))
     assert two["gradients"] == 4 * one["gradients"]
     halves = items_of(mesh=Mesh(dp_shard=4), micro_batches=2, reduce_dtype="bfloat16")
@@ -99,14 +101,14 @@ def test_gradients_of_several_micro_batches_add_up_whole() -> None:
 
 
 def test_rows_that_do_not_divide_are_padded_on_every_rank() -> None:
-    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank has room for
-    as much."""
+    """FSDP2 cuts a norm of 128 values over 96 ranks into 64 parts of 2, and every rank allocates 2
+    values."""
     layer = units(setup(mesh=Mesh(dp_shard=96))).layer
     assert layer.shard * 96 > layer.whole
     assert units(setup(mesh=Mesh(dp_shard=32))).layer.shard * 32 == layer.whole
 
 
-def test_what_is_offloaded_is_in_the_hosts_memory() -> None:
+def test_offloaded_states_are_in_the_hosts_memory() -> None:
     mesh = Mesh(dp_shard=4)
     memory = memory_of(setup(mesh=mesh, cpu_offload=True), None)
     kept = memory_of(setup(mesh=mesh), None)
@@ -127,7 +129,7 @@ def test_a_checkpoint_has_a_copy_in_the_hosts_memory() -> None:
 @pytest.mark.parametrize(
     ("name", "values"), [("adamw", 2), ("radam", 2), ("sgd", 1), ("adafactor", 0)]
 )
-def test_optimizers_keep_what_they_keep(name: str, values: int) -> None:
+def test_each_optimizer_keeps_its_own_states(name: str, values: int) -> None:
     items = items_of(optimizer=name)
     assert items["optimizer"] == values * items["parameters"]
 
@@ -141,7 +143,7 @@ def test_optimizers_keep_what_they_keep(name: str, values: int) -> None:
         (TINY_GPT2, ("c_attn", "c_proj")),
     ],
 )
-def test_adapters_are_those_that_peft_makes(config: Any, targets: tuple[str, ...]) -> None:
+def test_adapters_have_the_shapes_that_peft_makes(config: Any, targets: tuple[str, ...]) -> None:
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             transformers.AutoConfig.for_model(**deepcopy(config))
@@ -168,7 +170,7 @@ def test_only_adapters_have_gradients_and_moments() -> None:
     assert saved == pytest.approx((4 - 0.516) * matrices, rel=1e-3)
 
 
-def test_stages_have_their_layers_and_the_ends_theirs() -> None:
+def test_stages_have_their_layers_and_the_end_stages_embedding_and_head() -> None:
     shape = shape_of(LLAMA3_8B)
     four = setup(shape=shape, mesh=Mesh(pp=4), micro_batches=8, tokens=8192)
     own = [units(four, rank).all.whole for rank in range(4)]

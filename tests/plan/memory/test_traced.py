@@ -1,4 +1,4 @@
-"""The planner's memory against what the trainer itself allocates, on ranks that are fake.
+"""The planner's memory compared with the trainer's own allocations, on fake ranks.
 
 A few layers of Llama 3 8B at its real widths; every cell in full is `python -m benchmarks.memory`.
 """
@@ -51,12 +51,12 @@ def test_states_are_exact_and_the_peak_is_near(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_so_they_are_with_each_schedule(name: str) -> None:
+def test_states_are_exact_and_the_peak_is_near_with_each_schedule(name: str) -> None:
     cell = CELLS[name]
     check(replace(cell, changed={**cell.changed, "num_hidden_layers": 5}, passes=4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FEW)
-def test_the_same_holds_for_the_whole_model(name: str) -> None:
+def test_states_are_exact_and_the_peak_is_near_for_the_whole_model(name: str) -> None:
     check(CELLS[name])

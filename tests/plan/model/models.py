@@ -1,4 +1,4 @@
-"""Models that tests of the planner are about, as the values of their config.json."""
+"""Models that tests of the planner use, as the values of their config.json."""
 
 from typing import Any
 

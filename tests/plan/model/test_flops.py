@@ -15,7 +15,7 @@ from trainer.measure import flops as trainer_flops
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN3, CONFIG_8B])
-def test_they_are_those_that_the_trainer_reports(config: dict[str, Any]) -> None:
+def test_planned_flops_equal_those_that_the_trainer_reports(config: dict[str, Any]) -> None:
     assert flops_per_token(shape_of(config), 32) == trainer_flops.flops_per_token(
         [model(config)], alone(), 32
     )

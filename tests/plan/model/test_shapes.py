@@ -59,7 +59,7 @@ from trainer.model.families import FAMILIES
         {"model_type": "qwen3_moe", "num_hidden_layers": 2},
     ],
 )
-def test_parameters_are_those_of_the_model_itself(config: dict[str, Any]) -> None:
+def test_parameter_counts_equal_those_of_the_model(config: dict[str, Any]) -> None:
     built = transformers.AutoConfig.for_model(**deepcopy(config))
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(built)  # type: ignore[no-untyped-call]
@@ -88,14 +88,16 @@ def test_absent_keys_have_the_defaults_of_transformers(kind: str) -> None:
         (QWEN3_30B_A3B, 30_532_122_624),
     ],
 )
-def test_published_sizes_come_out(config: dict[str, Any], parameters: int) -> None:
-    """Of the weights on the Hugging Face hub, as their safetensors index counts them."""
+def test_sizes_of_known_models_equal_the_published_ones(
+    config: dict[str, Any], parameters: int
+) -> None:
+    """Published: the parameter count in the safetensors index on the Hugging Face hub."""
     assert shape_of(config).parameters == parameters
 
 
-def test_of_experts_only_the_chosen_ones_are_active() -> None:
-    """12.9 billion of Mixtral's 46.7 (Jiang et al. 2024, "Mixtral of Experts"), 3.3 of Qwen3's
-    30.5 (its model card)."""
+def test_only_the_chosen_experts_are_active() -> None:
+    """Mixtral: 12.9 of 46.7 billion (Jiang et al. 2024, "Mixtral of Experts"). Qwen3: 3.3 of 30.5
+    billion (its model card)."""
     assert shape_of(MIXTRAL_8X7B).active_parameters == pytest.approx(12.9e9, rel=2e-3)
     assert shape_of(QWEN3_30B_A3B).active_parameters == pytest.approx(3.3e9, rel=2e-2)
     dense = shape_of(LLAMA3_8B)
@@ -109,12 +111,12 @@ def test_a_token_is_multiplied_with_its_experts_and_the_router() -> None:
     assert shape.layer_weights == attention + 8 * 3 * 64 * 32
 
 
-def test_more_experts_for_a_token_than_there_are_cannot_be() -> None:
+def test_more_experts_per_token_than_exist_are_refused() -> None:
     with pytest.raises(PlanError, match="num_experts_per_tok=9 must be at most"):
         shape_of({**TINY_MOE, "num_experts_per_tok": 9})
 
 
-def test_what_the_trainer_cannot_train_says_so() -> None:
+def test_a_model_that_the_trainer_cannot_train_is_refused() -> None:
     assert set(FAMILIES) == TRAINABLE
     for kind in DEFAULTS:
         shape: ModelShape = shape_of({"model_type": kind})

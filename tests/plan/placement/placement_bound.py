@@ -30,13 +30,13 @@ from functools import cache
 from operator import mul
 
 STEPS = 24
-"""Towards the best price; each leaves two thirds of the range."""
+"""Steps of the search for the best price; each leaves two thirds of the range."""
 SMALL = 16
-"""Nodes, for which L are whole numbers."""
+"""Up to this number of nodes, L are whole numbers."""
 FEW = 100
-"""Nodes, which are shared out over switches in every way."""
+"""Up to this number of nodes, every distribution over switches is tried."""
 HALVINGS = 20
-"""Towards real L; each halves the range of the logarithm."""
+"""Steps of the bisection for real L; each halves the range of the logarithm."""
 
 Axis = tuple[int, int, bool]
 """Nodes along it, bytes from a node to the next, whether it is a ring."""
@@ -53,7 +53,7 @@ class Bound:
         return math.prod(size for size, _, _ in self.axes)
 
     def of_level(self, rooms: Sequence[int]) -> float:
-        """Bytes that leave switches with room for so many nodes each."""
+        """Bytes that leave switches; `rooms` has the number of nodes that each can hold."""
         if max(rooms) >= self.nodes:
             return 0.0
         heavy = max(self.axes, key=lambda axis: axis[1])
@@ -81,8 +81,8 @@ class Bound:
         return self._shared([0.0] + [_cut(lines, m) for m in range(1, max(rooms) + 1)], rooms)
 
     def _shared(self, least: list[float], rooms: Sequence[int]) -> float:
-        """The least sum over switches of which m nodes cost `least[m]`: of few by trying all ways
-        to share them out, of more at the best price."""
+        """The least sum over switches, where m nodes below a switch cost `least[m]`. For few nodes
+        every distribution is tried; for more, the bound at the best price is used."""
         if self.nodes <= FEW:
             return self._of_few(least, rooms) / 2
         counts = Counter(rooms)
@@ -103,7 +103,7 @@ class Bound:
         return max(0.0, at((low + high) / 2)) / 2  # each crossing has two ends
 
     def _of_few(self, least: list[float], rooms: Sequence[int]) -> float:
-        """By the number of nodes below the switches so far."""
+        """Dynamic programming over the number of nodes below the switches so far."""
         sums = [0.0] + [math.inf] * self.nodes
         for room in rooms:
             sums = [
@@ -115,7 +115,7 @@ class Bound:
 
 @cache
 def _cut(axes: tuple[Lines, ...], m: int) -> float:
-    """The least that `m` nodes send out."""
+    """The least bytes that a set of `m` nodes sends to other nodes."""
     able = [a for a, (size, _, spared) in enumerate(axes) if size <= m and spared]
     best = math.inf
     for count in range(len(able) + 1):
@@ -125,8 +125,8 @@ def _cut(axes: tuple[Lines, ...], m: int) -> float:
 
 
 def _cut_with(axes: tuple[Lines, ...], m: int, whole: tuple[int, ...]) -> float:
-    """With whole lines that cost nothing along the axes `whole` and no others; infinite where that
-    cannot be."""
+    """The same with whole lines, which cost nothing, along exactly the axes `whole`; infinite if
+    that is impossible."""
     lows = []
     for a, (size, _, _) in enumerate(axes):
         lows.append(max([math.ceil(m / size), *(axes[b][0] for b in whole if b != a)]))
@@ -139,8 +139,7 @@ def _cut_with(axes: tuple[Lines, ...], m: int, whole: tuple[int, ...]) -> float:
 
 
 def _by_trying(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
-    """The least that lines cost which are at least `lows`, m at most, and whose product is at least
-    m^(d-1)."""
+    """The least cost of lines between `lows` and m whose product is at least m^(d-1)."""
     best = math.inf
     for lines in itertools.product(*(range(low, m + 1) for low in lows[:-1])):
         last = max(lows[-1], -(-(m ** (len(lows) - 1)) // math.prod(lines)))
@@ -150,7 +149,7 @@ def _by_trying(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
 
 
 def _by_bisection(lows: Sequence[int], prices: Sequence[int], m: int) -> float:
-    """The same of real numbers: those between the limits all cost the same."""
+    """The same for real numbers: all lines between the limits cost the same."""
 
     def lines(level: float) -> list[float]:
         return [min(m, max(low, level / p)) for low, p in zip(lows, prices, strict=True)]

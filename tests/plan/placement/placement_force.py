@@ -2,10 +2,11 @@
 
 Two hosts on one switch can be exchanged, and so can two branches of the same shape: of the ways
 that differ by such exchanges alone, one is weighed. 8 nodes on all trees with 8 hosts are 660,032
-ways (OEIS A000311) instead of 261 x 8!. Nothing is left out for being dear.
+ways (OEIS A000311) instead of 261 x 8!. No way is skipped because of its cost.
 
-The weight is counted from the other end than `placement/cost.py` does it: not what leaves switches
-but what stays below them, as each switch that two nodes share spares their bytes one level.
+The cost is computed differently than in `placement/cost.py`: it counts the bytes that stay below
+switches instead of those that leave them. Each switch that two nodes share saves their bytes one
+level.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +20,14 @@ from tests.plan.placement.placement_trees import Shape
 
 @dataclass
 class Force:
-    """The ways to place the nodes of one mesh, one rank each. A set of nodes is a number, one bit a
-    node."""
+    """The ways to place the nodes of one mesh, one rank each. A set of nodes is a number with one
+    bit per node."""
 
     nodes: int
     edges: list[tuple[int, int]]
     """Both ends as a set, and the bytes between them."""
     stays: list[int] = field(default_factory=list)
-    """Of each set of nodes: the bytes between them."""
+    """The bytes between the nodes of each set."""
     known: dict[tuple[Shape, int, int], list[int]] = field(default_factory=dict)
 
     @classmethod
@@ -43,13 +44,13 @@ class Force:
         return cls(mesh.world_size, edges, stays)
 
     def costs(self, tree: Shape) -> list[int]:
-        """Of every way to place the nodes on `tree`."""
+        """The cost of every way to place the nodes on `tree`."""
         dearest = sum(size for _, size in self.edges) * (1 + depth(tree))
         return [dearest - spared for spared in self._over(tree, (1 << self.nodes) - 1, 0)]
 
     def _over(self, branches: Shape, members: int, least: int) -> list[int]:
-        """What is spared by every way to share `members` out over `branches`, of which the first
-        gets no smaller number than `least`."""
+        """The bytes saved by each way to distribute `members` over `branches`. The number of the
+        first branch's set is at least `least`, so that exchanges of equal branches count once."""
         if not branches:
             return [0]
         if (branches, members, least) not in self.known:
@@ -67,7 +68,7 @@ class Force:
         return self.known[branches, members, least]
 
     def _below(self, switch: Shape, members: int) -> list[int]:
-        """What is spared by every way to place `members` below `switch`, or on a host."""
+        """The bytes saved by each way to place `members` below `switch`, or on a host."""
         return [self.stays[members] + spared for spared in self._over(switch, members, 0)]
 
 

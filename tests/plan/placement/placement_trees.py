@@ -10,7 +10,7 @@ from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
 
 Shape = tuple["Shape", ...]
-"""Of a switch: what hangs on it; a host is ()."""
+"""The children of a switch; a host is ()."""
 Switches = Mapping[str, tuple[str, ...]]
 
 
@@ -29,7 +29,7 @@ def traffic(axis: str, size: int, collective: str = "all-gather") -> Traffic:
 
 @cache
 def trees(hosts: int) -> tuple[Shape, ...]:
-    """Every tree with so many hosts in which each switch has two or more below it."""
+    """Every tree of `hosts` hosts in which each switch has two or more children."""
     if hosts == 1:
         return ((),)
     found: list[Shape] = []
@@ -63,7 +63,7 @@ def _paths(shape: Shape, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def meshes(nodes: int) -> Iterator[Mesh]:
-    """Every mesh of so many ranks without tp, which never leaves a host."""
+    """Every mesh of `nodes` ranks without tp, because tp never leaves a host."""
     for degrees in itertools.product(range(1, nodes + 1), repeat=4):
         if math.prod(degrees) == nodes:
             pp, replicate, shard, cp = degrees

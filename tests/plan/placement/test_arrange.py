@@ -1,4 +1,4 @@
-"""What is placed where: against every other way on small trees, against a bound on large ones."""
+"""Placements are compared with all others on small trees and with a lower bound on large ones."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -47,14 +47,14 @@ def costs_by_permutation(mesh: Mesh, switches: Switches, sent: Sequence[Traffic]
 
 
 def _levels(one: tuple[str, ...], other: tuple[str, ...], depth: int) -> int:
-    """Levels of switches that are left between two hosts, and one for the host itself."""
+    """Levels of switches that traffic between two hosts leaves, and one for the host itself."""
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return 1 + depth - len(list(shared))
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5])
 def test_every_way_to_place_is_weighed(hosts: int) -> None:
-    """Exchanges of what is alike leave out no cost that a permutation has, and add none."""
+    """Skipping exchanges of equal hosts or branches neither loses nor adds a cost."""
     for nodes in range(2, hosts + 1):
         for mesh in meshes(nodes):
             force = Force.of(mesh, ALL_KINDS)
@@ -64,7 +64,7 @@ def test_every_way_to_place_is_weighed(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(("hosts", "ways"), [(4, 26), (5, 236), (6, 2752), (7, 39208)])
-def test_the_ways_on_all_trees_are_those_to_label_their_hosts(hosts: int, ways: int) -> None:
+def test_placements_on_all_trees_are_counted_by_labelled_trees(hosts: int, ways: int) -> None:
     force = Force.of(Mesh(dp_shard=hosts), ALL_KINDS)
     assert sum(len(force.costs(shape)) for shape in trees(hosts)) == ways, "OEIS A000311"
 
@@ -85,8 +85,8 @@ def test_a_placement_on_a_small_tree_is_the_best_of_all(hosts: int) -> None:
 
 
 def with_blocks(shape: Shape) -> dict[str, tuple[str, ...]]:
-    """The hosts of a tree whose lowest switches are NVLink blocks; what hangs on the root is in
-    none."""
+    """The hosts of a tree whose lowest switches are NVLink blocks; hosts directly below the root
+    are in no block."""
     hosts = [
         Host(name=name, devices=1, switches=path[:-1], nvlink_block="/".join(path) or None)
         for name, path in switches_of(shape).items()
@@ -124,7 +124,7 @@ def ways_by_permutation(mesh: Mesh, wide: int, switches: Switches) -> Iterator[S
 
 
 def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequence[str]]:
-    """Every choice of blocks for the tp groups, on the first hosts of each that are left."""
+    """Every choice of blocks for the tp groups, each on the first free hosts of its block."""
     hosts: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for host, path in switches.items():
         hosts[path].append(host)
@@ -138,7 +138,7 @@ def ways_by_block(mesh: Mesh, wide: int, switches: Switches) -> Iterator[Sequenc
     "hosts",
     [2, 3, 4, 5, 6],
 )
-def test_hosts_of_a_block_are_alike_to_tp_groups(hosts: int) -> None:
+def test_tp_groups_treat_all_hosts_of_a_block_alike(hosts: int) -> None:
     for shape in trees(hosts):
         switches = with_blocks(shape)
         for mesh, wide in wide_meshes(hosts):
@@ -147,7 +147,7 @@ def test_hosts_of_a_block_are_alike_to_tp_groups(hosts: int) -> None:
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4, 5, 6, 7, pytest.param(8, marks=[pytest.mark.slow])])
-def test_wide_tp_groups_on_a_small_tree_are_placed_best_of_all(hosts: int) -> None:
+def test_wide_tp_groups_on_a_small_tree_get_the_best_placement(hosts: int) -> None:
     for shape in trees(hosts):
         switches = with_blocks(shape)
         for mesh, wide in wide_meshes(hosts):
@@ -167,7 +167,7 @@ def test_every_tree_is_among_the_small_trees(hosts: int, count: int) -> None:
 
 
 def bound_of(mesh: Mesh, switches: Switches, sent: Sequence[Traffic], least: int) -> float:
-    """What any placement costs at least; `least` leaves hosts wherever they are."""
+    """The least cost of any placement; `least` is the cost of leaving hosts."""
     axes: list[Axis] = [
         (getattr(mesh, flow.axes[0]), 8 * flow.bytes_per_rank, flow.pattern == "ring")
         for flow in flows_of(mesh, sent)
@@ -284,7 +284,7 @@ def test_more_hosts_to_choose_from_never_raise_the_cost(nodes: int, data: st.Dat
     assert arrange(mesh, 1, switches, switches, ALL_KINDS).cost.total <= few.cost.total
 
 
-def test_hosts_that_are_on_no_known_switch_are_taken_by_name() -> None:
+def test_hosts_without_a_known_switch_are_chosen_by_name() -> None:
     names = [f"host-{number}" for number in (10, 9, 2, 1)]
     found = arrange(Mesh(dp_shard=3), 1, names, {})
     assert found.hosts == ("host-1", "host-2", "host-9")
@@ -292,7 +292,7 @@ def test_hosts_that_are_on_no_known_switch_are_taken_by_name() -> None:
 
 
 def test_sharding_groups_are_kept_below_one_leaf_and_replicas_go_outside() -> None:
-    """16 hosts a leaf, which names go round-robin over: by name, each neighbour is elsewhere."""
+    """16 hosts per leaf; names go round-robin over leaves, so neighbours by name share no leaf."""
     hosts = regular(None, 64, 8, (16,)).hosts
     switches = {
         f"h{number}": hosts[(number % 4) * 16 + number // 4].switches for number in range(64)

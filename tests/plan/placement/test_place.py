@@ -1,4 +1,4 @@
-"""Laws of late binding."""
+"""Laws of placement: which hosts get the node ranks of a plan when the job starts."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def test_a_spare_takes_the_node_rank_of_the_host_that_broke() -> None:
     )
 
 
-def test_for_fewer_hosts_those_of_the_job_come_before_a_fresh_one() -> None:
+def test_a_smaller_job_keeps_its_own_hosts_before_a_new_one() -> None:
     hosts = ["host-0", "host-1", "host-3"]
     previous = ("host-1", "host-2", "host-3")
     assert place(plan_for(2), hosts, previous) == ("host-1", "host-3")
@@ -106,7 +106,7 @@ SWITCHES = {
 
 @settings(deadline=None, max_examples=30)
 @given(cases())
-def test_the_promises_hold_on_a_tree(
+def test_the_laws_of_placement_hold_on_a_tree(
     case: tuple[Plan, list[str], tuple[str, ...], list[str]],
 ) -> None:
     plan, hosts, previous, avoid = case
@@ -126,7 +126,7 @@ def test_the_promises_hold_on_a_tree(
         assert again[1:] == chosen[1:]
 
 
-def test_hosts_that_came_are_arranged_by_their_switches() -> None:
+def test_new_hosts_are_arranged_by_their_switches() -> None:
     """By name, host-1 and host-2 would hold the shards of different replicas."""
     switches = {"host-1": ("a",), "host-2": ("b",), "host-3": ("a",), "host-4": ("b",)}
     plan = replace(plan_for(4, 1), mesh=Mesh(dp_replicate=2, dp_shard=2))
@@ -188,7 +188,7 @@ def test_a_tp_group_never_leaves_its_nvlink_block(
         assert moved == [0] if spare else len(moved) <= wide
 
 
-def test_hosts_of_no_known_block_take_no_wide_tp_group() -> None:
+def test_hosts_without_a_known_block_take_no_wide_tp_group() -> None:
     plan = plan_for(2, 2, 4)
     with pytest.raises(PlanError, match=r"2 hosts of one NVLink block.*room for 0"):
         place(plan, ["a", "b"])
@@ -204,7 +204,7 @@ def test_a_group_whose_block_has_no_host_left_moves_whole() -> None:
     assert lost_two == ("host-6", "host-7", "host-3", "host-4")
 
 
-def test_a_newcomer_is_taken_from_where_its_peers_are() -> None:
+def test_a_new_host_is_chosen_near_its_peers() -> None:
     switches = {"host-1": ("a",), "host-2": ("a",), "host-8": ("b",), "host-9": ("a",)}
     came = ["host-1", "host-8", "host-9"]
     assert place(plan_for(2, 1), came, ("host-1", "host-2"), (), switches) == ("host-1", "host-9")

@@ -61,7 +61,7 @@ def inventory_of(spec: JobSpec, hosts_per_block: int | None) -> Inventory:
 
 
 def hosts_of(space: Space) -> Inventory:
-    """Those that `space` is of."""
+    """The hosts of `space`."""
     blocks = space.fabric.blocks
     return inventory_of(space.spec, blocks[0] if blocks else None)
 

@@ -1,4 +1,4 @@
-"""The search finds what a look at everything finds."""
+"""The search finds the same plan as an exhaustive search."""
 
 import math
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ OBJECTIVES = ("throughput", "memory")
 
 
 def every_option(space: Space) -> Iterator[Option]:
-    """All that fits, one by one."""
+    """Every option that fits."""
     spec, shape = space.spec, space.shape
     for mesh in meshes(spec, space.world):
         if first_refusal(space.request, mesh):
@@ -43,7 +43,7 @@ def every_option(space: Space) -> Iterator[Option]:
 
 
 def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
-    """By looking at everything, in a time that small worlds alone allow."""
+    """An exhaustive search; fast enough only for small worlds."""
     rank = RANKS[objective]
     best: dict[Mesh, Rank] = {}
     for option in every_option(space):
@@ -55,7 +55,7 @@ def best_of_each_mesh(space: Space, objective: str) -> dict[Mesh, Rank]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @settings(deadline=None, max_examples=30)
 @given(space=spaces)
-def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -> None:
+def test_the_search_finds_the_best_plan(objective: str, space: Space) -> None:
     found, rank = search(space, objective), RANKS[objective]
     best = sorted(best_of_each_mesh(space, objective).values())
     event("nothing fits" if not best else "all shown" if len(best) <= SHOWN else "more than shown")
@@ -67,7 +67,7 @@ def test_the_search_finds_the_best_that_there_is(objective: str, space: Space) -
 
 
 def decided(spec: JobSpec, setup: Setup) -> JobSpec:
-    """`spec` with nothing but what the search chose."""
+    """`spec` with every automatic value replaced by the choice of the search."""
     degrees: dict[str, Any] = dict(zip(AXES, setup.mesh.degrees, strict=True))
     parallel = replace(
         spec.parallel,
@@ -84,7 +84,7 @@ def decided(spec: JobSpec, setup: Setup) -> JobSpec:
 
 
 def keeps(spec: JobSpec, option: Option) -> bool:
-    """What the user fixed is as it was."""
+    """Whether the option keeps every value that the user fixed."""
     setup, wish = option.setup, spec.parallel
     pairs = [
         *((getattr(wish, axis), getattr(setup.mesh, axis)) for axis in AXES),
@@ -129,14 +129,14 @@ def test_every_mesh_is_shown_or_counted_once(space: Space) -> None:
     assert (found.least is None) or found.least.peak_bytes > space.limit
 
 
-def test_there_are_as_many_meshes_as_ways_to_deal_out_the_prime_factors() -> None:
+def test_there_are_as_many_meshes_as_ways_to_distribute_the_prime_factors() -> None:
     space = space_of(DEEP, {}, {"global_batch_size": 8}, {"hosts": 9, "gpus_per_host": 8}, MIB)
     twos, threes = math.comb(3 + 4, 4), math.comb(2 + 4, 4)
     assert len(set(meshes(space.spec, 72))) == twos * threes
 
 
 def test_a_tie_goes_to_the_simpler_mesh() -> None:
-    """On one rank there is one mesh; on two that are all alike, one axis is enough."""
+    """On two ranks whose meshes tie, one axis is enough."""
     space = space_of(
         DEEP, {}, {"global_batch_size": 8}, {"hosts": 1, "gpus_per_host": 2}, 80_000 * MIB
     )
@@ -146,7 +146,7 @@ def test_a_tie_goes_to_the_simpler_mesh() -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(space=spaces)
-def test_on_fewer_hosts_than_the_fewest_nothing_fits(space: Space) -> None:
+def test_nothing_fits_on_fewer_hosts_than_the_smallest_plan_needs(space: Space) -> None:
     smaller, found = with_fewest_hosts(space)
     event(f"{smaller.fabric.hosts} of {space.fabric.hosts} hosts")
     if not found.options:

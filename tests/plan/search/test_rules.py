@@ -33,8 +33,8 @@ def asked(spec: JobSpec, shape: ModelShape, inventory: Inventory) -> Request:
 @settings(deadline=None, max_examples=30)
 @given(space=spaces)
 def test_a_mesh_that_the_table_admits_can_be_set_up(space: Space) -> None:
-    """With at least one schedule and micro batch, memory and time can be computed, whatever is
-    recomputed and resharded."""
+    """With at least one schedule and micro batch, memory and time can be computed for every choice
+    of recomputation and resharding."""
     for mesh in meshes(space.spec, space.world):
         if first_refusal(space.request, mesh) is not None:
             continue

@@ -1,4 +1,4 @@
-"""What would make a job fit that does not."""
+"""Changes of the spec that make a job fit that does not."""
 
 import shlex
 from typing import Any
@@ -31,7 +31,7 @@ def found(space: Space) -> list[SpecChange]:
 
 @settings(deadline=None, max_examples=20)
 @given(space=spaces)
-def test_every_way_out_leads_to_a_plan(space: Space) -> None:
+def test_every_proposed_change_leads_to_a_plan(space: Space) -> None:
     assume(not can_fit(space))
     ways = found(space)
     event(f"{len(ways)} ways out")
@@ -42,7 +42,7 @@ def test_every_way_out_leads_to_a_plan(space: Space) -> None:
         assert options, way
 
 
-def test_a_change_is_shown_as_a_shell_takes_it() -> None:
+def test_a_change_is_quoted_for_a_shell() -> None:
     edits: Edits = {"model.lora": LoraSpec(quantize="nf4"), "train.micro_batch_size": 1}
     assert shlex.split(show_edits(edits)) == [
         "--set",
@@ -92,7 +92,7 @@ def test_the_smallest_change_comes_first(train: Any, parallel: Any, limit: int, 
     assert str(found(space)[0]).startswith(said)
 
 
-def test_too_few_free_hosts_are_told() -> None:
+def test_too_few_free_hosts_are_named() -> None:
     space = space_of(DEEP, {}, {"global_batch_size": 8}, ONE_HOST, needed({}, {}, 2))
     inventory = Inventory(hosts=(Host(name="a", devices=4, profile=H100),))
     said = [str(way) for way in smallest_changes(space, inventory)]

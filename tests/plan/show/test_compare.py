@@ -6,7 +6,7 @@ from orchestrator.plan.show.compare import Compared, compared_json, describe_com
 from tests.plan.show.test_explain import PLAN
 
 
-def test_what_one_plan_alone_has_stands_where_it_has_it() -> None:
+def test_an_item_of_one_plan_alone_keeps_its_place_in_the_table() -> None:
     memory = replace(PLAN.memory, items={"parameters": 1, "boundaries": 2, "activations": 3})
     plans = [PLAN, replace(PLAN, memory=memory)]
     told = describe_compared([Compared(values=f"a={n}", plan=plan) for n, plan in enumerate(plans)])
@@ -14,7 +14,7 @@ def test_what_one_plan_alone_has_stands_where_it_has_it() -> None:
     assert rows == [["of", "parameters"], ["of", "boundaries"], ["of", "activations"]]
 
 
-def test_bytes_are_summed_by_the_links_that_they_go_over() -> None:
+def test_bytes_are_summed_by_link() -> None:
     (one,) = PLAN.communication
     sent = (
         replace(one, level="leaf", by_level={"host": 3_000_000_000, "leaf": 1_000_000_000}),

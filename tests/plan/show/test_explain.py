@@ -111,7 +111,7 @@ def test_one_rank_needs_no_coordinates() -> None:
     assert "  host-0     0  *" in describe_plan(alone)
 
 
-def test_many_hosts_are_drawn_by_the_first_and_the_last() -> None:
+def test_of_many_hosts_the_first_and_the_last_are_drawn() -> None:
     big = replace(
         PLAN,
         mesh=Mesh(pp=4, dp_replicate=2, dp_shard=256, tp=8),
@@ -125,7 +125,7 @@ def test_many_hosts_are_drawn_by_the_first_and_the_last() -> None:
     assert len(lines) < 50
 
 
-def test_a_full_rank_fills_its_bar_and_an_overfull_one_too() -> None:
+def test_a_rank_at_or_over_its_limit_fills_its_bar() -> None:
     for peak, device in ((60, 60), (90, 60)):
         memory = Memory(
             peak_bytes=peak * GIB, device_bytes=device * GIB, items={"optimizer": peak * GIB}
@@ -155,7 +155,7 @@ def test_a_pipeline_has_a_bar_for_each_kind_of_rank() -> None:
     assert "  on the fullest rank: A activations 30 GiB\n" in describe_plan(pipe)
 
 
-def test_of_many_kinds_the_fullest_are_drawn() -> None:
+def test_only_the_fullest_of_many_kinds_of_ranks_are_drawn() -> None:
     deep = replace(PLAN, memory_along_pp=tuple(stage(n, 40 - n) for n in range(16)))
     told = describe_plan(deep)
     assert "pp stage 7 " in told
@@ -163,7 +163,7 @@ def test_of_many_kinds_the_fullest_are_drawn() -> None:
     assert "  … and 8 with less" in told
 
 
-def test_items_that_are_not_there_at_once_are_said_to_be_scaled() -> None:
+def test_items_that_peak_at_different_times_are_scaled_and_the_text_says_so() -> None:
     memory = replace(PLAN.memory, peak_bytes=20 * GIB)
     told = describe_plan(replace(PLAN, memory=memory))
     assert f"[{'P' * 7}{'A' * 13}{'.' * 40}] 20 GiB of 60 GiB" in told
@@ -211,13 +211,13 @@ def test_the_json_has_the_keys_that_scripts_rely_on() -> None:
     ]
 
 
-def test_what_is_offloaded_is_told_below_the_memory() -> None:
+def test_offloaded_bytes_are_shown_below_the_memory() -> None:
     memory = replace(PLAN.memory, host={"optimizer": 2048, "gradients": 1024})
     text = describe_plan(replace(PLAN, memory=memory))
     assert "  in the host's memory, per rank: optimizer 2 KiB, gradients 1 KiB" in text
 
 
-def test_bytes_are_told_by_axis_and_level_where_several_levels_are_crossed() -> None:
+def test_bytes_are_shown_by_axis_and_level_if_several_levels_are_crossed() -> None:
     inside = replace(PLAN.communication[0], by_level={"host": 1_500_000_000, "leaf": 0})
     assert "over links" not in describe_plan(replace(PLAN, communication=(inside,)))
     across = replace(inside, axis="dp_shard", by_level={"host": 700_000_000, "leaf": 100_000_000})

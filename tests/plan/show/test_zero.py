@@ -25,6 +25,6 @@ def test_a_script_gets_every_level_of_every_policy() -> None:
     }
 
 
-def test_what_a_device_cannot_hold_is_marked() -> None:
+def test_a_cell_that_exceeds_the_device_is_marked() -> None:
     rows = [line for line in describe_zero(TABLE).splitlines() if line.startswith("  ZeRO-")]
     assert [line.endswith("!") for line in rows] == [True, True, True, False] + [True] + 3 * [False]

@@ -72,7 +72,7 @@ class Job(Ndctl):
         assert done.code == 0, done.out + done.err
 
     def followed(self) -> subprocess.Popen[str]:
-        """Submitted, and watched by whoever did so."""
+        """Submits the job and follows it."""
         return self.start(*submission("--backend=slurm", "--follow", **WIDE))
 
     # What Slurm has of it

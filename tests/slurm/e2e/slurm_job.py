@@ -86,7 +86,7 @@ class SlurmNdctl(Ndctl):
         wait_for(lambda: self.slurm_job()["JobState"] not in UNDER_WAY, "Slurm's word", LIMIT_S)
 
     def story(self) -> str:
-        """For whoever has to find out why a test failed."""
+        """What a person needs to find out why a test failed."""
         queue = self.testbed(["squeue", "-a", "-t", "all", "-o", "%A_%T_%r_%N"]).out
         nodes = self.testbed(["sinfo", "-N", "-o", "%N_%T_%E"]).out
         return f"{self('describe', 'e2e').out}\n{queue}\n{nodes}\n{self.agent_logs()}"

@@ -45,7 +45,7 @@ def assert_told(job: Job, state: str) -> None:
     assert state in listed.out
 
 
-def test_a_job_is_told_queued_again_and_cancelled_without_slurmdbd(
+def test_a_job_is_shown_requeued_and_cancelled_without_slurmdbd(
     accounted: SlurmTestbed, tmp_path: Path
 ) -> None:
     with job_on(accounted, tmp_path / "runs") as job:

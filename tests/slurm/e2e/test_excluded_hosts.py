@@ -31,7 +31,7 @@ def occupy(slurm: SlurmTestbed, *nodes: str) -> str:
     return job
 
 
-def test_a_struck_node_is_said_everywhere_and_what_is_said_lets_the_job_have_it(
+def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it(
     ndctl: SlurmNdctl,
 ) -> None:
     slurm = ndctl.testbed
@@ -67,7 +67,7 @@ def test_a_struck_node_is_said_everywhere_and_what_is_said_lets_the_job_have_it(
     slurm.told("scancel", other)
 
 
-def test_idle_nodes_below_two_switches_are_waited_beside_no_longer_than_the_spec_says(
+def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(
     ndctl: SlurmNdctl,
 ) -> None:
     slurm = ndctl.testbed
@@ -82,7 +82,7 @@ def test_idle_nodes_below_two_switches_are_waited_beside_no_longer_than_the_spec
     slurm.told("scancel", *others)
 
 
-def test_a_node_that_does_not_fit_is_not_selected_and_one_that_is_not_there_is_unknown(
+def test_a_node_that_does_not_fit_is_not_selected_and_an_absent_one_is_unknown(
     ndctl: SlurmNdctl,
 ) -> None:
     shown = ndctl("plan", str(SPEC), "--backend=slurm", "--set=cluster.slurm.constraint=ib")

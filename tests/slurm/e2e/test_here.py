@@ -94,7 +94,7 @@ def test_ranks_the_leader_and_a_node_are_lost_and_the_job_goes_on(job: Job) -> N
         assert steps(mine) == []
 
 
-def test_interrupted_it_ends_with_a_checkpoint_and_is_resumed_in_place(job: Job) -> None:
+def test_an_interrupted_job_ends_with_a_checkpoint_and_resumes_in_place(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
         mine.until_step(5)
@@ -146,7 +146,7 @@ def test_cancel_from_another_terminal_ends_the_step_alone(job: Job) -> None:
         assert_is_whole(mine)
 
 
-def test_a_starter_that_is_killed_leaves_a_job_that_can_be_seen_and_cancelled(job: Job) -> None:
+def test_a_killed_starter_leaves_a_job_that_can_be_seen_and_cancelled(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine, **LONG)
         mine.until_step(2)
@@ -162,7 +162,7 @@ def test_a_starter_that_is_killed_leaves_a_job_that_can_be_seen_and_cancelled(jo
         assert_is_whole(mine)
 
 
-def test_srun_is_killed_and_another_step_goes_on(job: Job) -> None:
+def test_if_srun_is_killed_another_step_resumes(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
         mine.until_step(6)
@@ -176,7 +176,7 @@ def test_srun_is_killed_and_another_step_goes_on(job: Job) -> None:
         assert_is_whole(mine)
 
 
-def test_the_allocations_end_is_told_to_the_ranks_and_costs_no_step(job: Job) -> None:
+def test_ranks_save_before_the_allocation_ends_and_lose_no_step(job: Job) -> None:
     with allocation(job, 2, "--time=60") as mine:
         process = here(mine, **LONG)
         mine.until_step(4)

@@ -92,7 +92,7 @@ def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
     assert ndctl.status()["restarts"] == 0
 
 
-def test_a_job_that_shrank_grows_into_the_node_again(
+def test_a_job_that_shrank_grows_when_the_node_returns(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """In the allocation that it has: a drained node stays a part of that."""
@@ -125,7 +125,7 @@ def test_a_job_that_shrank_grows_into_the_node_again(
     ndctl.assert_nothing_left()
 
 
-def test_the_run_after_the_next_has_the_node_again(
+def test_the_run_after_the_next_uses_the_repaired_node(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """The next one did without it, as Slurm was asked; then another node's turn has come."""
@@ -156,9 +156,7 @@ def test_the_run_after_the_next_has_the_node_again(
     ndctl.assert_nothing_left()
 
 
-def test_a_job_that_cannot_do_without_the_node_waits_for_it(
-    ndctl: SlurmNdctl, whole: dict[int, float]
-) -> None:
+def test_a_job_that_needs_the_node_waits_for_it(ndctl: SlurmNdctl, whole: dict[int, float]) -> None:
     """In ExcNodeList it would be BadConstraints for good, however often the node is resumed."""
     (away, *_) = ndctl.testbed.names
     update(ndctl, away, "State=DRAIN", "Reason=a disk is full")

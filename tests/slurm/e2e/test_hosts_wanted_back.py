@@ -29,7 +29,7 @@ def drain(ndctl: SlurmNdctl, host: str) -> None:
         )
 
 
-def test_spares_take_over_from_nodes_that_are_set_down_and_drained(
+def test_spares_replace_nodes_that_are_down_and_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     done = ndctl.submit(cluster__spare_hosts="2", **AT_ONCE, **PATIENT)
@@ -59,7 +59,7 @@ def test_spares_take_over_from_nodes_that_are_set_down_and_drained(
     ndctl.assert_nothing_left()
 
 
-def test_without_a_spare_a_drained_node_sends_the_job_back_to_the_queue(
+def test_without_a_spare_a_drained_node_makes_the_job_requeue(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     done = ndctl.submit(**AT_ONCE, **PATIENT)
@@ -106,7 +106,7 @@ def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
     ndctl.assert_nothing_left()
 
 
-def test_maintenance_that_begins_over_a_running_job_has_it_leave_that_node(
+def test_a_running_job_leaves_a_node_whose_maintenance_begins(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     """Also where drained nodes are trained on to the end: somebody is about to be at this one."""

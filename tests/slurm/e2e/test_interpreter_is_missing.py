@@ -64,7 +64,7 @@ def test_a_spare_takes_the_place_of_a_node_without_an_interpreter(
     assert ndctl.slurm_job()["Restarts"] == "0"
 
 
-def test_without_a_spare_the_job_is_queued_again_without_that_node_alone(
+def test_without_a_spare_the_job_is_requeued_without_that_node_alone(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     with without_interpreter(ndctl.testbed, BAD):

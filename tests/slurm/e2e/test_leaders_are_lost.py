@@ -82,7 +82,8 @@ def assert_taken_over(job: Job, leaders: list[str]) -> None:
 
 
 def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: str) -> None:
-    """Its figures are those of the metrics and of the checkpoint that was gone on from."""
+    """The incident's figures agree with the metrics and with the checkpoint that the job resumed
+    from."""
     culprit = incident["culprit"]
     assert isinstance(culprit, dict)
     assert (incident["kind"], culprit["host"]) == ("leader-lost", host)
@@ -96,7 +97,7 @@ def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: st
     assert f"{many} {'step' if many == 1 else 'steps'} of work lost" in said, said
 
 
-def test_its_agent_is_killed_on_a_node_that_is_well(either: Job) -> None:
+def test_the_leaders_agent_is_killed_on_a_healthy_node(either: Job) -> None:
     job = either
     leader, (other,) = training(job)
     os.kill(agent_of(job, leader), signal.SIGKILL)
@@ -107,7 +108,7 @@ def test_its_agent_is_killed_on_a_node_that_is_well(either: Job) -> None:
     assert job.shown()["JobState"] == "COMPLETED"
 
 
-def test_a_leader_that_is_only_stopped_is_ended_before_another_leads(job: Job) -> None:
+def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
     """It would keep the journal; and should it wake, its ranks could go on."""
     leader, (other,) = training(job)
     stopped = agent_of(job, leader)
@@ -120,7 +121,7 @@ def test_a_leader_that_is_only_stopped_is_ended_before_another_leads(job: Job) -
     assert_lost_leader(job, incident, leader, how)
 
 
-def test_one_that_wakes_after_it_was_given_up_leaves_and_writes_nothing(job: Job) -> None:
+def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job) -> None:
     """Stopped on a node that is cut off, where nobody can end it: it keeps the journal, so the job
     goes back to the queue without that node."""
     leader, _ = training(job, **{"cluster.spare_hosts": "1"})
@@ -143,7 +144,7 @@ def test_one_that_wakes_after_it_was_given_up_leaves_and_writes_nothing(job: Job
     assert_attempts_do_not_mix(job)
 
 
-def test_the_leader_that_took_over_is_taken_over_from_in_turn(job: Job) -> None:
+def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
     """With it goes what it had started on the first one's node; there is an agent again."""
     leader, others = training(job, **{"cluster.spare_hosts": "1"})
     os.kill(agent_of(job, leader), signal.SIGKILL)
@@ -228,9 +229,7 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
 # In the middle of it
 
 
-def test_a_full_disk_is_waited_for_and_then_one_takes_over(
-    slurm_there: None, small_disk: Path
-) -> None:
+def test_a_takeover_waits_until_the_disk_has_room(slurm_there: None, small_disk: Path) -> None:
     with cluster() as testbed, job_on(testbed, small_disk / "runs") as job:
         leader, (other,) = training(job)
         former = json.loads((job.run_dir / "fence.json").read_text())

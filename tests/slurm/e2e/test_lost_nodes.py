@@ -18,7 +18,7 @@ SHRUNK = 1e-3
 
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_leaders_node_dies_and_a_new_leader_goes_on(
+def test_the_leaders_node_dies_and_a_new_leader_resumes(
     ndctl: SlurmNdctl, finished: SlurmNdctl, busy: bool
 ) -> None:
     """Also where slurmctld is too busy to answer when it is asked for the requeue."""
@@ -60,7 +60,7 @@ def held_still(ndctl: SlurmNdctl) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_node_without_a_spare_is_left_out_of_the_next_allocation(
+def test_a_lost_node_without_a_spare_is_excluded_from_the_next_allocation(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     done = ndctl.submit()
@@ -83,7 +83,7 @@ def test_a_node_without_a_spare_is_left_out_of_the_next_allocation(
 
 
 @pytest.mark.slow
-def test_goes_on_with_one_host_where_it_may_shrink(ndctl: SlurmNdctl, finished: SlurmNdctl) -> None:
+def test_a_job_that_may_shrink_resumes_on_one_host(ndctl: SlurmNdctl, finished: SlurmNdctl) -> None:
     done = ndctl.submit(resilience__shrink="true")
     assert done.code == 0, done.err
     ndctl.wait_until(step=10)

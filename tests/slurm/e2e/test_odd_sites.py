@@ -110,7 +110,7 @@ def take_temporary_folders(testbed: SlurmTestbed, node: str, keep: list[Path]) -
         pytest.skip(f"a node's file systems cannot be changed here: {done.stderr.strip()}")
 
 
-def test_a_node_without_temporary_folders(slurm_there: None, tmp_path: Path) -> None:
+def test_a_job_runs_on_a_node_without_temporary_folders(slurm_there: None, tmp_path: Path) -> None:
     with (
         running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
@@ -125,9 +125,7 @@ def test_a_node_without_temporary_folders(slurm_there: None, tmp_path: Path) -> 
 # A shared file system that is full for a while
 
 
-def test_a_shared_file_system_is_full_while_all_nodes_train(
-    slurm_there: None, small_disk: Path
-) -> None:
+def test_a_job_survives_a_full_shared_file_system(slurm_there: None, small_disk: Path) -> None:
     """Training goes on without checkpoints; the last one is waited for."""
     with (
         running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,

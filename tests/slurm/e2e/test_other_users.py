@@ -126,7 +126,9 @@ def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
         job.assert_blameless()
 
 
-def test_a_run_root_that_a_user_may_not_enter_is_said(shared: SlurmTestbed, run_root: Path) -> None:
+def test_a_run_root_that_a_user_may_not_enter_is_an_error(
+    shared: SlurmTestbed, run_root: Path
+) -> None:
     closed = run_root / "closed"
     closed.mkdir(mode=0o700)
     user = User(USERS[0], an_interpreter_for_all(), Job(closed / "runs", shared))

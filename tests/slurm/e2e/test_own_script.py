@@ -52,7 +52,7 @@ def submitted(job: Job, path: Path) -> tuple[str, Path]:
     return job_id, path.parent / f"{job_id}.txt"
 
 
-def test_a_script_of_the_users_own_outlives_a_lost_node(own: Job, tmp_path: Path) -> None:
+def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> None:
     path = script(own, tmp_path / "scripts")
     job_id, output = submitted(own, path)
     own.until_step(6)
@@ -94,7 +94,7 @@ def test_a_script_of_the_users_own_outlives_a_lost_node(own: Job, tmp_path: Path
         ("", ("--set=cluster.hosts=3",), "cluster.hosts is 3, but the allocation has 2 nodes"),
     ],
 )
-def test_what_cannot_be_is_said_once_and_ends_the_step(
+def test_an_impossible_start_is_reported_once_and_ends_the_step(
     own: Job, tmp_path: Path, srun: str, agent: tuple[str, ...], told: str
 ) -> None:
     job_id, output = submitted(own, script(own, tmp_path / "scripts", srun, *agent))

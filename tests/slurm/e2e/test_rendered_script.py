@@ -51,7 +51,9 @@ def shown(slurm: SlurmTestbed, job_id: str) -> dict[str, str]:
     return {key: value for key, _, value in pairs}
 
 
-def test_a_script_that_a_person_submits_is_a_job_like_others(job: Job, tmp_path: Path) -> None:
+def test_a_rendered_script_that_a_person_submits_is_an_ordinary_job(
+    job: Job, tmp_path: Path
+) -> None:
     script = rendered(job, tmp_path / "elsewhere", **RELATIVE)
     job_id = sbatch(job, script)
     job.until_step(3)
@@ -110,7 +112,7 @@ def elements(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[list[Element]]:
     slurm.restore()
 
 
-def test_an_array_is_as_many_jobs_each_with_its_number(
+def test_each_task_of_an_array_is_a_job_with_its_number(
     elements: list[Element], tmp_path: Path
 ) -> None:
     """The last element has the array's own number, by which Slurm would take all of them."""

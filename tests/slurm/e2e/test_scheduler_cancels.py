@@ -125,7 +125,9 @@ Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
         pytest.param(waiting_for_agents, ndctl_cancel, marks=pytest.mark.slow),
     ],
 )
-def test_given_up_before_any_step(job: Job, stage: Stage, give_up: Callable[[Job], None]) -> None:
+def test_a_job_cancelled_before_any_step_ends(
+    job: Job, stage: Stage, give_up: Callable[[Job], None]
+) -> None:
     with stage(job):
         assert_refused(job.submit(), job)
         give_up(job)
@@ -154,7 +156,7 @@ def assert_refused(done: Done, job: Job) -> None:
         pytest.param(leaving, scancel, marks=pytest.mark.slow),
     ],
 )
-def test_given_up_in_training_and_taken_up_again(
+def test_a_job_cancelled_in_training_can_be_resumed(
     job: Job, stage: Stage, give_up: Callable[[Job], None]
 ) -> None:
     with stage(job):
@@ -180,7 +182,7 @@ def test_given_up_in_training_and_taken_up_again(
     ("stage", "give_up"),
     [(queued_again, scancel), (queued_again, ndctl_cancel), (given_back, ndctl_cancel)],
 )
-def test_given_up_while_it_goes_back_to_the_queue(
+def test_a_job_cancelled_while_it_is_requeued_ends(
     job: Job, stage: Stage, give_up: Callable[[Job], None]
 ) -> None:
     """submitit would wait for ever; an scancel alone is lost on a job that is being requeued."""

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
-def test_a_job_trains_on_while_slurmctld_is_dead_and_after(job: Job) -> None:
+def test_a_job_keeps_training_while_slurmctld_is_dead_and_after(job: Job) -> None:
     job.submitted()
     job.until_step(3)
     job.slurm.stop_ctld("KILL")
@@ -34,7 +34,7 @@ def test_a_job_trains_on_while_slurmctld_is_dead_and_after(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_trains_on_where_slurmd_is_stopped_for_an_upgrade(
+def test_a_job_keeps_training_while_slurmd_is_stopped_for_an_upgrade(
     slurm_there: None, tmp_path: Path
 ) -> None:
     knobs = {**TESTBED, "TB_SLURMD_TIMEOUT": "60"}
@@ -113,7 +113,7 @@ def stop_now(job: Job) -> str:
         pytest.param(True, id="queued, answer lost"),
     ],
 )
-def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) -> None:
+def test_submit_reports_a_crash_of_slurmctld(job: Job, tmp_path: Path, queued: bool) -> None:
     other = job.slurm.told("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     state = ("squeue", "-h", "-o", "%T", "-j", other)
     wait_for(lambda: job.slurm.told(*state) == "RUNNING", "the other job to have the nodes")
@@ -138,7 +138,7 @@ def test_slurmctld_dies_during_submit(job: Job, tmp_path: Path, queued: bool) ->
 
 
 @pytest.mark.slow
-def test_a_second_job_of_a_launch_leaves_the_one_that_trains_alone(
+def test_a_second_job_of_a_launch_does_not_disturb_the_one_that_trains(
     slurm_there: None, tmp_path: Path
 ) -> None:
     """As slurmctld makes it that comes late to what sbatch had given up."""
@@ -161,7 +161,7 @@ def test_a_second_job_of_a_launch_leaves_the_one_that_trains_alone(
         assert job.losses() == uninterrupted()
 
 
-def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_path: Path) -> None:
+def test_status_explains_a_job_that_slurm_holds(slurm_there: None, tmp_path: Path) -> None:
     """Slurm holds a job that it could not start, here for a Prolog that fails."""
     broken, prolog = tmp_path / "broken", tmp_path / "prolog.sh"
     prolog.write_text(f"#!/bin/sh\n[ ! -e {broken} ]\n")
@@ -197,7 +197,7 @@ def test_says_what_to_do_about_a_job_that_slurm_holds(slurm_there: None, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_held_job_and_who_lets_it_go(job: Job) -> None:
+def test_status_names_the_command_that_releases_a_held_job(job: Job) -> None:
     job.slurm.told("sbatch", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     job.submitted()
     job.slurm.told("scontrol", "uhold", job.id)

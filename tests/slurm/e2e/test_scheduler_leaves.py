@@ -1,5 +1,5 @@
-"""The scheduler wants the nodes back: ranks write a checkpoint, the job queues again by itself and
-goes on, and nobody is to blame."""
+"""The scheduler wants the nodes back: ranks write a checkpoint, the job is requeued and resumes,
+and the incident names no culprit."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def make_room(job: Job) -> None:
 
 
 @pytest.mark.slow
-def test_preempted_by_a_higher_partition(job: Job) -> None:
+def test_a_job_preempted_by_a_higher_partition_is_requeued(job: Job) -> None:
     job.submitted(**{"cluster.slurm.partition": "train"})
     job.until_step(TRAINING)
     make_room(job)
@@ -59,7 +59,7 @@ def test_preempted_by_a_higher_partition(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("slurm_there")
-def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None:
+def test_a_job_preempted_with_the_users_signal_is_requeued(tmp_path: Path) -> None:
     asked = f"{TESTBED['TB_EXTRA']}\nSlurmctldParameters=preempt_send_user_signal"
     with (
         running_testbed(nodes=2, gpus=1, knobs={**TESTBED, "TB_EXTRA": asked}) as testbed,
@@ -72,8 +72,8 @@ def test_preempted_where_the_site_sends_the_users_signal(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_requeued_by_an_administrator(job: Job) -> None:
-    """Whoever follows it sees it to its end, through the queue."""
+def test_a_job_requeued_by_an_administrator_resumes(job: Job) -> None:
+    """A terminal that follows the job keeps following it through the queue to its end."""
     following = job.followed()
     job.until_step(TRAINING)
     job.slurm.told("scontrol", "requeue", job.id)
@@ -85,7 +85,7 @@ def test_requeued_by_an_administrator(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["USR1", "USR2"])
-def test_a_signal_sent_by_hand(job: Job, signal: str) -> None:
+def test_a_signal_sent_by_hand_makes_the_job_requeue(job: Job, signal: str) -> None:
     job.submitted()
     job.until_step(TRAINING)
     job.slurm.told("scancel", f"--signal={signal}", job.id)
@@ -102,7 +102,7 @@ def shorten(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
+def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
     job.submitted(**PATIENT, **{"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"})
     job.until_step(TRAINING)
     with job.held():
@@ -121,7 +121,7 @@ def test_goes_on_in_one_allocation_after_the_other(job: Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_allocations_too_short_for_a_first_checkpoint_have_an_end(job: Job) -> None:
+def test_a_job_gives_up_if_allocations_are_too_short_for_a_checkpoint(job: Job) -> None:
     """The warning comes while ranks begin, in each of them; and what is said to be typed works."""
     short = {"cluster.slurm.time": "2", "cluster.slurm.notice_s": "119"}
     job.submitted(**PATIENT, **short)

@@ -35,7 +35,7 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 
 def assert_attempts_do_not_mix(job: Job) -> None:
-    """Whoever belongs to an attempt that is over writes nothing any more."""
+    """A process of an attempt that is over writes nothing more."""
     lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
     attempts = [json.loads(line)["attempt"] for line in lines]
     assert attempts == sorted(attempts)
@@ -58,7 +58,7 @@ def processes_on(job: Job, node: str) -> dict[int, str]:
     return found
 
 
-def test_a_follower_is_cut_off_and_a_spare_takes_its_place(job: Job) -> None:
+def test_a_spare_replaces_a_follower_that_is_cut_off(job: Job) -> None:
     job.submitted(**SAVES, **{"cluster.spare_hosts": "1"})
     job.until_step(6)
     leader, lost = job.decided("StartAttempt")[0]["hosts"]
@@ -78,7 +78,7 @@ def test_a_follower_is_cut_off_and_a_spare_takes_its_place(job: Job) -> None:
     assert_attempts_do_not_mix(job)
 
 
-def test_the_leader_is_cut_off_and_is_fenced_when_it_comes_back(job: Job) -> None:
+def test_a_leader_that_was_cut_off_is_fenced_when_it_returns(job: Job) -> None:
     job.submitted(**SAVES)
     job.until_step(6)
     lost = job.events("LeaderStarted")[0]["host"]

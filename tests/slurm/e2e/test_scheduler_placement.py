@@ -53,7 +53,7 @@ def nodes_of(ranks: dict[int, int]) -> dict[int, str]:
     return found
 
 
-def test_sixteen_nodes_below_two_leaf_switches_train(wide: Job) -> None:
+def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> None:
     """Replicas talk least and go across; what talks in every layer stays below one switch."""
     training = {**SMALL, "train.global_batch_size": "16", "train.steps": "6"}
     mesh = {"cluster.hosts": "16", "parallel.dp_replicate": "2", "parallel.dp_shard": "8"}
@@ -76,7 +76,9 @@ def test_sixteen_nodes_below_two_leaf_switches_train(wide: Job) -> None:
     wide.assert_blameless()
 
 
-def test_four_nodes_below_two_leaf_switches_train(slurm_there: None, tmp_path: Path) -> None:
+def test_a_job_trains_on_four_nodes_below_two_leaf_switches(
+    slurm_there: None, tmp_path: Path
+) -> None:
     shape = {
         "cluster.hosts": "4",
         "parallel.dp_replicate": "2",

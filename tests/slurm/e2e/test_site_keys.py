@@ -56,7 +56,7 @@ def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
 
 
 @pytest.mark.slow
-def test_a_node_on_which_the_hook_fails_is_replaced_by_the_spare_with_its_words_as_evidence(
+def test_a_node_whose_hook_fails_is_replaced_with_the_hooks_output_as_evidence(
     ndctl: SlurmNdctl, tmp_path: Path
 ) -> None:
     hook = "if [ $SLURMD_NODENAME = node2 ]; then echo no room on /scratch; exit 3; fi"
@@ -82,7 +82,7 @@ def test_a_node_on_which_the_hook_fails_is_replaced_by_the_spare_with_its_words_
 
 
 @pytest.mark.slow
-def test_a_hook_that_fails_everywhere_ends_the_job_and_no_node_is_struck(
+def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(
     ndctl: SlurmNdctl,
 ) -> None:
     done = ndctl.submit("--follow", cluster__slurm__hooks__before="no-such-program", **SHORT)
@@ -95,7 +95,9 @@ def test_a_hook_that_fails_everywhere_ends_the_job_and_no_node_is_struck(
 
 
 @pytest.mark.slow
-def test_a_hook_that_does_not_end_is_killed_and_costs_its_node_alone(ndctl: SlurmNdctl) -> None:
+def test_a_hook_that_does_not_end_is_killed_and_only_its_node_is_replaced(
+    ndctl: SlurmNdctl,
+) -> None:
     """That of the leader's node: the others wait for it as long as the hook may take."""
     done = ndctl.submit(
         cluster__spare_hosts="1",

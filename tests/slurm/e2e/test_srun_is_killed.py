@@ -41,7 +41,7 @@ def training(job: Job, step: int) -> dict[int, int]:
     return found
 
 
-def test_the_job_queues_again_by_itself_and_goes_on_from_its_checkpoint(job: Job) -> None:
+def test_after_srun_is_killed_the_job_is_requeued_and_resumes(job: Job) -> None:
     found = training(job, 6)
     (own,) = (pid for pid, parent in found.items() if parent not in found)
     os.kill(own, signal.SIGKILL)
@@ -86,7 +86,7 @@ def all_processes() -> dict[int, str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_batch_script_that_is_killed_is_no_cancel_and_the_job_queues_again(
+def test_a_killed_batch_script_is_no_cancel_and_the_job_is_requeued(
     job: Job, number: signal.Signals
 ) -> None:
     """Slurm ends the run and, if nobody asks for the job back meanwhile, the job as FAILED."""
@@ -107,7 +107,7 @@ def test_a_batch_script_that_is_killed_is_no_cancel_and_the_job_queues_again(
     job.assert_resumed_where_it_left(attempt=2)
 
 
-def test_given_up_by_scancel_at_that_moment_it_ends(job: Job) -> None:
+def test_a_job_cancelled_by_scancel_at_that_moment_ends(job: Job) -> None:
     found = training(job, 3)
     (own,) = (pid for pid, parent in found.items() if parent not in found)
     os.kill(own, signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_given_up_by_scancel_at_that_moment_it_ends(job: Job) -> None:
     assert len(job.events("LeaderStarted")) == 1
 
 
-def test_agents_that_live_on_train_to_the_end(job: Job) -> None:
+def test_agents_that_survive_srun_train_to_the_end(job: Job) -> None:
     """Whatever kills both processes of srun has nobody end the step."""
     for pid in training(job, 3):
         os.kill(pid, signal.SIGSTOP)

@@ -30,7 +30,7 @@ def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
         ("sbatch_args", TOO_MUCH, "Requested node configuration is not available"),
     ],
 )
-def test_what_no_node_ever_has_is_an_error_of_submit(
+def test_a_request_that_no_node_can_meet_is_an_error_of_submit(
     ndctl: SlurmNdctl, key: str, value: str, said: str
 ) -> None:
     done = ndctl.submit(**{f"cluster__slurm__{key}": value})
@@ -38,7 +38,7 @@ def test_what_no_node_ever_has_is_an_error_of_submit(
     assert_nothing_was_made(ndctl)
 
 
-def test_a_job_that_sbatch_itself_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl) -> None:
+def test_a_job_that_sbatch_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl) -> None:
     """With a node drained, only sbatch knows that this is not what the job lacks."""
     ndctl.testbed.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
     done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH)
@@ -62,7 +62,7 @@ def without_slurmctld(ndctl: SlurmNdctl) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_cancelled_in_the_queue_while_slurm_is_away_leaves_as_it_starts(
+def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(
     ndctl: SlurmNdctl,
 ) -> None:
     slurm = ndctl.testbed
@@ -87,7 +87,7 @@ def test_a_job_that_is_cancelled_in_the_queue_while_slurm_is_away_leaves_as_it_s
 
 
 @pytest.mark.slow
-def test_the_second_cancel_ends_what_the_first_did_not_reach(ndctl: SlurmNdctl) -> None:
+def test_a_second_cancel_ends_a_job_that_the_first_did_not_reach(ndctl: SlurmNdctl) -> None:
     slurm = ndctl.testbed
     other = slurm.told(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"
@@ -105,7 +105,7 @@ def test_the_second_cancel_ends_what_the_first_did_not_reach(ndctl: SlurmNdctl) 
 
 
 @pytest.mark.slow
-def test_a_job_that_its_leader_ends_says_that_slurm_was_not_asked(ndctl: SlurmNdctl) -> None:
+def test_cancel_says_if_the_leader_ended_the_job_without_slurm(ndctl: SlurmNdctl) -> None:
     assert ndctl.submit(train__steps="4000").code == 0
     ndctl.wait_until(step=3)
     job_id = ndctl.job_id

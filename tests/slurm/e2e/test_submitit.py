@@ -54,14 +54,14 @@ def from_python(job: Job, folder: Path, hosts: str) -> tuple[str, str]:
     return state(), output.read_text() + output.with_suffix(".err").read_text()
 
 
-def test_it_trains_on_the_nodes_of_the_executor(job: Job, tmp_path: Path) -> None:
+def test_a_job_trains_on_the_nodes_of_the_executor(job: Job, tmp_path: Path) -> None:
     state, said = from_python(job, tmp_path, "2")
     assert state == "COMPLETED", said
     assert "e2e: SUCCEEDED, all ranks finished in attempt 1" in said
     assert job.losses() == uninterrupted(**SAVES)
 
 
-def test_what_fails_ends_the_slurm_job_as_failed(job: Job, tmp_path: Path) -> None:
+def test_a_failed_job_ends_the_slurm_job_as_failed(job: Job, tmp_path: Path) -> None:
     state, said = from_python(job, tmp_path, "9")
     assert state == "FAILED", said
     assert "cluster.hosts" in said

@@ -19,7 +19,7 @@ SUSPENDED_S = 30.0
 """Longer than `agent_timeout`, and than the limit of a hang."""
 
 
-def test_a_suspended_job_goes_on_where_it_was_and_nobody_is_blamed(job: Job) -> None:
+def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
     job.submitted()
     job.until_step(TRAINING)
     job.slurm.told("scontrol", "suspend", job.id)

@@ -1,4 +1,4 @@
-"""Hosts that are no good: found before the first step, or after they broke the job twice."""
+"""Hosts that are unfit: found before the first step, or after they broke the job twice."""
 
 import json
 import os
@@ -24,7 +24,7 @@ echo '00000000:17:00.0, NVIDIA H100 80GB HBM3, 0, No'
 """
 
 
-def test_a_node_that_misses_a_gpu_is_left_out_before_the_first_step(
+def test_a_node_that_lacks_a_gpu_is_excluded_before_the_first_step(
     ndctl: SlurmNdctl, finished: SlurmNdctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -47,7 +47,7 @@ def test_a_node_that_misses_a_gpu_is_left_out_before_the_first_step(
     ndctl.assert_nothing_left()
 
 
-def test_a_host_that_was_the_culprit_twice_is_left_out_of_this_job_and_the_next(
+def test_a_host_that_was_the_culprit_twice_is_excluded_from_this_job_and_the_next(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     done = ndctl.submit(cluster__spare_hosts="1")

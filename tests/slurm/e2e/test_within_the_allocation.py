@@ -12,7 +12,7 @@ from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def test_what_was_rendered_ran_to_its_end(finished: SlurmNdctl) -> None:
+def test_the_rendered_script_ran_to_its_end(finished: SlurmNdctl) -> None:
     rendered, given, job = finished.remembered()
     # What Slurm was given it gives back.
     assert rendered.strip() == given
@@ -22,7 +22,7 @@ def test_what_was_rendered_ran_to_its_end(finished: SlurmNdctl) -> None:
     finished.assert_nothing_left()
 
 
-def test_trains_what_the_local_backend_trains(
+def test_losses_equal_those_of_the_local_backend(
     finished: SlurmNdctl, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     local = uninterrupted(tmp_path_factory)
@@ -37,7 +37,7 @@ def test_the_views_show_the_slurm_job(finished: SlurmNdctl) -> None:
         assert f"Slurm job {finished.job_id}" in done.out
 
 
-def test_ranks_and_a_node_are_lost_and_a_spare_takes_over(
+def test_a_spare_replaces_a_node_after_ranks_were_lost(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     """One rank is killed, one is stopped, and then a node dies with all that ran on it."""

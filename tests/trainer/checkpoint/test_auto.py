@@ -38,7 +38,7 @@ def trained(tmp_path: Path, pace: SavePace, **checkpoint: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("in_background", [True, False])
-def test_the_first_save_tells_what_the_next_ones_cost(tmp_path: Path, in_background: bool) -> None:
+def test_the_first_save_measures_the_cost_of_the_next(tmp_path: Path, in_background: bool) -> None:
     told = trained(tmp_path, SELDOM, **{"async": in_background})
     # On a machine whose steps vary, a later save may cost another time.
     changed, *later = [one for one in told if isinstance(one, CheckpointIntervalChanged)]
@@ -53,7 +53,7 @@ def test_the_first_save_tells_what_the_next_ones_cost(tmp_path: Path, in_backgro
     assert saved[1:-1] == [step for step in (6, 9, 12, 15) if step < changed.step]
 
 
-def test_an_attempt_goes_on_with_the_interval_of_the_one_before(tmp_path: Path) -> None:
+def test_an_attempt_continues_with_the_interval_of_the_previous_one(tmp_path: Path) -> None:
     pace = SavePace(exposure=Exposure(observed_s=1e5), every_steps=7)
     told = trained(tmp_path, pace)
     assert next(one.step for one in told if isinstance(one, CheckpointSaved)) == 7

@@ -16,7 +16,7 @@ def pace(hosts: int = 2048, **exposure: float) -> AutoInterval:
     return AutoInterval(RankEnv(world_size=8 * hosts, local_world_size=8, pace=text))
 
 
-def test_the_interval_follows_from_what_training_stood_still() -> None:
+def test_the_interval_follows_from_the_time_that_a_save_stops_training() -> None:
     """16,384 ranks break every 1.8 h: with 10 s for a save, about sqrt(2 x 10 x 6,490) = 360 s."""
     proposal = pace().propose(100, 10.0, 20.0, [], [5.0, 5.0, 5.1])
     assert proposal is not None
@@ -41,7 +41,7 @@ def test_a_job_that_broke_often_saves_more_often_than_one_that_did_not() -> None
     assert 2 * often.every < seldom.every
 
 
-def test_it_stays_within_its_bounds_and_says_which() -> None:
+def test_the_interval_stays_within_its_bounds_and_names_them() -> None:
     dear = pace().propose(1, 600.0, 700.0, [], [1.0])
     assert dear is not None
     assert dear.every == 5400
@@ -56,13 +56,13 @@ def test_it_stays_within_its_bounds_and_says_which() -> None:
     assert "bounded: a save takes as long" in long.why
 
 
-def test_small_changes_are_left_out() -> None:
+def test_small_changes_of_the_interval_are_ignored() -> None:
     first = pace().propose(100, 10.0, 20.0, [], [5.0])
     assert first is not None
     assert pace().propose(first.every + 5, 10.0, 20.0, [], [5.0]) is None
     assert pace().propose(100, 10.0, 20.0, [], []) is None
 
 
-def test_an_attempt_begins_with_the_interval_of_the_one_before() -> None:
+def test_an_attempt_starts_with_the_interval_of_the_previous_one() -> None:
     assert pace().every == 7
     assert AutoInterval(RankEnv()).every is None

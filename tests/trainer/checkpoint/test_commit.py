@@ -51,9 +51,7 @@ def test_a_committed_checkpoint_is_complete(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", [None, "shar"])
-def test_what_is_not_there_as_it_was_written_is_never_committed(
-    tmp_path: Path, found: str | None
-) -> None:
+def test_missing_or_changed_files_are_never_committed(tmp_path: Path, found: str | None) -> None:
     """As when a rank wrote to a disk that rank 0 does not see."""
     partial = tmp_path / partial_name(5, 1)
     partial.mkdir()
@@ -72,7 +70,7 @@ def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     assert not (tmp_path / "step-5" / "__7_0.distcp").exists()
 
 
-def test_the_newest_complete_ones_are_kept_and_leftovers_go(tmp_path: Path) -> None:
+def test_the_newest_complete_checkpoints_are_kept_and_leftovers_removed(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save(tmp_path, step)
     (tmp_path / "step-15").mkdir()
@@ -83,14 +81,14 @@ def test_the_newest_complete_ones_are_kept_and_leftovers_go(tmp_path: Path) -> N
     assert names(tmp_path) == {"step-20", "step-30", "step-40", "notes"}
 
 
-def test_every_so_many_steps_one_is_kept_for_ever(tmp_path: Path) -> None:
+def test_one_checkpoint_per_keep_interval_is_kept_for_ever(tmp_path: Path) -> None:
     for step in (10, 20, 30, 40, 50):
         save(tmp_path, step)
         remove_old(tmp_path, step, CheckpointSpec(keep=1, keep_every=20))
     assert names(tmp_path) == {"step-20", "step-40", "step-50"}
 
 
-def test_a_job_that_went_on_from_an_earlier_one_keeps_its_own(tmp_path: Path) -> None:
+def test_a_job_resumed_from_an_older_step_keeps_its_own_checkpoints(tmp_path: Path) -> None:
     """Steps 80 and 90 were found damaged: they must not push the new ones out."""
     for step in (10, 80, 90, 20, 30):
         save(tmp_path, step)
@@ -98,7 +96,7 @@ def test_a_job_that_went_on_from_an_earlier_one_keeps_its_own(tmp_path: Path) ->
     assert names(tmp_path) == {"step-20", "step-30", "step-80", "step-90"}
 
 
-def test_nothing_complete_means_nothing_is_removed_but_leftovers(tmp_path: Path) -> None:
+def test_without_a_complete_checkpoint_only_leftovers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "step-3").mkdir()
     (tmp_path / partial_name(4, 1)).mkdir()
     remove_old(tmp_path, 5, CheckpointSpec(keep=1))

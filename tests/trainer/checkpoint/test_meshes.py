@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.xdist_group("meshes")]
 
 MODELS = ("llama", "qwen3")
 MESHES: Mapping[str, tuple[int, dict[str, Any]]] = {
-    # Name: ranks, mesh. Each goes on from the checkpoint of the one before.
+    # Name: ranks, mesh. Each run resumes from the checkpoint of the run above it.
     "shard2": (2, {"dp_shard": 2}),
     "tp2": (2, {"tp": 2}),
     "replicate2": (2, {"dp_replicate": 2, "dp_shard": 1}),
@@ -116,7 +116,7 @@ def test_no_bit_of_a_checkpoint_changes_from_mesh_to_mesh(saved: Saved, model: s
         assert not differing(saved.tensors(f"moved-{model}", mesh), expected), mesh
 
 
-def test_what_one_rank_finds_damaged_is_passed_over_by_all(saved: Saved) -> None:
+def test_a_checkpoint_that_one_rank_finds_damaged_is_skipped_by_all(saved: Saved) -> None:
     assert saved.answers["shard4", "damaged"]["step"] == 3
     log = (saved.folder / "ranks-4.log").read_text()
     assert "not using checkpoint step-4: __1_0.distcp has another checksum" in log
@@ -132,7 +132,7 @@ def test_fresh_weights_are_the_same_on_every_mesh(saved: Saved, model: str) -> N
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_weights_read_on_every_mesh_are_those_of_the_files(saved: Saved, model: str) -> None:
+def test_every_mesh_reads_the_weights_of_the_files(saved: Saved, model: str) -> None:
     expected = saved.source(f"files-{model}")
     for mesh in MESHES:
         tensors = saved.tensors(f"files-{model}", mesh)

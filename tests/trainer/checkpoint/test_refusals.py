@@ -23,16 +23,16 @@ def refusal(here: dict[str, torch.Size], there: dict[str, torch.Size]) -> str:
     return caught.value.message
 
 
-def test_the_same_tensors_are_gone_on_with() -> None:
+def test_a_checkpoint_of_the_same_tensors_is_accepted() -> None:
     check_tensors(FOLDER, WEIGHTS | MOMENTS, ALL)
 
 
-def test_a_stage_compares_what_it_has() -> None:
+def test_a_stage_compares_only_its_own_tensors() -> None:
     one = {name: size for name, size in (WEIGHTS | MOMENTS).items() if ".q." in name}
     check_tensors(FOLDER, one, ALL)
 
 
-def test_another_model_is_told_with_what_is_missing_and_of_another_shape() -> None:
+def test_another_model_is_refused_with_missing_tensors_and_other_shapes() -> None:
     here = {**WEIGHTS, "model.q.weight": torch.Size([8, 4]), "model.k.weight": torch.Size([1])}
     assert refusal(here, WEIGHTS) == (
         f"{FOLDER} belongs to another model:"
@@ -41,7 +41,7 @@ def test_another_model_is_told_with_what_is_missing_and_of_another_shape() -> No
     )
 
 
-def test_another_optimizer_is_told_whichever_has_more_moments() -> None:
+def test_another_optimizer_is_refused_with_more_or_fewer_moments() -> None:
     message = refusal(WEIGHTS | MOMENTS, WEIGHTS)
     assert (
         "belongs to another optimizer: optimizer.q.weight.exp_avg is missing in the checkpoint"
@@ -53,13 +53,13 @@ def test_another_optimizer_is_told_whichever_has_more_moments() -> None:
     )
 
 
-def test_adapters_and_whole_models_are_told_apart() -> None:
+def test_adapters_and_whole_models_are_distinguished() -> None:
     message = refusal(ADAPTER, ALL)
     assert "belongs to a run that trained all weights, not only adapters" in message
     assert "belongs to a run that trained only adapters" in refusal(WEIGHTS, ADAPTER)
 
 
-def test_what_no_shape_tells_is_compared_by_the_configuration() -> None:
+def test_differences_without_a_shape_are_found_in_the_configuration() -> None:
     there = Origin(config={"model_type": "llama", "num_hidden_layers": 4, "use_cache": True})
     here = Origin(config={"model_type": "llama", "num_hidden_layers": 3, "use_cache": False})
     with pytest.raises(TrainingError, match="num_hidden_layers was 4 and is now 3"):
@@ -67,7 +67,7 @@ def test_what_no_shape_tells_is_compared_by_the_configuration() -> None:
     check_model(FOLDER, here, here)
 
 
-def test_another_stream_of_samples_is_refused_key_by_key() -> None:
+def test_another_stream_of_samples_is_refused_with_each_key() -> None:
     other = Stream(seed=2, global_batch_size=8, sequence_length=32, data="abc")
     with pytest.raises(TrainingError, match=r"a different seed \(was 1\)\n"):
         check_stream(FOLDER, STREAM, other)

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint is the run that was never stopped."""
+"""A run that resumes from a checkpoint computes the same as a run that was never stopped."""
 
 import json
 import signal
@@ -45,7 +45,7 @@ def copies_of(out: Path, **changes: Any) -> dict[str, Any]:
     return tiny(out, **{**SHARDED, **changes})
 
 
-def test_a_run_asked_to_leave_goes_on_bitwise_equal(tmp_path: Path) -> None:
+def test_a_run_that_was_asked_to_leave_resumes_bitwise_equal(tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", **SHARDED)
     background = tiny(tmp_path / "background", **SHARDED, checkpoint={"every_steps": 2})
     parts = tiny(tmp_path / "parts", **SHARDED, checkpoint={"every_steps": 3, "async": False})
@@ -69,7 +69,7 @@ def test_a_run_asked_to_leave_goes_on_bitwise_equal(tmp_path: Path) -> None:
     assert left == {"step-6", "step-8"}
 
 
-def test_a_run_goes_on_on_another_mesh_and_passes_over_what_is_torn(tmp_path: Path) -> None:
+def test_a_run_resumes_on_another_mesh_and_skips_torn_checkpoints(tmp_path: Path) -> None:
     whole = tiny(tmp_path / "whole", model="qwen3", **SHARDED)
     out = tmp_path / "moved"
     first = tiny(out, model="qwen3", steps=STEPS, parallel={"dp_shard": 2})
@@ -175,7 +175,7 @@ def test_a_raising_rank_tells_its_agent_why(tmp_path: Path) -> None:
     assert "in inject_fault" in raised.error.traceback
 
 
-def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_refused_on_every_rank(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     assert train_alone(config) == exit_codes.OK
     other = train({**config, "model": {"preset": "llama-tiny"}, "parallel": {"dp_shard": 2}}, 2)
@@ -184,7 +184,7 @@ def test_what_does_not_fit_is_refused_and_told_on_every_rank(tmp_path: Path) -> 
     assert "belongs to another model" in other[1].output, "each rank's log shows it"
 
 
-def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_resume_with_other_data_is_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path / "out")
     assert train_alone(config) == exit_codes.OK
     (tmp_path / "text" / "0.txt").write_text("other text" * 100)
@@ -192,9 +192,7 @@ def test_other_data_is_not_gone_on_with(tmp_path: Path) -> None:
         train_alone(config)
 
 
-def test_a_job_that_is_done_has_nothing_left_to_do(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_job_trains_no_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = tiny(tmp_path / "out")
     with caplog.at_level("INFO"):
         assert train_alone(config) == exit_codes.OK
@@ -203,7 +201,7 @@ def test_a_job_that_is_done_has_nothing_left_to_do(
     assert len(metrics_of(tmp_path / "out")) == 5
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to(
+def test_a_damaged_checkpoint_is_replaced_by_an_older_one_unless_forbidden(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})
@@ -221,7 +219,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one_unless_told_not_to
     assert damage_of(shard.parent) is None, "the step was saved again"
 
 
-def test_a_first_attempt_begins_at_step_0_whatever_lies_there(
+def test_a_first_attempt_starts_at_step_0_despite_existing_checkpoints(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = tiny(tmp_path / "out", steps=4, checkpoint={"every_steps": 2, "async": False})

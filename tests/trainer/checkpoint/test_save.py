@@ -31,7 +31,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Told:
-    """What the cases came to."""
+    """Results of the cases."""
 
     folder: Path
     answers: Mapping[str, dict[str, Any]]
@@ -69,12 +69,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     return Told(folder, dict(zip(CASES, answers, strict=True)), saved, failed)
 
 
-def test_without_trouble_nothing_is_told_but_what_was_saved(told: Told) -> None:
+def test_without_a_fault_only_saves_are_reported(told: Told) -> None:
     assert told.saved["none"] == [10, 20, STEPS]
     assert told.failed["none"] == []
 
 
-def test_what_a_save_cost_is_reported_on_every_rank(told: Told) -> None:
+def test_the_cost_of_a_save_is_reported_on_every_rank(told: Told) -> None:
     reports = told.answers["none"]["reports"]
     files = [p for p in (told.checkpoints("none") / f"step-{STEPS}").iterdir() if p.name[0] in "_."]
     assert [report["step"] for report in reports] == [STEPS] * 2
@@ -84,7 +84,7 @@ def test_what_a_save_cost_is_reported_on_every_rank(told: Told) -> None:
     assert all(0 < report["block_s"] <= report["write_s"] for report in reports)
 
 
-def test_a_failed_save_is_tried_again_1_2_4_steps_later(told: Told) -> None:
+def test_a_failed_save_is_retried_1_2_and_4_steps_later(told: Told) -> None:
     failed = told.failed["file in place"]
     assert [failure.step for failure in failed] == [10, 11, 13]
     assert told.saved["file in place"] == [17, 20, STEPS]
@@ -93,7 +93,7 @@ def test_a_failed_save_is_tried_again_1_2_4_steps_later(told: Told) -> None:
     assert why == f"rank 0: Not a directory: {partial}"
 
 
-def test_a_missing_permission_is_told_with_the_path(told: Told) -> None:
+def test_a_missing_permission_is_reported_with_the_path(told: Told) -> None:
     failed = told.failed["not permitted"]
     assert [failure.step for failure in failed] == [10, 11, 13]
     assert failed[0].why.startswith("rank 0: Permission denied: ")
@@ -101,7 +101,7 @@ def test_a_missing_permission_is_told_with_the_path(told: Told) -> None:
     assert told.saved["not permitted"] == [17, 20, STEPS]
 
 
-def test_a_checkpoint_is_not_completed_while_nobody_can_tell_whether_it_may_be(told: Told) -> None:
+def test_a_checkpoint_is_not_completed_while_the_fence_cannot_be_read(told: Told) -> None:
     failed = told.failed["unknown"]
     assert [failure.step for failure in failed] == [10, 11, 13]
     assert failed[0].why.endswith("fence.json")
@@ -112,9 +112,7 @@ def test_a_checkpoint_is_not_completed_while_nobody_can_tell_whether_it_may_be(t
     ("name", "words"),
     [("vanishing", "No such file or directory"), ("too large", "rank 1: File too large")],
 )
-def test_a_save_that_fails_in_the_background_is_tried_again(
-    told: Told, name: str, words: str
-) -> None:
+def test_a_save_that_fails_in_the_background_is_retried(told: Told, name: str, words: str) -> None:
     """When its failure is known is for the disk to say, and all ranks try again at one step."""
     steps = [failure.step for failure in told.failed[name]]
     assert steps[0] == 10
@@ -125,7 +123,7 @@ def test_a_save_that_fails_in_the_background_is_tried_again(
 
 
 @pytest.mark.parametrize("name", list(CASES))
-def test_trouble_changes_no_loss_and_leaves_no_half_written_folder(told: Told, name: str) -> None:
+def test_faults_change_no_loss_and_leave_no_half_written_folder(told: Told, name: str) -> None:
     assert losses_of(told.folder / name) == losses_of(told.folder / "none")
     if name != "to the end":
         assert told.answers[name]["code"] == 0
@@ -133,7 +131,7 @@ def test_trouble_changes_no_loss_and_leaves_no_half_written_folder(told: Told, n
         assert left == {"step-20", f"step-{STEPS}"}
 
 
-def test_the_last_save_is_tried_a_few_times_and_then_fails_on_every_rank(told: Told) -> None:
+def test_the_last_save_is_retried_and_then_fails_on_every_rank(told: Told) -> None:
     failed = told.failed["to the end"]
     assert [failure.step for failure in failed] == [STEPS] * 4
     errors = told.answers["to the end"]["errors"]
@@ -141,7 +139,7 @@ def test_the_last_save_is_tried_a_few_times_and_then_fails_on_every_rank(told: T
     assert f"the checkpoint of step {STEPS} failed 4 times: rank 0: Not a directory" in errors[0]
 
 
-def test_a_failed_save_never_hurts_the_checkpoint_before(told: Told) -> None:
+def test_a_failed_save_never_damages_the_previous_checkpoint(told: Told) -> None:
     newest, _ = newest_complete(told.checkpoints("to the end").with_name("aside"))
     assert newest is not None
     assert newest.name == "step-20"

@@ -20,7 +20,7 @@ def test_saves_are_regular_while_they_succeed() -> None:
     assert saves(10, 35, failing=()) == [10, 20, 30]
 
 
-def test_a_failed_save_is_tried_again_after_1_2_4_steps_until_the_next_regular_one() -> None:
+def test_a_failed_save_is_retried_after_1_2_4_steps_until_the_next_regular_one() -> None:
     assert saves(10, 21, failing=range(10, 20)) == [10, 11, 13, 17, 20]
 
 
@@ -36,13 +36,13 @@ def test_a_save_of_every_step_needs_no_retry() -> None:
     assert saves(1, 4, failing=(2,)) == [1, 2, 3, 4]
 
 
-def test_a_failure_known_late_is_tried_again_from_then_on() -> None:
+def test_a_failure_known_late_is_retried_from_then_on() -> None:
     schedule = Schedule(10).begun(10).failed(13)
     assert [step for step in range(13, 20) if schedule.due(step)] == [14]
 
 
 def test_an_interval_that_may_change_counts_from_the_last_regular_save() -> None:
-    schedule = Schedule(10, since=7)  # went on from the checkpoint of step 7
+    schedule = Schedule(10, since=7)  # resumed from the checkpoint of step 7
     assert not schedule.due(10)
     assert schedule.due(17)
     schedule = replace(schedule.begun(17), every=4)

@@ -5,7 +5,7 @@ from trainer.checkpoint.verify import shares
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 100)), st.integers(1, 6))
-def test_every_file_is_read_once_and_nobody_reads_much_more_than_others(
+def test_every_file_is_read_once_and_ranks_read_about_equal_amounts(
     sizes: dict[str, int], num_ranks: int
 ) -> None:
     given = shares(sizes, num_ranks)

@@ -34,7 +34,7 @@ print(newest_complete(folder)[0].name, sorted(path.name for path in folder.iterd
 """
 
 
-def test_a_files_checksum_is_of_what_lies_on_the_disk(tmp_path: Path) -> None:
+def test_a_files_checksum_is_computed_from_the_disk(tmp_path: Path) -> None:
     files = WatchedFiles()
     with files.create_stream(tmp_path / "tmp", "wb") as stream:
         stream.write(b"first ")
@@ -62,7 +62,7 @@ def test_a_full_disk_is_remembered_with_the_path(size: int) -> None:
 
 
 @pytest.mark.process
-def test_a_full_disk_is_told_and_the_checkpoint_before_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_previous_checkpoint_stays(tmp_path: Path) -> None:
     """On a real file system of 1 MiB; the second checkpoint does not fit beside the first."""
     mount = f"mount -t tmpfs -o size=1m none {tmp_path} && exec "
     inside = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
@@ -96,7 +96,7 @@ def test_the_reason_names_the_rank_the_cause_and_the_path(tmp_path: Path) -> Non
     assert told.endswith(" MiB free)")
 
 
-def test_a_run_directory_that_was_moved_is_not_made_again(tmp_path: Path) -> None:
+def test_a_run_directory_that_was_moved_is_not_created_again(tmp_path: Path) -> None:
     files, run = WatchedFiles(), tmp_path / "job"
     with pytest.raises(FileNotFoundError, match=str(run)):
         files.mkdir(run / "checkpoints" / "step-2.partial-1")

@@ -1,4 +1,4 @@
-"""What a step reads is the same on every mesh; the mesh only deals it out."""
+"""A step reads the same sequences on every mesh; the mesh only distributes them."""
 
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def test_a_rank_reads_its_tokens_and_the_ones_after_them(train: Sequences) -> No
         assert some_labels == [labels[1], labels[2], labels[6]] == [inputs[2], inputs[3], inputs[7]]
 
 
-def test_only_one_rank_of_those_that_read_the_same_accounts_for_it(train: Sequences) -> None:
+def test_one_rank_of_those_that_read_the_same_records_it(train: Sequences) -> None:
     assert batches_of(train, counts_in_ledger=False).read_step(1).read == NOTHING
 
 
@@ -89,7 +89,7 @@ def test_prompts_come_as_labels_that_are_not_learned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", [None, 1, 21, 1000])
 @pytest.mark.parametrize(("data_parallel", "micro_batch_size"), [(1, 1), (1, 4), (2, 2), (4, 4)])
-def test_an_evaluation_is_of_the_same_tokens_on_every_mesh(
+def test_an_evaluation_reads_the_same_tokens_on_every_mesh(
     train: Sequences, asked: int | None, data_parallel: int, micro_batch_size: int
 ) -> None:
     held_out = Sequences(train.row, 8, 400, 37)

@@ -74,7 +74,7 @@ def test_the_sum_does_not_depend_on_the_number_of_ranks(step: int, ranks: int) -
     assert read(step, ranks).hash == expected_hashes(start(), step, 1)[0]
 
 
-def test_many_ranks_add_up_exactly() -> None:
+def test_sums_of_many_ranks_are_exact() -> None:
     largest = Sums(1.0, float(2**32 - 1), float(2**32 - 1))
     total = np.zeros(3)
     for _ in range(1 << 15):
@@ -110,7 +110,7 @@ def another_hash(line: Values) -> Values:
         (6, lambda line: None, 4, "it ran 2 times in attempt 1"),
     ],
 )
-def test_a_ledger_that_was_changed_is_found_out(
+def test_a_changed_ledger_is_detected(
     ledger: Path, number: int, edit: Callable[[Values], Values | None], step: int, what: str
 ) -> None:
     change(ledger, number, edit)
@@ -121,12 +121,12 @@ def test_a_ledger_that_was_changed_is_found_out(
 
 
 @pytest.mark.parametrize("number", [4, 5])
-def test_lines_of_steps_that_were_done_again_do_not_count(ledger: Path, number: int) -> None:
+def test_lines_of_repeated_steps_do_not_count(ledger: Path, number: int) -> None:
     change(ledger, number, another_hash)
     assert check(ledger) is None
 
 
-def test_samples_of_another_seed_are_found_out(tmp_path: Path) -> None:
+def test_samples_of_another_seed_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     file = SampleLedger(path, start())
     file.append(1, read(1))
@@ -136,7 +136,7 @@ def test_samples_of_another_seed_are_found_out(tmp_path: Path) -> None:
     assert mistake.step == 2
 
 
-def test_a_line_that_a_crash_cut_off_counts_only_if_its_step_stands(ledger: Path) -> None:
+def test_a_line_cut_off_by_a_crash_counts_only_if_its_step_does(ledger: Path) -> None:
     with ledger.open("a") as file:
         file.write('{"attempt":3,"step":11,"fir')
     assert check(ledger) is None
@@ -181,7 +181,7 @@ def rolled_back(ledger: Path) -> Path:
     return ledger
 
 
-def test_data_that_was_skipped_on_purpose_is_proven_and_named(rolled_back: Path) -> None:
+def test_data_skipped_on_purpose_is_proven_and_named(rolled_back: Path) -> None:
     standing = replay(rolled_back.read_text().splitlines())
     assert standing is not None
     assert first_mistake(standing, saved=12) is None
@@ -196,7 +196,7 @@ def test_data_that_was_skipped_on_purpose_is_proven_and_named(rolled_back: Path)
     )
 
 
-def test_a_window_that_is_yet_to_come_is_not_told_as_skipped(tmp_path: Path) -> None:
+def test_a_future_window_is_not_reported_as_skipped(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     write(path, 1, range(1, 6), skipped=WINDOW)
     standing = replay(path.read_text().splitlines())
@@ -216,7 +216,7 @@ def test_a_window_that_is_yet_to_come_is_not_told_as_skipped(tmp_path: Path) -> 
         (16, lambda line: None, 7, "the ledger has no line for it"),
     ],
 )
-def test_a_skip_that_nobody_ordered_is_found_out(
+def test_an_unordered_skip_is_detected(
     rolled_back: Path,
     number: int,
     edit: Callable[[Values], Values | None],

@@ -23,7 +23,7 @@ def batches(tmp_path: Path) -> Batches:
     return batches_of(sequences([file]))
 
 
-def test_steps_are_those_of_the_batches_whichever_is_asked_for(batches: Batches) -> None:
+def test_any_step_can_be_read_and_equals_that_of_the_batches(batches: Batches) -> None:
     with Loader(batches) as loader:
         for step in (5, 6, 7, 3, 4, 9):
             assert rows_of(loader.of_step(step)) == rows_of(batches.of_step(step))
@@ -75,7 +75,7 @@ def test_a_step_that_takes_longer_than_reading_does_not_wait(batches: Batches) -
         assert loader.wait_s == 0
 
 
-def test_only_so_many_steps_are_held(batches: Batches) -> None:
+def test_the_number_of_prefetched_steps_is_limited(batches: Batches) -> None:
     watched = Watched(batches)
     with Loader(watched, depth=3) as loader:  # type: ignore[arg-type]
         for step in (1, 2):
@@ -100,7 +100,7 @@ def test_an_error_of_reading_is_raised_by_the_step_that_needs_it(
             loader.of_step(4)
 
 
-def test_its_thread_ends_with_it(batches: Batches) -> None:
+def test_the_thread_of_a_loader_ends_with_it(batches: Batches) -> None:
     before = set(threading.enumerate())
     with Loader(Watched(batches)) as loader:  # type: ignore[arg-type]
         loader.of_step(1)

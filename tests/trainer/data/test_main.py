@@ -103,7 +103,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_pack_that_is_ended_takes_its_unfinished_file_away(
+def test_a_terminated_pack_removes_its_unfinished_file(
     tmp_path: Path, signum: signal.Signals
 ) -> None:
     rows = tmp_path / "long.jsonl"
@@ -133,7 +133,7 @@ def test_ledger_says_that_all_is_well_or_which_step_is_wrong(tmp_path: Path) -> 
     assert "step 4: it read wrong samples in attempt 1" in said
 
 
-def test_ledger_knows_of_steps_from_checkpoints(tmp_path: Path) -> None:
+def test_ledger_reads_the_last_step_from_checkpoints(tmp_path: Path) -> None:
     write(tmp_path / "samples.jsonl", 1, range(1, 6))
     folder = tmp_path / "checkpoints" / "step-7"
     folder.mkdir(parents=True)

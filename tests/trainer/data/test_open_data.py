@@ -21,7 +21,7 @@ def prepared(spec: DataSpec, tokens: Path) -> Prepared:
     return prepare(spec, tokens, lambda num_tokens: None, nobody)
 
 
-def test_data_that_is_no_tokens_becomes_token_files(tmp_path: Path) -> None:
+def test_data_without_tokens_is_packed_into_token_files(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "texts", "abc", "defg")
     spec = spec_of(files, {"files": str(tmp_path / "texts" / "1.txt")})
     found = prepared(spec, tmp_path / "tokens")
@@ -64,7 +64,7 @@ def test_too_little_data_is_refused(tmp_path: Path) -> None:
         shares(prepared(spec, tmp_path / "tokens"), spec, 1)
 
 
-def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
+def test_contradicting_data_settings_are_refused(tmp_path: Path) -> None:
     files = write_texts(tmp_path / "texts", "abc")
     rows = write_rows(tmp_path / "a.jsonl", [{"text": "one"}])
     with pytest.raises(TrainingError, match=r"has format jsonl, but data\.files has format text"):
@@ -73,7 +73,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path) -> None:
         prepared(spec_of(files, {"files": files}), tmp_path)
 
 
-def test_a_model_that_knows_too_few_tokens_is_refused_before_packing(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_too_small_is_refused_before_packing(tmp_path: Path) -> None:
     def check(num_tokens: int) -> None:
         raise TrainingError(f"too many: {num_tokens}")
 
@@ -98,7 +98,7 @@ def test_token_files_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
     assert found.num_tokens == 4
 
 
-def test_what_a_killed_attempt_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_attempt_are_removed(tmp_path: Path) -> None:
     (tmp_path / "train.tokens.partial-99").write_text("half")
     prepared(spec_of(write_texts(tmp_path / "texts", "abc")), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"texts", "train.tokens"}

@@ -34,7 +34,7 @@ def test_epochs_and_seeds_differ_in_their_order() -> None:
     num_samples=st.integers(1, 2**40) | st.integers(1, 40),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_many_positions_at_once_are_the_same_samples(
+def test_many_positions_at_once_give_the_same_samples(
     first: int, num_samples: int, seed: int
 ) -> None:
     positions = range(first, first + 20)
@@ -42,7 +42,7 @@ def test_many_positions_at_once_are_the_same_samples(
     assert found.tolist() == [sample_at(p, num_samples, seed) for p in positions]
 
 
-def test_the_order_stays_what_it_was() -> None:
+def test_the_order_of_samples_never_changes() -> None:
     """A run that goes on under a newer version must not read its data in another order."""
     found = [sample_at(p, 1000, 7) for p in (0, 1, 999, 1000, 123456)]
     assert found == [825, 424, 6, 203, 812]

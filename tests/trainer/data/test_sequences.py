@@ -39,7 +39,7 @@ def test_prompts_are_fed_and_not_predicted(tmp_path: Path) -> None:
     assert labels.tolist() == [no, no, *b"so\0", no, no, no]
 
 
-def test_what_is_held_out_comes_after_what_is_trained_on(tmp_path: Path) -> None:
+def test_held_out_samples_follow_the_training_samples(tmp_path: Path) -> None:
     whole = sequences([packed(write_texts(tmp_path / "a", "x" * 100), tmp_path / "a.tokens")])
     held_out = Sequences(whole.row, 8, 9, whole.num - 9)
     assert held_out.read(0)[0].tolist() == whole.read(9)[0].tolist()
@@ -56,13 +56,11 @@ def test_a_sequence_takes_one_token_more_than_it_feeds(tokens: int, num: int) ->
     ("num", "fraction", "held_out"),
     [(100, None, 0), (100, 0.05, 5), (100, 0.001, 1), (3, 0.5, 2), (0, 0.5, 0)],
 )
-def test_a_fraction_holds_out_some_at_least(
-    num: int, fraction: float | None, held_out: int
-) -> None:
+def test_a_fraction_holds_out_at_least_one(num: int, fraction: float | None, held_out: int) -> None:
     assert num_held_out(num, fraction) == held_out
 
 
-def test_a_fingerprint_changes_with_the_files_and_with_what_is_held_out() -> None:
+def test_a_fingerprint_changes_with_the_files_and_the_held_out_part() -> None:
     one = fingerprint(["a", "b"], 10)
     assert one == fingerprint(["a", "b"], 10)
     assert one not in (fingerprint(["b", "a"], 10), fingerprint(["a", "b"], 9))

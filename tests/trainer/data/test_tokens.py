@@ -40,7 +40,7 @@ def test_a_file_that_shrank_is_an_error_and_not_the_end_of_the_process(tmp_path:
         file.tokens(0, 9000)
 
 
-def test_a_file_that_was_removed_or_replaced_is_read_on(tmp_path: Path) -> None:
+def test_an_open_file_that_is_removed_or_replaced_can_still_be_read(tmp_path: Path) -> None:
     path = tmp_path / "x.tokens"
     file = packed(write_texts(tmp_path / "texts", "before"), path)
     packed(write_texts(tmp_path / "texts", "after"), path)
@@ -59,7 +59,7 @@ def test_a_file_that_was_removed_or_replaced_is_read_on(tmp_path: Path) -> None:
         (lambda data: data.replace(b'"uint8"', b'"int99"', 1), "is not a token file: kind: "),
     ],
 )
-def test_what_is_not_whole_is_refused(tmp_path: Path, change: object, what: str) -> None:
+def test_a_damaged_token_file_is_refused(tmp_path: Path, change: object, what: str) -> None:
     assert callable(change)
     path = tmp_path / "x.tokens"
     packed(write_texts(tmp_path / "texts", "text"), path)
@@ -68,7 +68,7 @@ def test_what_is_not_whole_is_refused(tmp_path: Path, change: object, what: str)
         read_header(str(path))
 
 
-def test_another_file_than_the_first_host_has_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_differs_from_the_first_hosts_is_refused(tmp_path: Path) -> None:
     here = packed(write_texts(tmp_path / "here", "text"), tmp_path / "x.tokens")
     there = packed(write_texts(tmp_path / "there", "tixt"), tmp_path / "y.tokens")
     assert TokenFile(here.path, here.header).header == here.header

@@ -47,13 +47,13 @@ def by_hand(values: dict[str, Any], norms: int, sequence: int) -> float:
     return 6 * weights + 12 * layers * heads * head_dim * sequence
 
 
-def test_a_llama_costs_what_palm_counts() -> None:
+def test_flops_of_a_llama_equal_the_formula_of_palm() -> None:
     assert flops_per_token([model(LLAMA)], alone(), 32) == by_hand(LLAMA, 2 * 32, 32)
     # 8.03e9 parameters less 0.53e9 of the embedding.
     assert flops_per_token([model(LLAMA_8B)], alone(), 0) / 6 == pytest.approx(7.505e9, rel=1e-3)
 
 
-def test_a_tied_head_counts_as_the_product_that_it_is() -> None:
+def test_a_tied_head_counts_as_a_matrix_product() -> None:
     assert flops_per_token([model(QWEN3)], alone(), 32) == by_hand(QWEN3, 2 * 32 + 2 * 8, 32)
 
 
@@ -72,7 +72,7 @@ def test_frozen_weights_have_no_gradient_of_their_own() -> None:
     assert math.isclose(found, trained * 4 / 6)
 
 
-def test_devices_are_told_apart_by_their_names() -> None:
+def test_devices_are_recognised_by_their_names() -> None:
     names = {
         "NVIDIA H100 80GB HBM3": 989.5e12,
         "NVIDIA H100 PCIe": 756.5e12,

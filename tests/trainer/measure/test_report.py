@@ -41,7 +41,7 @@ class Fragile:
         self.closed = True
 
 
-def test_a_writer_that_fails_is_left_out_and_the_others_go_on(
+def test_a_writer_that_fails_is_dropped_and_the_others_continue(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fragile, sound = Fragile(), Fragile()
@@ -57,7 +57,7 @@ def test_a_writer_that_fails_is_left_out_and_the_others_go_on(
     assert caplog.text.count("stopped writing metrics to A: nobody there") == 1
 
 
-def test_writers_get_the_figures_that_there_are(tmp_path: Path) -> None:
+def test_writers_get_only_available_figures(tmp_path: Path) -> None:
     writer = Fragile()
     Report(MetricsFile(tmp_path / "metrics.jsonl"), {"A": writer}).write(METRICS)
     [(step, figures)] = writer.calls
@@ -66,7 +66,7 @@ def test_writers_get_the_figures_that_there_are(tmp_path: Path) -> None:
     assert not {"step", "time", "mfu", "eval_loss"} & figures.keys()
 
 
-def test_a_package_that_is_missing_is_told_before_training(
+def test_a_missing_package_is_reported_before_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     train = TrainSpec(steps=1, global_batch_size=1, tensorboard=True, wandb="project")

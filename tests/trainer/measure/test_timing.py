@@ -34,7 +34,7 @@ class Mark:
         return 1e3 * (end_event.at - self.at)
 
 
-def test_what_the_device_has_not_done_counts_when_it_has() -> None:
+def test_device_time_counts_after_the_device_has_finished() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
     with watch.part("passes"):
@@ -50,7 +50,7 @@ def test_what_the_device_has_not_done_counts_when_it_has() -> None:
     assert watch.take() == {"optimizer": 1.0}
 
 
-def test_host_time_is_told_once() -> None:
+def test_host_time_is_reported_once() -> None:
     times = iter((1.0, 2.0, 5.0, 7.0))
     watch = Stopwatch(clock=lambda: next(times))
     with watch.part("forward"), watch.host_part("data"):
@@ -66,7 +66,7 @@ def test_a_part_that_fails_is_not_counted() -> None:
     assert watch.take() == {}
 
 
-def test_a_rank_works_alone_between_two_collectives() -> None:
+def test_own_work_is_the_time_between_two_collectives() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
     watch.before_collective()
@@ -78,7 +78,7 @@ def test_a_rank_works_alone_between_two_collectives() -> None:
     assert watch.take() == {"own": 1.0}
 
 
-def test_what_is_excused_is_not_its_own_work() -> None:
+def test_excluded_time_is_not_the_ranks_own_work() -> None:
     queue = Queue()
     watch = Stopwatch(queue.event)
     watch.after_collective()
@@ -89,7 +89,7 @@ def test_what_is_excused_is_not_its_own_work() -> None:
     assert watch.take() == {"own": 2.0}, "a second before, and one after"
 
 
-def test_on_the_host_the_time_is_the_clocks() -> None:
+def test_on_the_host_time_is_read_from_the_clock() -> None:
     times = iter((10.0, 12.5))
     watch = Stopwatch(clock=lambda: next(times))
     watch.after_collective()

@@ -68,7 +68,7 @@ def test_only_adapters_are_trained_and_the_model_keeps_its_names() -> None:
     assert learning == {id(p) for name, p in named.items() if is_adapter(name)}
 
 
-def test_a_has_the_spread_that_peft_draws_and_b_is_zero() -> None:
+def test_adapter_a_has_the_variance_of_peft_and_b_is_zero() -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     spec = replace(SPEC, rank=64)
@@ -89,7 +89,7 @@ def test_a_has_the_spread_that_peft_draws_and_b_is_zero() -> None:
     assert not torch.equal(first, second)
 
 
-def test_a_target_that_is_not_there_is_refused_with_those_that_are() -> None:
+def test_an_unknown_target_is_refused_with_the_known_ones() -> None:
     with pytest.raises(TrainingError, match=r"is named proj, lm_head") as refused:
         add_adapters(build(LLAMA), replace(SPEC, target_modules=("q_proj", "proj", "lm_head")))
     assert "self_attn.q_proj" in refused.value.fix
@@ -103,7 +103,7 @@ def test_without_peft_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPa
     assert refused.value.fix == "pip install ndctl[lora]"
 
 
-def test_what_lies_under_adapters_is_told_by_content(tmp_path: Path) -> None:
+def test_base_weights_under_adapters_are_identified_by_content(tmp_path: Path) -> None:
     lora = LoraSpec(alpha=8.0)
     fresh = ModelSpec(config=LLAMA, lora=lora)
     assert base_of(ModelSpec(config=LLAMA)) == ""
@@ -130,7 +130,7 @@ def test_what_lies_under_adapters_is_told_by_content(tmp_path: Path) -> None:
     ("model", "targets"),
     [("llama", SPEC.target_modules), ("qwen3", SPEC.target_modules), ("gpt2", ("c_attn",))],
 )
-def test_peft_loads_what_is_exported_to_the_same_logits(
+def test_peft_computes_the_same_logits_from_exported_adapters(
     tmp_path: Path, model: str, targets: tuple[str, ...]
 ) -> None:
     from peft import PeftModel
@@ -214,7 +214,7 @@ def differences(
     [False, pytest.param(True, marks=pytest.mark.slow)],
     ids=["a model in turn", "all models"],
 )
-def test_adapters_train_as_on_one_process_and_the_model_stays(
+def test_adapters_train_as_on_one_process_and_the_base_model_is_unchanged(
     tmp_path: Path,
     one: dict[str, Path],
     num_ranks: int,
@@ -228,7 +228,7 @@ def test_adapters_train_as_on_one_process_and_the_model_stays(
 
 
 @pytest.mark.process
-def test_checkpoints_hold_adapters_alone_and_go_on_over_the_same_model(
+def test_checkpoints_hold_only_adapters_and_resume_with_the_same_model(
     tmp_path: Path, one: dict[str, Path]
 ) -> None:
     config = adapting(tmp_path / "moved", "llama")

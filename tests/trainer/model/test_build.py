@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_trained_is_refused(config: dict[str, Any], messa
         build(config)
 
 
-def test_a_path_that_is_not_here_is_refused() -> None:
+def test_a_missing_path_is_refused() -> None:
     with pytest.raises(TrainingError, match="not a model that transformers can configure"):
         read_model_config(ModelSpec(path="/nowhere/at/all"))
 
@@ -97,7 +97,7 @@ def test_head_norms_are_in_the_plan_of_models_that_have_them() -> None:
         assert norm.sequence_sharding == (Shard(2),)
 
 
-def test_dropout_is_where_transformers_has_it() -> None:
+def test_dropout_is_placed_as_in_transformers() -> None:
     values = read_model_config(
         ModelSpec(config={**GPT2, "embd_pdrop": 0.5, "resid_pdrop": 0.5, "attn_pdrop": 0.0})
     )

@@ -38,7 +38,7 @@ def config_of(model: dict[str, Any], **parallel: Any) -> TrainingConfig:
     return config
 
 
-def test_linear_layers_inside_the_decoder_layers_are_changed_and_no_others() -> None:
+def test_only_linear_layers_inside_the_decoder_layers_are_changed() -> None:
     float8 = import_module("torchao.float8.float8_linear")
     decoder = build(LLAMA)
     linear = {n for n, m in decoder.named_modules() if isinstance(m, nn.Linear)} - {"lm_head"}
@@ -78,7 +78,7 @@ def test_a_device_before_hopper_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         apply_float8(build(LLAMA), torch.device("cuda"), config_of(LLAMA))
 
 
-def test_weights_whose_sides_are_no_multiples_of_16_are_named() -> None:
+def test_weights_whose_sizes_are_not_multiples_of_16_are_named() -> None:
     model = {**LLAMA, "intermediate_size": 72}
     with pytest.raises(TrainingError, match=r"0\.mlp\.gate_proj \(72, 32\); .*; and 3 more"):
         convert(build(model), config_of(model), emulate=True)
@@ -87,7 +87,7 @@ def test_weights_whose_sides_are_no_multiples_of_16_are_named() -> None:
 
 
 @pytest.mark.process
-def test_rounding_to_float8_costs_little_and_nothing_more_on_a_mesh(tmp_path: Path) -> None:
+def test_rounding_to_float8_costs_little_and_no_more_on_a_mesh(tmp_path: Path) -> None:
     """A scale is of a rank's own activations, so data parallel rounds otherwise than one rank, and
     tensor parallel as one rank does."""
     model = {"config": {**LLAMA, "num_key_value_heads": 4}}

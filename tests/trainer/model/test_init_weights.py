@@ -25,7 +25,9 @@ def sides(size: int) -> st.SearchStrategy[slice]:
 
 @settings(max_examples=30)
 @given(sides(ROWS), sides(COLUMNS))
-def test_a_part_is_drawn_as_in_the_whole(rows: slice, columns: slice) -> None:
+def test_a_shard_gets_the_same_initial_values_as_the_whole_tensor(
+    rows: slice, columns: slice
+) -> None:
     assert torch.equal(drawn((rows, columns)), drawn(WHOLE)[rows, columns])
 
 

@@ -66,7 +66,7 @@ def test_weights_take_about_four_bits_and_stay_near_what_they_were() -> None:
         assert not weight.requires_grad
 
 
-def test_no_more_than_one_layer_is_held_in_full() -> None:
+def test_at_most_one_layer_is_held_unquantized() -> None:
     decoder = build(WIDE)
     quantise(decoder, 1, CPU)
     allocate(decoder, CPU)
@@ -78,7 +78,7 @@ def test_no_more_than_one_layer_is_held_in_full() -> None:
     ]
 
 
-def test_weights_that_cannot_be_shared_evenly_are_named() -> None:
+def test_weights_that_cannot_be_sharded_evenly_are_named() -> None:
     with pytest.raises(TrainingError, match=r"4 ranks can split evenly.*layers.0.self_attn.k_proj"):
         quantise(build(WIDE), 4, CPU)
 
@@ -97,7 +97,7 @@ def test_without_torchao_the_extra_to_install_is_named(monkeypatch: pytest.Monke
     assert refused.value.fix == "pip install ndctl[quantize]"
 
 
-def test_all_that_cannot_be_had_together_is_told_at_once(tmp_path: Path) -> None:
+def test_all_combinations_that_are_impossible_are_named_at_once(tmp_path: Path) -> None:
     parallel = {"dp_shard": 2, "tp": 2, "fsdp": {"reshard_after_forward": 2}}
     values = qlora(tmp_path / "out", parallel=parallel, float8=True)
     config: TrainingConfig = decode(TrainingConfig, values)
@@ -108,7 +108,7 @@ def test_all_that_cannot_be_had_together_is_told_at_once(tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
+def test_shards_of_four_bit_weights_train_like_whole_weights(tmp_path: Path) -> None:
     shard2 = {"dp_shard": 2}
     one = qlora(tmp_path / "one")
     alone = {
@@ -140,7 +140,7 @@ def test_shards_of_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_other_ways_to_share_four_bit_weights_train_as_whole_ones(tmp_path: Path) -> None:
+def test_other_shardings_of_four_bit_weights_train_like_whole_weights(tmp_path: Path) -> None:
     one, hsdp = qlora(tmp_path / "one"), {"dp_replicate": 2, "dp_shard": 2}
     shard2 = {"dp_shard": 2}
     run_alone([{"config": one}])

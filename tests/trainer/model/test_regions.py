@@ -13,7 +13,7 @@ def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
 
 
 @given(st.integers(1, 40), st.integers(1, 5), st.integers(1, 4), st.data())
-def test_rows_that_fsdp_cuts_from_a_tensor_parallel_part_lie_together_where_torch_says(
+def test_regions_of_fsdp_and_tensor_parallel_shards_equal_those_of_torch(
     rows_per_rank: int, shards: int, tp: int, data: st.DataObject
 ) -> None:
     """Also where they do not divide: what `local_region` takes for granted."""
@@ -28,7 +28,7 @@ def test_rows_that_fsdp_cuts_from_a_tensor_parallel_part_lie_together_where_torc
     assert offset == begin + first or not length
 
 
-def test_what_boxes_have_in_common() -> None:
+def test_the_overlap_of_boxes_is_computed() -> None:
     box = (slice(2, 6), slice(0, 4))
     assert overlap(box, (slice(4, 9), slice(1, 2))) == (slice(4, 6), slice(1, 2))
     assert overlap(box, (slice(6, 9), slice(0, 4))) is None

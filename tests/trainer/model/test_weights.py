@@ -141,7 +141,7 @@ def test_a_head_that_differs_is_not_tied_silently(tmp_path: Path) -> None:
     assert "lm_head.weight differs from model.embed_tokens.weight" in refusal(tmp_path)
 
 
-def test_all_that_does_not_fit_is_told_at_once(llama: Path) -> None:
+def test_all_mismatches_are_named_at_once(llama: Path) -> None:
     rewrite(
         llama,
         model__norm__weight=None,
@@ -193,7 +193,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "nobody/no-such-model"])
-def test_what_is_no_folder_and_not_in_the_cache_is_refused(llama: Path, source: str) -> None:
+def test_a_model_that_is_no_folder_and_not_in_the_cache_is_refused(
+    llama: Path, source: str
+) -> None:
     with pytest.raises(TrainingError, match="neither a folder nor a model in the local hub cache"):
         find_weights(ModelSpec(path=str(llama), weights=source))
 
@@ -207,8 +209,8 @@ def test_a_file_that_breaks_after_it_was_matched_is_named(llama: Path) -> None:
         first_weights([decoder], weights, seed=0, resumed=False)
 
 
-def test_a_job_that_goes_on_reads_only_what_its_checkpoint_lacks(llama: Path) -> None:
-    """The frozen part of a model, of which only adapters are trained."""
+def test_a_resumed_job_reads_only_weights_that_its_checkpoint_lacks(llama: Path) -> None:
+    """The checkpoint lacks the frozen part of a model whose adapters alone are trained."""
     decoder = decoder_of(llama)
     frozen = decoder.get_parameter(Q)
     with torch.no_grad():
@@ -221,5 +223,5 @@ def test_a_job_that_goes_on_reads_only_what_its_checkpoint_lacks(llama: Path) ->
     assert all(torch.equal(p, torch.full_like(p, 7.0)) for p in others)
 
 
-def test_nothing_is_looked_for_when_no_weights_are_named(llama: Path) -> None:
+def test_no_file_is_searched_if_no_weights_are_named(llama: Path) -> None:
     assert find_weights(ModelSpec(path=str(llama))) is None

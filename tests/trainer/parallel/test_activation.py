@@ -81,7 +81,7 @@ def bytes_kept(mode: Mode, every: int | None = None) -> int:
         return operations.bytes_alive()
 
 
-def test_layers_to_recompute() -> None:
+def test_each_mode_recomputes_its_layers() -> None:
     assert layers_to_wrap(4, "none", None) == set()
     assert layers_to_wrap(4, "full", None) == layers_to_wrap(4, "selective", 2) == {0, 1, 2, 3}
     assert layers_to_wrap(9, "every_k", None) == {2, 5, 8}
@@ -97,14 +97,14 @@ def test_each_mode_keeps_less_than_the_one_before() -> None:
     assert kept[3] < 0.3 * kept[0]
 
 
-def test_treating_every_layer_is_full_and_fewer_keep_more() -> None:
+def test_every_k_of_1_equals_full_and_a_larger_k_keeps_more() -> None:
     kept = [bytes_kept("every_k", every) for every in (1, 2, 3, 6)]
     assert kept[0] == bytes_kept("full")
     assert kept == sorted(set(kept))
 
 
 @pytest.mark.parametrize("config", [LLAMA, {**LLAMA, "model_type": "qwen2"}, GPT2])
-def test_selective_computes_no_product_and_no_attention_again(config: dict[str, Any]) -> None:
+def test_selective_recomputes_no_matrix_product_and_no_attention(config: dict[str, Any]) -> None:
     """Whether the model's products have a bias (qwen2's some, GPT-2's most) or not."""
     counts = {}
     modes: tuple[Mode, ...] = ("none", "selective", "full")

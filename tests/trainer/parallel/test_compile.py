@@ -26,7 +26,7 @@ UNITS_INSIDE: dict[str, Any] = {"parallel": {**SHARD, "fsdp": {"wrap": "LlamaMLP
 @pytest.mark.process
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", ["llama", "qwen3"])
-def test_compiled_layers_train_as_eager_ones(tmp_path: Path, model: str) -> None:
+def test_compiled_layers_train_like_eager_ones(tmp_path: Path, model: str) -> None:
     one = tiny(tmp_path / "one", model=model)
     work(tmp_path, 1, [{"config": one}], timeout=400)
     cells = {

@@ -192,7 +192,7 @@ def test_every_strategy_trains_as_one_process(two: Runs) -> None:
 
 
 @pytest.mark.process
-def test_rows_that_the_ranks_do_not_divide_train_as_well(two: Runs) -> None:
+def test_rows_that_the_ranks_do_not_divide_train_too(two: Runs) -> None:
     for name in TWO_UNEVEN:
         assert two.difference(name, "one of uneven rows").within(LOSS, GRAD_NORM), name
 
@@ -224,7 +224,7 @@ def test_only_the_last_micro_batch_reduces_gradients(two: Runs, name: str) -> No
 
 
 @pytest.mark.process
-def test_a_run_goes_on_under_another_strategy(two: Runs) -> None:
+def test_a_run_resumes_with_another_strategy(two: Runs) -> None:
     assert beyond(two, GO_ON) == {}
     for name in GO_ON:
         assert list(losses_of(two.folder / name)) == [1, 2, 3, 4, 5]
@@ -256,13 +256,13 @@ def test_units_are_decoder_layers_or_modules_of_a_class() -> None:
     assert wrap_units(decoder, "LlamaMLP") == [layer.mlp for layer in layers]
 
 
-def test_units_of_layers_that_are_computed_again_include_that() -> None:
+def test_fsdp_units_include_the_wrapper_for_recomputation() -> None:
     decoder = build()
     apply_activation_checkpointing(decoder, "full", None)
     assert wrap_units(decoder, "LlamaDecoderLayer") == list(decoder.layers.values())
 
 
-def test_a_class_that_is_nowhere_is_refused_with_those_that_are_there() -> None:
+def test_an_unknown_class_is_refused_with_the_known_ones() -> None:
     decoder = build()
     apply_activation_checkpointing(decoder, "full", None)
     with pytest.raises(TrainingError, match="no module of the decoder layers is a LlamaBlock") as e:
@@ -273,7 +273,7 @@ def test_a_class_that_is_nowhere_is_refused_with_those_that_are_there() -> None:
         wrap_units(decoder, "SiLU")  # it has no weights to gather
 
 
-def test_a_large_vocabulary_is_gathered_apart_unless_tied() -> None:
+def test_a_large_vocabulary_is_gathered_separately_unless_tied() -> None:
     large = {"vocab_size": 2**15, "hidden_size": 2**10, "num_attention_heads": 4}
     decoder = build({**LLAMA, **large})
     assert outer_units(decoder) == ([[decoder.embedding]], [[decoder.model.norm, decoder.head]])

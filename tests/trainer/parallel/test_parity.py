@@ -43,7 +43,7 @@ def test_every_mesh_trains_as_one_process(tmp_path: Path, num_ranks: int, all_mo
 BROKEN = {
     "summands of a norm's gradient not added up": {"tp": 2, "dp_shard": 1},
     "all ranks read the same": {"dp_shard": 2, "tp": 1},
-    "a ring's tokens dealt out in order": {"cp": 2, "dp_shard": 1, "tp": 1},
+    "a ring's tokens distributed in order": {"cp": 2, "dp_shard": 1, "tp": 1},
     "tied gradients not added up": {"pp": 2, "dp_shard": 1, "tp": 1},
 }
 
@@ -53,17 +53,17 @@ def test_a_broken_axis_fails_the_parity_check(tmp_path: Path) -> None:
     batch = {"global_batch_size": batch_of(2)}
     cases = []
     for name, parallel in BROKEN.items():
-        whole = parity_config(tmp_path / f"{name}, mended", "qwen3", parallel, batch)
+        whole = parity_config(tmp_path / f"{name}, intact", "qwen3", parallel, batch)
         cut = parity_config(tmp_path / name, "qwen3", parallel, batch)
         cases += [unsaved(whole), {**unsaved(cut), "broken": name}]
     work(tmp_path, 2, cases)
-    mended = {name: difference(tmp_path / f"{name}, mended", expected) for name in BROKEN}
-    assert all(value.within(LOSS, GRAD_NORM) for value in mended.values()), mended
+    intact = {name: difference(tmp_path / f"{name}, intact", expected) for name in BROKEN}
+    assert all(value.within(LOSS, GRAD_NORM) for value in intact.values()), intact
     found = {name: difference(tmp_path / name, expected) for name in BROKEN}
     assert not any(value.within(LOSS, GRAD_NORM) for value in found.values()), found
 
 
-def test_a_number_that_is_not_one_is_out_of_bounds() -> None:
+def test_nan_is_out_of_bounds() -> None:
     cell = Cell("any", 2, {})
     assert not Difference(float("nan"), 0.0).within(*cell.bounds)
     assert not Difference(0.0, float("nan")).within(*cell.bounds)

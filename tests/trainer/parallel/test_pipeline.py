@@ -44,7 +44,7 @@ def cell_of(tmp_path: Path, name: str) -> dict[str, Any]:
     return config_of(tmp_path / name, {"pp": 2, "pipeline": pipeline, **parallel}, steps=3, **train)
 
 
-def test_evaluating_is_the_forward_half_of_training_and_copies_stay_equal(tmp_path: Path) -> None:
+def test_evaluation_equals_the_forward_pass_and_copies_stay_equal(tmp_path: Path) -> None:
     work(tmp_path, 1, [{"config": config_of(tmp_path / "one", {}, steps=3)}])
     cases = [{"config": cell_of(tmp_path, name)} for name in CELLS]
     worker = "tests.trainer.parallel.pipeline_worker"
@@ -73,7 +73,7 @@ def copies_are_equal(ranks: list[list[dict[str, Any]]], pp: int) -> bool:
     return True
 
 
-def test_a_checkpoint_of_a_pipeline_goes_on_on_any_mesh_and_back(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_pipeline_resumes_on_any_mesh_and_back(tmp_path: Path) -> None:
     whole, out = config_of(tmp_path / "whole", {}, steps=8), tmp_path / "moved"
     zbv: dict[str, Any] = {"pp": 2, "pipeline": {"schedule": "zbv"}}
     meshes = [(zbv, 2), ({"dp_shard": 2}, 3), ({"pp": 2}, 5), (zbv, 6)]

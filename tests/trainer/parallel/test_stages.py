@@ -36,7 +36,7 @@ def dearest(costs: list[int], stops: tuple[int, ...]) -> int:
 
 
 @given(costs_and_stages())
-def test_no_other_cut_has_a_cheaper_dearest_stage(case: tuple[list[int], int]) -> None:
+def test_no_other_split_has_a_cheaper_most_expensive_stage(case: tuple[list[int], int]) -> None:
     costs, num_stages = case
     found = cut(costs, num_stages)
     assert [stop for _, stop in found[:-1]] == [first for first, _ in found[1:]]
@@ -47,7 +47,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(case: tuple[list[int], int]) -
     assert max(sum(costs[first:stop]) for first, stop in found) == best
 
 
-def test_stages_below_the_dearest_are_even_and_the_first_ones_short() -> None:
+def test_stages_below_the_most_expensive_are_even_and_the_first_ones_short() -> None:
     assert cut([1, 1, 1, 1, 1, 9], 3) == [(0, 2), (2, 5), (5, 6)]
     assert cut([1] * 6, 4) == [(0, 1), (1, 2), (2, 4), (4, 6)]
 
@@ -75,7 +75,7 @@ def test_the_two_ends_of_a_v_are_on_the_first_rank() -> None:
     assert [stages_of_rank(spec, 3, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
 
 
-def test_one_rank_has_the_whole_model_whatever_the_schedule() -> None:
+def test_one_rank_has_the_whole_model_with_every_schedule() -> None:
     parts = slices_of_rank(llama(), PipelineSpec(schedule="zbv"), 1, 0, 32)
     assert parts == [StageSlice(0, 4, 4)]
 
@@ -150,7 +150,7 @@ def refused_by_torch(pp: int, micro_batches: int) -> bool:
 
 
 @pytest.mark.parametrize("pp", [2, 3, 4])
-def test_what_torch_would_refuse_is_refused_before(pp: int) -> None:
+def test_a_schedule_that_torch_would_refuse_is_refused_first(pp: int) -> None:
     counts = range(1, 4 * pp)
     ours = [count for count in counts if refused_by_us(pp, count)]
     assert ours == [count for count in counts if refused_by_torch(pp, count)]

@@ -47,14 +47,14 @@ def a_store(found: str, kind: Callable[[], Store] = Looked) -> Store:
         ("0 2", ("node1", "node3"), "no heartbeat from node1, node3"),
     ],
 )
-def test_what_rank_0_found_is_said_but_of_oneself(
+def test_a_rank_reports_the_hosts_that_rank_0_found_except_its_own(
     found: str, names: tuple[str, ...], words: str
 ) -> None:
     assert find_missing(connected(a_check(1), a_store(found))) == (names, words)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_store_that_gives_no_answer_in_time_speaks_against_nobody(rank: int) -> None:
+def test_a_store_that_is_too_slow_names_no_host(rank: int) -> None:
     check = connected(a_check(rank), a_store("2", HashStore))
     assert find_missing(check, SOON_S) == (
         (),
@@ -62,7 +62,7 @@ def test_a_store_that_gives_no_answer_in_time_speaks_against_nobody(rank: int) -
     )
 
 
-def test_a_store_that_was_never_reached_speaks_against_its_host() -> None:
+def test_a_store_that_was_never_reached_names_its_host() -> None:
     words = "the store on node1 is unreachable"
     assert find_missing(a_check(1), SOON_S) == (("node1",), words)
 
@@ -71,7 +71,7 @@ def test_the_host_of_the_store_does_not_accuse_itself() -> None:
     assert find_missing(a_check(0), SOON_S)[0] == ()
 
 
-def test_of_many_hosts_the_words_name_a_few() -> None:
+def test_the_text_names_only_a_few_of_many_hosts() -> None:
     hosts = tuple(f"n{i}" for i in range(2000))
     check = connected(a_check(1, hosts), a_store(" ".join(map(str, range(1000, 2000)))))
     names, words = find_missing(check)

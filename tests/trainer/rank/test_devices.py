@@ -36,7 +36,7 @@ def test_a_machine_without_gpus_computes_on_its_processors(broken: Path) -> None
 
 
 @pytest.mark.usefixtures("broken")
-def test_where_they_are_hidden_on_purpose_none_is_missed() -> None:
+def test_no_error_is_raised_if_gpus_are_hidden_on_purpose() -> None:
     env = RankEnv.from_mapping({"CUDA_VISIBLE_DEVICES": "", "LOCAL_RANK": "1"})
     assert device_of(env.local_rank, hidden=env.no_gpu) == torch.device("cpu")
     assert not RankEnv.from_mapping({"CUDA_VISIBLE_DEVICES": "0,1"}).no_gpu

@@ -14,19 +14,19 @@ from trainer.rank.environment import torch_defaults
 from trainer.rank.ranks import INIT_TIMEOUT
 
 
-def test_the_monitor_never_ends_what_is_still_allowed_to_wait() -> None:
+def test_the_nccl_monitor_allows_the_longest_wait() -> None:
     values = torch_defaults(RankEnv())
     assert int(values["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) >= INIT_TIMEOUT.total_seconds()
 
 
-def test_the_recorder_writes_beside_the_stacks() -> None:
+def test_the_flight_recorder_writes_next_to_the_stacks() -> None:
     assert "TORCH_FR_DUMP_TEMP_FILE" not in torch_defaults(RankEnv())
     values = torch_defaults(RankEnv(trace_dir="/run/traces"))
     assert values["TORCH_FR_DUMP_TEMP_FILE"] == "/run/traces/flight-"
 
 
 @pytest.mark.process
-def test_defaults_are_set_before_torch_is_there_and_what_is_set_stays(tmp_path: Path) -> None:
+def test_defaults_are_set_before_torch_is_imported_and_keep_set_values(tmp_path: Path) -> None:
     """`start` is replaced by one that shows what it finds."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"

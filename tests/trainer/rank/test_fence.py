@@ -36,7 +36,7 @@ def test_under_plain_torchrun_attempts_are_not_counted(run: RunDir) -> None:
     assert run.metrics.read_text()
 
 
-def test_a_metric_waits_where_nobody_can_tell_whether_it_may_be_written(
+def test_a_metric_waits_while_the_fence_cannot_be_read(
     run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = MetricsFile(run.metrics, admit_of(run, RankEnv(attempt=2, heartbeat_socket="/tmp/r")))

@@ -29,7 +29,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RankEnv:
     return RankEnv(rank=3, trace_dir=str(tmp_path))
 
 
-def test_it_writes_what_it_called_last(env: RankEnv, tmp_path: Path) -> None:
+def test_a_failing_rank_writes_its_last_collectives(env: RankEnv, tmp_path: Path) -> None:
     dump_at_end(env)
     written = tmp_path / f"{LAST_FILES}3"
     kept = pickle.loads(written.read_bytes())["entries"]
@@ -40,7 +40,7 @@ def test_it_writes_what_it_called_last(env: RankEnv, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [written], "nothing that looks like a dump of a hang"
 
 
-def test_storage_that_does_not_answer_does_not_keep_it(
+def test_hanging_storage_does_not_block_the_exit(
     env: RankEnv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
@@ -50,11 +50,11 @@ def test_storage_that_does_not_answer_does_not_keep_it(
     answers.set()  # the thread may go
 
 
-def test_storage_that_is_gone_is_no_second_error(tmp_path: Path, env: RankEnv) -> None:
+def test_missing_storage_raises_no_second_error(tmp_path: Path, env: RankEnv) -> None:
     dump_at_end(RankEnv(rank=3, trace_dir=str(tmp_path / "gone")))
 
 
-def test_a_rank_that_never_had_torch_has_nothing_to_say(
+def test_a_rank_that_never_imported_torch_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, RECORDER, raising=False)

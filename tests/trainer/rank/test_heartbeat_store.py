@@ -49,11 +49,11 @@ def beating(store: Store, *ranks: int) -> None:
         store.add(f"beat/{rank}", 1)
 
 
-def test_who_stood_still_is_missing_and_who_left_is_not() -> None:
+def test_a_rank_that_stopped_is_missing_and_one_that_left_is_not() -> None:
     assert stopped_ranks([3, 3, 0, GONE + 4, 7], [4, 3, 0, GONE + 4, GONE + 7]) == [1, 2]
 
 
-def test_rank_0_writes_down_whose_beat_stood_still_between_two_looks() -> None:
+def test_rank_0_records_ranks_without_a_beat_between_two_checks() -> None:
     store = HashStore()
     prepare(store, 4)
     seen: list[bytes] = []
@@ -86,7 +86,7 @@ class Behind(HashStore):
 
 
 @pytest.mark.parametrize(("takes_s", "looks"), [(LATE_S / 2, 2), (2 * LATE_S, 0)])
-def test_a_store_that_is_behind_says_nothing_of_anybody(takes_s: float, looks: int) -> None:
+def test_an_outdated_store_names_no_rank(takes_s: float, looks: int) -> None:
     steps = Steps(lambda: None, lambda: None)
     store = Behind(steps)
     prepare(store, 2)
@@ -97,7 +97,7 @@ def test_a_store_that_is_behind_says_nothing_of_anybody(takes_s: float, looks: i
     assert store.get("missing") == (b"0 1" if looks else b"")
 
 
-def test_what_was_looked_at_before_the_question_is_no_answer() -> None:
+def test_a_check_from_before_the_query_is_no_answer() -> None:
     """One that broke just now still moved in the look that is under way."""
     store = HashStore()
     prepare(store, 3)
@@ -122,7 +122,7 @@ def test_all_are_gone_when_each_has_left() -> None:
     assert beats(store, 3) == [0, GONE, GONE]
 
 
-def test_who_leaves_before_its_first_beat_says_so_too() -> None:
+def test_a_rank_that_leaves_before_its_first_beat_says_so() -> None:
     """Its thread may not have come as far when its part in the check is done."""
     store = HashStore()
     early = HeartbeatClient(1, lambda: store)
@@ -159,7 +159,7 @@ def requests_of_a_question(count: int) -> int:
     return store.requests
 
 
-def test_what_a_host_asks_does_not_grow_with_their_number() -> None:
+def test_the_requests_of_a_host_do_not_grow_with_the_number_of_hosts() -> None:
     assert requests_of_a_question(2) == requests_of_a_question(2048) == 5
 
 

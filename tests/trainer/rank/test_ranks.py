@@ -69,7 +69,7 @@ def test_in_training_every_group_waits_longer_than_ndctl_lets_ranks_stand_still(
     assert train_timeout(7200.0) == timedelta(minutes=125)
 
 
-def test_where_the_job_waits_longer_for_its_start_every_group_does() -> None:
+def test_every_group_waits_as_long_as_the_job_for_its_start() -> None:
     with process_group(RankEnv(), 3600.0):
         assert {timeout for _, timeout in timeouts()} == {timedelta(minutes=65)}
 
@@ -108,7 +108,7 @@ def test_a_stopped_rank_fails_the_others_after_the_timeout_of_training(tmp_path:
 
 
 @pytest.mark.process
-def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None:
+def test_ranks_that_torchrun_restarts_connect_and_continue(tmp_path: Path) -> None:
     saving = {"every_steps": 2, "async": False}
     out = tmp_path / "out"
     config = tiny(out, parallel={"dp_shard": 2}, steps=6, checkpoint=saving)
@@ -143,7 +143,7 @@ def test_ranks_that_torchrun_starts_again_meet_and_go_on(tmp_path: Path) -> None
     assert losses_of(out)[6] < losses_of(out)[1]
 
 
-def test_the_peak_is_what_the_process_has_ever_held() -> None:
+def test_the_peak_is_the_most_memory_that_the_process_held() -> None:
     cpu = torch.device("cpu")
     before = peak_memory_bytes(cpu)
     # Up to the peak of the tests before this one, and 256 MiB beyond.

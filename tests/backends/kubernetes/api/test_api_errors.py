@@ -37,7 +37,7 @@ def test_a_missing_right_is_named_with_the_commands_that_give_it() -> None:
     ) in error.fix
 
 
-def test_of_a_service_account_and_a_subresource_too() -> None:
+def test_a_missing_right_of_a_service_account_to_a_subresource_is_named() -> None:
     message = (
         'pytorchjobs.kubeflow.org "run-1" is forbidden: User "system:serviceaccount:team-a:ndctl"'
         ' cannot patch resource "pytorchjobs/status" in API group "kubeflow.org" in the namespace'
@@ -48,7 +48,7 @@ def test_of_a_service_account_and_a_subresource_too() -> None:
     assert "--serviceaccount=team-a:ndctl" in error.fix
 
 
-def test_of_nodes_it_is_a_cluster_role() -> None:
+def test_a_missing_right_to_nodes_needs_a_cluster_role() -> None:
     message = (
         'nodes is forbidden: User "dev" cannot list resource "nodes" in API group "" at the'
         " cluster scope"
@@ -72,7 +72,7 @@ def test_rights_that_a_person_cannot_give_to_pods_are_named() -> None:
     assert "ndctl-user" in error.fix
 
 
-def test_what_is_refused_without_a_name_has_none() -> None:
+def test_a_refusal_without_an_object_name_names_none() -> None:
     """The name is asked for then: no command that is told to be typed is for a user YOU."""
     message = 'secrets "x" is forbidden: '
     path = "/api/v1/namespaces/team-a/secrets/x"
@@ -102,7 +102,7 @@ def test_what_is_refused_without_a_name_has_none() -> None:
         (PODS, 422, said("spec.x: Invalid value"), BackendError, "spec.x: Invalid value"),
     ],
 )
-def test_other_answers(
+def test_other_answers_become_the_right_error_class(
     asked: ApiRequest, status: int, body: bytes, kind: type[BackendError], words: str
 ) -> None:
     error = refusal(asked, status, body)

@@ -99,7 +99,7 @@ def test_an_apply_asks_for_strict_validation(api: Api) -> None:
     assert not isinstance(refused.value, Unanswered)
 
 
-def test_a_field_that_no_schema_has_is_a_refusal_and_asked_once(api: Api) -> None:
+def test_a_field_without_a_schema_is_refused_and_not_retried(api: Api) -> None:
     Server.answers = [(500, [], UNTYPED)]
     with pytest.raises(BackendError, match=r"\.spec\.topologyKeys: field not declared") as refused:
         applied(api)
@@ -107,7 +107,7 @@ def test_a_field_that_no_schema_has_is_a_refusal_and_asked_once(api: Api) -> Non
     assert len(Server.asked) == 1, "the same answer would come again"
 
 
-def test_what_the_server_warns_of_is_kept_once_each(api: Api) -> None:
+def test_each_warning_of_the_server_is_kept_once(api: Api) -> None:
     said = (
         '299 - "would violate PodSecurity \\"restricted:latest\\": allowPrivilegeEscalation !='
         ' false (container \\"a\\", b)"'
@@ -138,5 +138,5 @@ def test_what_the_server_warns_of_is_kept_once_each(api: Api) -> None:
         ("nonsense", []),
     ],
 )
-def test_a_header_may_hold_several(header: str | None, texts: list[str]) -> None:
+def test_a_header_may_hold_several_warnings(header: str | None, texts: list[str]) -> None:
     assert warnings_in(header) == texts

@@ -83,7 +83,7 @@ def watching(server: Server) -> ListWatch:
     )
 
 
-def test_a_cache_takes_in_what_happens() -> None:
+def test_a_cache_applies_changes() -> None:
     cache = Cache()
     cache.fill((a_node("a"), a_node("b")), "5")
     assert not cache.take({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "7"}}})
@@ -95,7 +95,7 @@ def test_a_cache_takes_in_what_happens() -> None:
     assert [name for _, name in cache.items] == ["a"]
 
 
-def test_who_looks_now_and_then_is_told_of_changes_alone() -> None:
+def test_a_periodic_reader_fetches_only_changes() -> None:
     server = Server({"a": a_node("a"), "b": a_node("b")})
     asking = watching(server)
     asking.catch_up()
@@ -108,7 +108,7 @@ def test_who_looks_now_and_then_is_told_of_changes_alone() -> None:
     assert server.requests == ["list", "watch", "watch", "list"]
 
 
-def test_a_server_that_does_not_answer_is_told_at_once_and_nothing_is_forgotten() -> None:
+def test_an_unreachable_server_is_reported_at_once_and_the_cache_is_kept() -> None:
     server = Server({"a": a_node("a")})
     asking = watching(server)
     asking.catch_up()
@@ -134,7 +134,7 @@ def notices(hosts: int, looks: int) -> tuple[Server, Sequence[Sequence[str]]]:
     return server, found
 
 
-def test_a_leader_of_many_hosts_makes_one_request_a_look() -> None:
+def test_a_leader_of_many_hosts_makes_one_request_per_check() -> None:
     server, found = notices(512, looks=4)
     assert found == [[], ["node-1"], ["node-1"], ["node-1"]]
     assert server.requests == ["list from memory", "watch", "watch", "watch"]
@@ -146,7 +146,7 @@ def test_a_leader_of_few_hosts_asks_for_each_and_never_for_all() -> None:
     assert server.requests == ["get from memory"] * 2 * FEW
 
 
-def test_without_the_right_to_watch_all_is_listed_now_and_then(
+def test_without_the_right_to_watch_the_cache_lists_at_intervals(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = Server({"a": a_node("a"), "b": a_node("b")})
@@ -165,7 +165,7 @@ def test_without_the_right_to_watch_all_is_listed_now_and_then(
     assert "no right to watch nodes, listing them every 3 s: dev may not watch nodes" in said[0]
 
 
-def test_without_the_right_to_list_nothing_can_be_known() -> None:
+def test_without_the_right_to_list_the_cache_fails() -> None:
     class Closed(Server):
         def list(self, *_: Any, **__: Any) -> Listed:
             raise Forbidden("dev may not list nodes")

@@ -63,7 +63,7 @@ def newest(kind: Kind) -> SaidBefore:
         ("jobset", "jobsets-v0.5.2", "spec.network.publishNotReadyAddresses"),
     ],
 )
-def test_an_operator_that_is_too_old_is_told_by_the_fields_that_it_lacks(
+def test_an_operator_that_is_too_old_is_recognised_by_missing_fields(
     kind: Kind, name: str, field: str
 ) -> None:
     found = kind_there(KindSchemas(old(kind, name)), kind)
@@ -77,7 +77,7 @@ def test_an_operator_that_is_too_old_is_told_by_the_fields_that_it_lacks(
 @pytest.mark.parametrize(
     ("kind", "name"), [("pytorchjob", "pytorchjobs-v1.7.0"), ("jobset", "jobsets-v0.6.0")]
 )
-def test_the_first_version_that_will_do_does(kind: Kind, name: str) -> None:
+def test_the_first_sufficient_version_passes(kind: Kind, name: str) -> None:
     schemas = KindSchemas(old(kind, name))
     assert kind_there(schemas, kind).verdict == "ok"
     assert list(fields_unknown(schemas, a_handover(PLAIN, kind), "ns")) == []
@@ -96,7 +96,7 @@ def test_every_field_that_is_dropped_is_named_with_the_version_to_install() -> N
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_newest_operators_know_all_that_is_sent(name: str) -> None:
+def test_the_newest_operators_know_all_fields_that_ndctl_sends(name: str) -> None:
     handover = CASES[name]
     assert handover.launch.kubernetes is not None
     kind = handover.launch.kubernetes.kind
@@ -119,7 +119,7 @@ def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> N
     assert "newer version of Kubeflow's training operator" in told.fix
 
 
-def test_a_server_of_old_has_one_document_of_all_kinds() -> None:
+def test_an_old_server_has_one_schema_document_for_all_kinds() -> None:
     v3 = newest("pytorchjob").paths[group_path("pytorchjob")]
     whole = {"definitions": v3["components"]["schemas"]}
     schemas = KindSchemas(SaidBefore(paths={"/openapi/v2": whole}))
@@ -135,7 +135,7 @@ def test_a_server_of_old_has_one_document_of_all_kinds() -> None:
     ]
 
 
-def test_where_no_schema_may_be_read_nothing_is_held_against_the_job() -> None:
+def test_without_the_right_to_read_schemas_the_job_has_no_problem() -> None:
     paths: dict[str, Any] = served("kubeflow.org", "v1", "pytorchjobs")
     paths[group_path("pytorchjob")] = Forbidden("no")
     schemas = KindSchemas(SaidBefore(paths=paths))
@@ -143,7 +143,7 @@ def test_where_no_schema_may_be_read_nothing_is_held_against_the_job() -> None:
     assert list(fields_unknown(schemas, a_handover(FULL), "ns")) == []
 
 
-def test_a_schema_that_leaves_a_part_open_has_every_field_there() -> None:
+def test_an_open_part_of_a_schema_accepts_every_field() -> None:
     schema = {
         "properties": {
             "spec": {

@@ -21,7 +21,7 @@ WHOLE: dict[str, Any] = {"guaranteed": True, "cpu": "2", "memory": "4Gi"}
 DATA = MountedVolume(name="data", mount_path="/data", claim="data")
 
 
-def test_everything_is_said_at_once_each_with_its_place_and_fix() -> None:
+def test_all_problems_are_reported_at_once_with_place_and_fix() -> None:
     with pytest.raises(SpecError) as failed:
         objects(handed(a_launch(KubernetesSpec(env={"PET_NNODES": "4"}))))
     assert isinstance(failed.value.__cause__, Invalid)
@@ -34,7 +34,7 @@ def test_everything_is_said_at_once_each_with_its_place_and_fix() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_held_against_a_good_job(name: str) -> None:
+def test_a_good_job_has_no_problem(name: str) -> None:
     assert list(problems(CASES[name].launch)) == []
 
 
@@ -136,13 +136,13 @@ def test_the_longest_pod_name_fits_a_label(kind: Any, hosts: int, longest: int) 
         ),
     ],
 )
-def test_what_kubernetes_would_refuse_or_drop_is_named(change: Any, path: str) -> None:
+def test_values_that_kubernetes_would_refuse_or_drop_are_named(change: Any, path: str) -> None:
     (found,) = problems(a_launch(replace(PLAIN, **change)))
     assert found.path == f"cluster.kubernetes.{path}"
     assert found.fix
 
 
-def test_a_container_by_another_name_than_ours_is_one_more_and_needs_an_image() -> None:
+def test_a_container_with_another_name_is_extra_and_needs_an_image() -> None:
     mine = {"spec": {"containers": [{"name": "main", "resources": {}}]}}
     (found,) = problems(a_launch(replace(PLAIN, pod_template=mine)))
     assert found.limit.startswith("pytorch, ndctl's own container")
@@ -167,13 +167,13 @@ def test_a_container_by_another_name_than_ours_is_one_more_and_needs_an_image() 
         },
     ],
 )
-def test_pods_stay_guaranteed_with_containers_that_ask_for_what_they_may_have(
+def test_pods_stay_guaranteed_if_extra_containers_request_their_limits(
     container: Any,
 ) -> None:
     spec = replace(PLAIN, **WHOLE, pod_template={"spec": {"containers": [container]}})
     assert list(problems(a_launch(spec))) == []
 
 
-def test_shm_may_be_a_volume_of_ones_own() -> None:
+def test_shm_may_be_the_users_own_volume() -> None:
     own = replace(DATA, mount_path="/dev/shm")
     assert list(problems(a_launch(replace(PLAIN, shm=None, volumes=(own,))))) == []

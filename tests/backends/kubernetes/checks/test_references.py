@@ -50,12 +50,12 @@ def lacks(one: KubernetesSpec, api: SaidBefore = THERE) -> list[Finding]:
 
 
 @pytest.mark.parametrize("kind", ["pytorchjob", "jobset", "trainjob"])
-def test_a_plain_job_names_its_volume_alone(kind: Any) -> None:
+def test_a_plain_job_refers_only_to_its_volume(kind: Any) -> None:
     assert named(spec(kind=kind)) == {Reference(CLAIMS, "runs"): "runs.claim"}
     assert lacks(spec(kind=kind)) == []
 
 
-def test_each_key_that_names_something_is_looked_at() -> None:
+def test_every_key_that_refers_to_an_object_is_checked() -> None:
     one = spec(
         env={"A": ValueFrom(secret="s", key="k"), "B": "text"},
         env_from=(EnvFrom(config_map="c"),),
@@ -80,7 +80,7 @@ def test_each_key_that_names_something_is_looked_at() -> None:
     }
 
 
-def test_what_the_pod_template_names_is_looked_at_as_well() -> None:
+def test_references_in_the_pod_template_are_checked_too() -> None:
     """But not what a pod starts without."""
     optional = {"name": "maybe", "optional": True}
     pod = {
@@ -122,7 +122,7 @@ def test_what_the_pod_template_names_is_looked_at_as_well() -> None:
     }
 
 
-def test_a_source_that_is_not_there_stops_the_job_and_says_how_it_is_made() -> None:
+def test_a_missing_source_stops_the_job_and_names_the_command_that_creates_it() -> None:
     wrong = spec(
         env={
             "A": ValueFrom(secret="hub", key="tokken"),
@@ -140,7 +140,7 @@ def test_a_source_that_is_not_there_stops_the_job_and_says_how_it_is_made() -> N
     assert other.found == "must be a Secret of namespace ns; wandb does not exist"
 
 
-def test_what_may_not_be_looked_at_is_passed_over_and_no_answer_is_none() -> None:
+def test_a_forbidden_reference_is_skipped_and_no_answer_is_an_error() -> None:
     wrong = spec(image_pull_secrets=("registry",))
     assert lacks(wrong, SaidBefore(objects=THERE.objects, refused=frozenset({"get secrets"}))) == []
 

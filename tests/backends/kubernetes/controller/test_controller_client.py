@@ -130,35 +130,35 @@ def notes(cluster: Cluster) -> Mapping[str, str]:
     return found
 
 
-def test_who_answers_is_left_to_it() -> None:
+def test_a_controller_that_answers_carries_out_the_restart() -> None:
     cluster = Cluster(lease(), begins=3)
     assert asked(cluster)
     assert '"exclude": ["node3"]' in notes(cluster)[names.GANG_ANNOTATION]
 
 
-def test_a_job_in_a_queue_is_done_without_being_suspended() -> None:
+def test_a_restart_of_a_queued_job_is_done_without_suspension() -> None:
     done = {names.LAUNCH_ANNOTATION: "1", names.RESTARTED_ANNOTATION: digest_of(WISH.text())}
     assert asked(Cluster(lease(), job=job(notes=done)))
 
 
 @pytest.mark.parametrize("found", [None, lease(holder=""), lease(age_s=16 + SKEW_S)])
-def test_nobody_is_asked_where_no_lease_lives(found: Item | None) -> None:
+def test_no_request_is_written_without_a_live_lease(found: Item | None) -> None:
     cluster = Cluster(found)
     assert not asked(cluster)
     assert cluster.merges == 0
 
 
-def test_the_wish_is_withdrawn_from_who_does_not_answer() -> None:
+def test_a_request_is_withdrawn_if_the_controller_does_not_answer() -> None:
     cluster = Cluster(lease())
     assert not asked(cluster)
     assert names.GANG_ANNOTATION not in notes(cluster)
 
 
-def test_who_begins_while_it_is_withdrawn_has_it() -> None:
+def test_a_controller_that_starts_during_the_withdrawal_keeps_the_request() -> None:
     assert asked(Cluster(lease(), late=True))
 
 
-def test_a_job_that_nobody_looks_after_is_its_leaders() -> None:
+def test_a_job_without_a_controller_is_restarted_by_its_leader() -> None:
     cluster = Cluster(lease())
     del cluster.job["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
     assert not asked(cluster)
@@ -177,7 +177,7 @@ def test_a_job_that_nobody_looks_after_is_its_leaders() -> None:
     ],
     ids=["in a moment", "never", "nobody there"],
 )
-def test_pods_go_after_what_keeps_their_successors_off(
+def test_pods_are_deleted_after_their_nodes_are_excluded(
     kind: Kind, found: Item | None, begins: int | None, keeps: bool, waits_s: float
 ) -> None:
     cluster, clock = Cluster(found, begins=begins), Clock()
@@ -187,7 +187,7 @@ def test_pods_go_after_what_keeps_their_successors_off(
     assert clock.at == waits_s
 
 
-def test_nodes_to_avoid_come_together_and_the_oldest_of_too_many_go() -> None:
+def test_nodes_to_avoid_are_merged_and_the_oldest_dropped_at_the_limit() -> None:
     cluster = Cluster(None)
     api = cast("Api", cluster)
     note(api, HOME, "job", avoid(["node2"]))
@@ -201,7 +201,7 @@ def test_nodes_to_avoid_come_together_and_the_oldest_of_too_many_go() -> None:
     assert (len(every), every[0]) == (MOST_NODES, "node1")
 
 
-def test_of_pods_that_write_at_the_same_time_each_is_heard() -> None:
+def test_requests_written_at_the_same_time_are_all_kept() -> None:
     cluster = Cluster(None, conflicts=TRIES - 1)
     assert note(cast("Api", cluster), HOME, "job", avoid(["node1"]))
     cluster = Cluster(None, conflicts=TRIES)
@@ -228,7 +228,7 @@ def test_a_pod_that_its_account_may_not_delete_is_deleted_by_the_controller(
         assert said == f"job-node-0-1-abcde/{UID}", "what is gone is not asked for again"
 
 
-def test_allocations_count_restarts_of_both() -> None:
+def test_allocations_count_restarts_of_leader_and_controller() -> None:
     cluster = Cluster(None)
     cluster.asked["metadata"]["annotations"] = {names.REQUEUES_ANNOTATION: "2"}
     found = job(notes={names.RESTARTS_ANNOTATION: "3"})

@@ -102,7 +102,7 @@ def test_a_gang_restart_goes_one_step_at_a_time(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_restart_of_each_kind(kind: Kind) -> None:
+def test_the_controller_restarts_a_job_of_each_kind(kind: Kind) -> None:
     what = seen(job(kind), kind=kind, asks=ELSEWHERE, pods=(pod("a"), pod("b")))
     world = World(what)
     orders = [words(chain) for _ in range(5) for chain in world.round().chains]
@@ -121,7 +121,7 @@ def test_a_whole_restart_of_each_kind(kind: Kind) -> None:
     assert config_map["metadata"]["annotations"] == ELSEWHERE, "what pods wrote stays theirs"
 
 
-def test_a_job_is_looked_after_before_it_can_ask() -> None:
+def test_the_controller_adopts_a_job_before_it_can_ask() -> None:
     fresh = job()
     del fresh["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
     (look_after,) = decided(seen(fresh, asks=WISH))
@@ -138,7 +138,7 @@ def of_uid(made: Item, uid: str = UID) -> Item:
     return {**made, "metadata": {**made["metadata"], "uid": uid}}
 
 
-def test_nodes_that_pods_ask_to_avoid_are_kept_free_of_new_ones() -> None:
+def test_nodes_that_pods_ask_to_avoid_get_no_new_pods() -> None:
     asks = {names.AVOID_ANNOTATION: "node3,node1"}
     (told,) = decided(seen(job(), asks=asks))
     assert isinstance(told, Patch)
@@ -165,14 +165,14 @@ def test_nodes_that_pods_ask_to_avoid_are_kept_free_of_new_ones() -> None:
     ],
     ids=["its own", "on its way", "a later one", "of another job", "by another's name"],
 )
-def test_pods_of_the_job_alone_are_deleted_for_it(
+def test_only_pods_of_the_job_are_deleted_for_it(
     asked: str, pods: list[Item], does: list[str]
 ) -> None:
     asks = {names.END_ANNOTATION: asked}
     assert words(decided(seen(job(), job(name="b"), asks=asks, pods=pods))) == does
 
 
-def test_a_job_is_not_given_all_nodes_of_a_cluster_one_after_the_other() -> None:
+def test_a_job_cannot_exclude_all_nodes_of_a_cluster_one_by_one() -> None:
     before = [f"n{number:03}" for number in range(MOST_NODES - 1)]
     full = job(notes={names.EXCLUDED_ANNOTATION: ",".join(before)})
     asks = {names.AVOID_ANNOTATION: "node1,node2"}
@@ -183,7 +183,7 @@ def test_a_job_is_not_given_all_nodes_of_a_cluster_one_after_the_other() -> None
     assert said.endswith(f"ndctl.dev/avoid: node2; a job may avoid {MOST_NODES} at most")
 
 
-def test_of_a_former_job_of_that_name_no_wish_is_left() -> None:
+def test_requests_of_a_former_job_of_the_name_are_ignored() -> None:
     for uid in ("uid-of-another", ""):
         asked = config_map(asks=WISH)
         asked["metadata"]["ownerReferences"] = [{"name": "job", "uid": uid}] if uid else []
@@ -200,7 +200,7 @@ def test_of_a_former_job_of_that_name_no_wish_is_left() -> None:
         {names.END_ANNOTATION: f"other-worker-0/{UID}"},
     ],
 )
-def test_what_cannot_be_asked_for_is_told_and_not_done(asks: dict[str, str]) -> None:
+def test_an_invalid_request_is_reported_and_not_carried_out(asks: dict[str, str]) -> None:
     what = seen(job(), asks=asks, pods=[of_uid(pod("job-worker-0"))])
     decision = decide(what, SCOPE, {}, 0.0)
     assert (decision.chains, decision.busy) == ((), False)
@@ -245,7 +245,7 @@ def beside(resource: Resource, *, name: str = "", owned: bool = False) -> Item:
         ),
     ],
 )
-def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: str) -> None:
+def test_an_action_waits_until_its_cause_has_lasted(what: Seen, limit_s: float, does: str) -> None:
     first = decide(what, SCOPE, {}, 100.0)
     assert (first.chains, first.due_s, first.busy) == ((), limit_s, True)
     early = decide(what, SCOPE, first.since, 99.0 + limit_s)
@@ -253,10 +253,10 @@ def test_what_has_to_last_is_done_when_it_did(what: Seen, limit_s: float, does: 
     (chain,) = decide(what, SCOPE, early.since, 100.0 + limit_s).chains
     assert chain[0].does == does
     between = decide(seen(job()), SCOPE, first.since, 110.0)
-    assert not between.since, "what is over begins anew when it comes again"
+    assert not between.since, "a cause that returns starts with a new time"
 
 
-def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:
+def test_a_pod_with_its_jobs_finalizer_is_marked_as_failed() -> None:
     held = pod(leaving=True)
     held["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
     for lost, status in ((held, "Failed"), (pod(leaving=True), None)):
@@ -287,12 +287,12 @@ def test_of_a_pod_that_its_job_holds_it_says_that_it_has_failed() -> None:
         ),
     ],
 )
-def test_what_is_in_order_or_anothers_stays(what: Seen) -> None:
+def test_healthy_and_foreign_objects_are_not_changed(what: Seen) -> None:
     first = decide(what, SCOPE, {}, 0.0)
     assert (decide(what, SCOPE, first.since, 1e6).chains, first.busy) == ((), False)
 
 
-def test_a_node_is_tainted_for_as_long_as_a_job_that_left_it_out() -> None:
+def test_a_node_is_tainted_while_a_job_excludes_it() -> None:
     scope = replace(SCOPE, taint=True)
     asked = job(notes={names.EXCLUDED_ANNOTATION: "node1,node9"})
     theirs = {"key": "theirs", "effect": "NoExecute"}
@@ -338,7 +338,7 @@ def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) 
         assert words(decided(replace(world.seen, jobs={kind: (over,)}))) == gone
 
 
-def test_placeholders_are_there_before_all_pods_go() -> None:
+def test_placeholders_exist_before_pods_are_deleted() -> None:
     asks = {names.GANG_ANNOTATION: GangRestart(by="ada", exclude=("node1",)).text()}
     what = seen(job("jobset", notes=EXCLUDED), kind="jobset", asks=asks, pods=(pod(),))
     first, second = words(decided(what))
@@ -412,7 +412,7 @@ def ours(item: Mapping[str, Any]) -> bool:
 
 @settings(max_examples=50)
 @given(worlds())
-def test_it_touches_ndctls_alone_and_comes_to_an_end(world: World) -> None:
+def test_the_controller_changes_only_objects_of_ndctl_and_converges(world: World) -> None:
     items = [
         *(one for jobs in world.seen.jobs.values() for one in jobs),
         *world.seen.pods,

@@ -25,7 +25,7 @@ from tests.backends.kubernetes.controller.world import config_map, job
 UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
 
 
-def test_what_a_leader_writes_is_what_a_controller_reads() -> None:
+def test_a_controller_reads_a_request_as_the_leader_wrote_it() -> None:
     request = GangRestart(by="job-master-0", at=1763800000.5, exclude=("node-7", "ip-10-0-0-1.ec2"))
     assert restart_in(request.text()) == request
     assert restart_in("{}") == GangRestart()
@@ -67,14 +67,14 @@ def test_pods_are_named_with_their_uids(kind: Kind, pod: str) -> None:
         ('{"by": "%s"}' % ("a" * MOST_TEXT), "is not JSON"),
     ],
 )
-def test_a_gang_restart_that_says_anything_else_is_refused(text: str, words: str) -> None:
+def test_a_malformed_gang_restart_is_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words.replace("[", r"\[")) as raised:
         restart_in(text)
     assert len(str(raised.value)) < 250
     assert "\x1b" not in str(raised.value)
 
 
-def test_there_is_a_limit_to_all_of_it() -> None:
+def test_requests_have_limits() -> None:
     nodes = [f"node{number}" for number in range(MOST_NODES + 1)]
     assert len(nodes_in(",".join(nodes[1:]))) == MOST_NODES
     with pytest.raises(InvalidRequest, match=f"a job may avoid {MOST_NODES} at most"):
@@ -84,7 +84,7 @@ def test_there_is_a_limit_to_all_of_it() -> None:
 
 
 @given(st.text(), st.text(), st.text())
-def test_of_any_text_comes_a_wish_of_this_job_or_none(one: str, two: str, three: str) -> None:
+def test_any_text_parses_to_a_request_of_this_job_or_none(one: str, two: str, three: str) -> None:
     asked = config_map(
         asks={
             names.AVOID_ANNOTATION: one,
@@ -97,7 +97,7 @@ def test_of_any_text_comes_a_wish_of_this_job_or_none(one: str, two: str, three:
     assert all(names.is_pod_of("pytorchjob", "job", pod) for pod, _ in found.end)
 
 
-def test_the_config_map_has_to_be_the_jobs_own() -> None:
+def test_a_config_map_of_another_job_is_ignored() -> None:
     asks = {names.AVOID_ANNOTATION: "node1"}
     mine = config_map(asks=asks)
     assert requests_of("jobset", job("jobset"), mine).avoid == ("node1",)

@@ -58,12 +58,12 @@ def changes(job: Object, *maps: Object) -> list[Any]:
     return [one.change for one in state_notes([("pytorchjob", job)], maps)]
 
 
-def test_what_the_leader_says_is_noted_on_its_job() -> None:
+def test_the_leaders_report_is_noted_on_its_job() -> None:
     assert changes(a_job(), a_map()) == [{"metadata": {"annotations": SAID}}]
     assert changes(a_job(**SAID), a_map()) == []
 
 
-def test_it_is_part_of_what_a_controller_decides_and_no_second_change_of_a_job() -> None:
+def test_a_note_is_part_of_the_decision_and_no_second_patch_of_a_job() -> None:
     scope = Scope(home="home")
     seen = Seen(jobs={"pytorchjob": [a_job()]}, beside={CONFIG_MAPS: [a_map()]})
     (chain,) = decide(seen, scope, {}, 0.0).chains
@@ -86,11 +86,11 @@ def test_it_is_part_of_what_a_controller_decides_and_no_second_change_of_a_job()
         a_map(None, **{names.REPORT_ANNOTATION: '{"message": "' + "x" * 100_000 + '"}'}),
     ],
 )
-def test_what_is_not_of_this_job_and_launch_or_no_report_is_not_noted(found: Object) -> None:
+def test_reports_of_other_launches_and_other_texts_are_not_noted(found: Object) -> None:
     assert changes(a_job(), found) == []
 
 
-def test_texts_of_pods_are_cut_before_they_reach_the_job() -> None:
+def test_texts_of_pods_are_shortened_before_they_reach_the_job() -> None:
     """Any process in a pod can write them."""
     (change,) = changes(a_job(), a_map(replace(REPORT, message="a\nb " * 200, culprit="")))
     message = change["metadata"]["annotations"]["ndctl.dev/message"]
@@ -98,7 +98,7 @@ def test_texts_of_pods_are_cut_before_they_reach_the_job() -> None:
     assert "\n" not in message
 
 
-def test_steps_alone_are_noted_once_a_minute() -> None:
+def test_a_change_of_the_step_alone_is_noted_once_a_minute() -> None:
     later = replace(REPORT, step=900, updated=REPORT.updated + STEPS_S - 1)
     assert notes_of(later, SAID) is None
     assert notes_of(replace(later, updated=REPORT.updated + STEPS_S), SAID) is not None
@@ -110,5 +110,5 @@ def test_steps_alone_are_noted_once_a_minute() -> None:
     assert notes_of(REPORT, {**SAID, "ndctl.dev/updated": "yesterday", "ndctl.dev/step": ""})
 
 
-def test_every_key_that_is_promised_is_in_the_config_map() -> None:
+def test_every_documented_key_is_in_the_config_map() -> None:
     assert {"state", "step", "steps", "attempt", "updated", "message"} <= set(to_data(REPORT))

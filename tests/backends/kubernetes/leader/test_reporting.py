@@ -67,7 +67,7 @@ class Server:
     maps: list[dict[str, Any]] = field(default_factory=list)
     trouble: Exception | None = None
     held: threading.Event | None = None
-    """Set: whoever asks waits for it, as for an API server that takes its time."""
+    """A request waits until this event is set, as with a slow API server."""
     watches: "list[list[Object | Exception]]" = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
@@ -144,7 +144,7 @@ def reasons(server: Server) -> list[str]:
     return [str(one["reason"]) for one in server.events]
 
 
-def test_a_whole_story_is_told_and_its_end_as_the_leader_leaves(tmp_path: Path) -> None:
+def test_a_jobs_history_is_reported_and_its_end_as_the_leader_exits(tmp_path: Path) -> None:
     server = Server()
     reporter = a_reporter(server, tmp_path)
     reporter.begin()
@@ -169,7 +169,7 @@ def test_a_whole_story_is_told_and_its_end_as_the_leader_leaves(tmp_path: Path) 
     assert from_events(server.events, "job") is not None
 
 
-def test_a_server_that_takes_its_time_never_holds_up_the_leader(tmp_path: Path) -> None:
+def test_a_slow_server_never_blocks_the_leader(tmp_path: Path) -> None:
     """Nor does more wait than is worth telling."""
     server = Server(held=threading.Event())
     reporter = a_reporter(server, tmp_path)
@@ -185,7 +185,7 @@ def test_a_server_that_takes_its_time_never_holds_up_the_leader(tmp_path: Path) 
     reporter.close()
 
 
-def test_a_server_that_does_not_come_back_costs_the_leaver_seconds(
+def test_an_unreachable_server_delays_the_leaders_exit_by_seconds_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.backends.kubernetes.leader.reporting.FAREWELL_S", 0.2)
@@ -201,7 +201,7 @@ def test_a_server_that_does_not_come_back_costs_the_leaver_seconds(
     server.held.set()
 
 
-def test_what_a_lost_server_missed_is_told_when_it_is_back(tmp_path: Path) -> None:
+def test_reports_that_a_server_missed_are_sent_when_it_returns(tmp_path: Path) -> None:
     server, clock = Server(trouble=Unreachable("away")), TurnedClock()
     reporter = a_reporter(server, tmp_path, clock)
     reporter.own.seen.set()
@@ -215,7 +215,7 @@ def test_what_a_lost_server_missed_is_told_when_it_is_back(tmp_path: Path) -> No
     assert server.maps[-1]["data"]["state"] == "RECOVERING"
 
 
-def test_a_leader_that_leaves_tries_once_more_what_was_not_heard(tmp_path: Path) -> None:
+def test_a_leader_that_exits_retries_unsent_reports_once(tmp_path: Path) -> None:
     server, clock = Server(trouble=Unreachable("away")), TurnedClock()
     reporter = a_reporter(server, tmp_path, clock)
     reporter.own.seen.set()
@@ -227,7 +227,7 @@ def test_a_leader_that_leaves_tries_once_more_what_was_not_heard(tmp_path: Path)
     assert server.maps[0]["data"]["state"] == "SUCCEEDED"
 
 
-def test_an_event_whose_answer_was_lost_is_made_once(tmp_path: Path) -> None:
+def test_an_event_whose_answer_was_lost_is_created_once(tmp_path: Path) -> None:
     server, clock = Server(), TurnedClock()
     reporter = a_reporter(server, tmp_path, clock)
     reporter.own.seen.set()
@@ -242,7 +242,7 @@ def test_an_event_whose_answer_was_lost_is_made_once(tmp_path: Path) -> None:
     assert not reporter.waiting
 
 
-def test_a_leader_that_gave_up_tells_nothing_more(tmp_path: Path) -> None:
+def test_a_leader_that_was_superseded_reports_nothing_more(tmp_path: Path) -> None:
     def guard() -> None:
         raise GivenUp("another leader has taken over")
 
@@ -255,7 +255,7 @@ def test_a_leader_that_gave_up_tells_nothing_more(tmp_path: Path) -> None:
     assert (server.events, server.maps) == ([], [])
 
 
-def test_a_right_that_is_missing_is_said_once_and_tried_again_later(
+def test_a_missing_right_is_logged_once_and_retried_later(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, channel = TurnedClock(), Channel("events cannot be made")
@@ -279,7 +279,7 @@ def test_a_right_that_is_missing_is_said_once_and_tried_again_later(
     assert "fix: ask for it" in said[0]
 
 
-def test_a_server_that_is_away_is_tried_again_soon() -> None:
+def test_an_unreachable_server_is_retried_soon() -> None:
     clock, channel = TurnedClock(), Channel("x")
 
     def away() -> None:
@@ -309,7 +309,7 @@ REPORT = JobReport(
 )
 
 
-def test_state_is_written_at_once_and_steps_now_and_then() -> None:
+def test_state_is_written_at_once_and_steps_at_intervals() -> None:
     written = Written(report=REPORT, at=100.0)
     assert due_s(REPORT, None, 100.0) == 0.0
     steps = replace(REPORT, step=900, loss=1.5, updated=REPORT.updated + 9)
@@ -321,7 +321,7 @@ def test_state_is_written_at_once_and_steps_now_and_then() -> None:
         assert due_s(replace(REPORT, **news), written, 101.5) == 0.0
 
 
-def test_a_report_comes_back_as_it_was_written() -> None:
+def test_a_report_is_read_as_it_was_written() -> None:
     assert from_data(to_data(REPORT)) == REPORT
     bare = replace(REPORT, culprit="", checkpoint=0, loss=None)
     assert from_data(to_data(bare)) == bare
@@ -341,11 +341,11 @@ def test_a_report_comes_back_as_it_was_written() -> None:
         {"state": "RUNNING", "updated": "2026-11-23T17:06:06Z", "step": "many"},
     ],
 )
-def test_what_somebody_else_wrote_is_no_report(data: dict[str, str]) -> None:
+def test_foreign_text_is_no_report(data: dict[str, str]) -> None:
     assert from_data(data) is None
 
 
-def test_an_event_is_named_by_what_it_says() -> None:
+def test_an_events_name_is_made_from_its_text() -> None:
     one = News(reason="Incident", text="rank 3 was killed", warning=True, at=START)
     made = event_of(one, REPORT, KIND, "team", "job")
     assert made == event_of(one, REPORT, KIND, "team", "job")
@@ -365,7 +365,7 @@ def followed(server: Server) -> OwnJob:
     return own
 
 
-def test_a_job_that_is_deleted_is_told_by_the_watch() -> None:
+def test_the_watch_reports_a_deleted_job() -> None:
     server = Server()
     server.watches = [
         [{"type": "MODIFIED", "object": a_job(2)}, {"type": "BOOKMARK", "object": a_job(3)}],
@@ -378,11 +378,11 @@ def test_a_job_that_is_deleted_is_told_by_the_watch() -> None:
 
 
 @pytest.mark.parametrize("job", [None, a_job(launch=2)])
-def test_one_that_is_not_there_or_is_anothers_is_gone(job: Object | None) -> None:
+def test_an_absent_or_foreign_job_counts_as_deleted(job: Object | None) -> None:
     assert followed(Server(job=job)).gone.wait(WAIT_S)
 
 
-def test_what_the_server_forgot_or_did_not_answer_is_asked_again() -> None:
+def test_an_expired_or_unanswered_watch_is_repeated() -> None:
     server = Server()
     server.watches = [
         [Expired("too old")],
@@ -421,7 +421,7 @@ class Lines:
         return ()
 
 
-def test_lines_are_told_once_they_are_on_disk(tmp_path: Path) -> None:
+def test_lines_are_reported_after_they_are_on_disk(tmp_path: Path) -> None:
     supervisor = Supervisor(Lines())  # type: ignore[arg-type]
     first, *rest = started()
     supervisor.feed(first)
@@ -450,7 +450,7 @@ def test_lines_are_told_once_they_are_on_disk(tmp_path: Path) -> None:
     assert told[-1][0] == -1
 
 
-def test_a_backend_without_a_cluster_is_told_nothing(tmp_path: Path) -> None:
+def test_a_backend_without_a_cluster_gets_no_reports(tmp_path: Path) -> None:
     backend: AllocationBackend = object()  # type: ignore[assignment]
     supervisor = Supervisor(Lines())  # type: ignore[arg-type]
     supervisor.feed(started()[0])
@@ -458,7 +458,7 @@ def test_a_backend_without_a_cluster_is_told_nothing(tmp_path: Path) -> None:
         assert supervisor.tell is None
 
 
-def test_the_api_has_what_the_reporter_asks_of_it() -> None:
+def test_the_api_client_has_the_methods_that_the_reporter_calls() -> None:
     """The stand-in above imitates no other signatures."""
     for name in ("get", "create", "merge", "watch"):
         assert callable(getattr(Api, name))

@@ -47,7 +47,7 @@ def client(server: StatusServer) -> TrainerServer:
     return made
 
 
-def test_progress_is_taken_and_the_token_read_each_time(server: StatusServer) -> None:
+def test_progress_is_posted_and_the_token_is_read_each_time(server: StatusServer) -> None:
     client(server).post(status_body(REPORT, PACE))
     server.token.write_text("renewed")
     client(server).post(status_body(replace(REPORT, step=5000, state="SUCCEEDED"), PACE))
@@ -75,7 +75,7 @@ def test_progress_is_taken_and_the_token_read_each_time(server: StatusServer) ->
         (replace(REPORT, loss=-1.23456789e-300), PACE),
     ],
 )
-def test_whatever_is_told_fits_the_schema(
+def test_every_post_fits_the_schema(
     server: StatusServer, report: JobReport, pace: Pace | None
 ) -> None:
     client(server).post(status_body(report, pace))
@@ -85,12 +85,12 @@ def test_whatever_is_told_fits_the_schema(
     )
 
 
-def test_a_job_that_has_steps_to_do_is_never_whole() -> None:
+def test_a_job_with_steps_left_is_never_at_100_percent() -> None:
     nearly = status_body(replace(REPORT, step=4999), PACE)["trainerStatus"]
     assert nearly["progressPercentage"] == 99
 
 
-def test_a_refusal_has_the_servers_words_and_a_server_that_is_gone_is_tried_again(
+def test_a_refusal_quotes_the_server_and_an_unreachable_server_is_retried(
     server: StatusServer,
 ) -> None:
     server.answers = 403
@@ -117,7 +117,7 @@ def test_no_other_server_gets_the_token(server: StatusServer, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("missing", [URL, CA, TOKEN])
-def test_an_operator_without_the_gate_takes_no_progress(missing: str) -> None:
+def test_an_operator_without_the_feature_gate_gets_no_progress(missing: str) -> None:
     environ = {URL: "https://trainer", CA: "/ca", TOKEN: "/token"}
     assert TrainerServer.from_mapping(environ) is not None
     assert TrainerServer.from_mapping({**environ, missing: ""}) is None
@@ -130,7 +130,7 @@ def lines(*bodies: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(one).encode() + b"\n" for one in bodies)
 
 
-def test_the_pace_is_that_of_the_last_steps_of_the_present_attempt(tmp_path: Path) -> None:
+def test_the_speed_is_measured_over_the_last_steps_of_the_current_attempt(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert pace_of_last(path) is None
     path.write_bytes(b"")
@@ -145,7 +145,7 @@ def test_the_pace_is_that_of_the_last_steps_of_the_present_attempt(tmp_path: Pat
     assert pace == Pace(attempt=2, step=1819, loss=3.0, tokens_per_second=7.0, step_s=0.5)
 
 
-def test_lines_that_are_none_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_no_metrics_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\nnothing\n' + lines({"attempt": 1, "step": 2, "loss": None}))
     assert pace_of_last(path) == Pace(attempt=1, step=2)

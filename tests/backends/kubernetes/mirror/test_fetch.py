@@ -39,7 +39,7 @@ def answer(
     return read_news(out.getvalue())
 
 
-def test_whole_lines_come_from_where_one_was(run_dir: RunDir) -> None:
+def test_whole_lines_are_read_from_the_last_position(run_dir: RunDir) -> None:
     told, journal, metrics = asked(run_dir, 0, 11)
     assert (told.launch, told.led, told.metrics_from) == (LAUNCH, False, 11)
     assert journal == run_dir.journal.read_bytes()
@@ -48,30 +48,32 @@ def test_whole_lines_come_from_where_one_was(run_dir: RunDir) -> None:
     assert (told.journal, told.metrics, journal, metrics) == (0, 0, b"", b"")
 
 
-def test_a_place_behind_the_end_is_of_another_run(run_dir: RunDir) -> None:
+def test_a_position_behind_the_end_belongs_to_another_run(run_dir: RunDir) -> None:
     told, journal, metrics = asked(run_dir, 10**6, 10**6)
     assert journal == run_dir.journal.read_bytes()
     assert (told.metrics_from, metrics) == (0, b'{"step":1}\n{"step":2}\n')
 
 
-def test_of_long_metrics_the_newest_come(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_lines_of_long_metrics_are_fetched(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetch, "MOST_METRICS", 15)
     told, _, metrics = asked(run_dir, 0, 0)
     assert (told.metrics_from, metrics) == (11, b'{"step":2}\n')
 
 
-def test_who_writes_the_journal_leads(run_dir: RunDir) -> None:
+def test_the_pod_that_writes_the_journal_is_the_leader(run_dir: RunDir) -> None:
     with run_dir.journal.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert news(run_dir, 0, 0)[0].led
 
 
-def test_nothing_is_said_of_what_is_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_omitted(tmp_path: Path) -> None:
     told, body = news(RunDir(tmp_path), 0, 0)
     assert (told.launch, told.led, body) == (0, False, b"")
 
 
-def test_the_newest_launch_is_that_of_the_last_submission(run_dir: RunDir) -> None:
+def test_the_newest_launch_is_from_the_last_submission(run_dir: RunDir) -> None:
     later = a_job(run_dir.path)
     line = to_line(Entry(seq=2, event=later, actions=()))
     line = line.replace(b'"launch":3', b'"launch":4')
@@ -95,7 +97,7 @@ def remembered(run_dir: RunDir, lines: int) -> None:
     snapshot.write(run_dir, folded, lambda: None)
 
 
-def test_a_long_journal_comes_in_pieces_of_whole_lines_with_the_snapshot_that_knows_them(
+def test_a_long_journal_is_fetched_in_pieces_with_a_matching_snapshot(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leads = to_line(Entry(seq=2, event=LeaderStarted(at=1.0, host="a", pid=1), actions=()))
@@ -115,7 +117,7 @@ def test_a_long_journal_comes_in_pieces_of_whole_lines_with_the_snapshot_that_kn
     assert answer(run_dir, size - len(leads))[2] == b"", "who asks had it"
 
 
-def test_no_snapshot_comes_before_the_lines_that_it_knows(
+def test_a_snapshot_is_not_fetched_before_the_lines_it_includes(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered(run_dir, 1)

@@ -155,7 +155,7 @@ def same(copy: Mirror, there: RunDir) -> bool:
     return copy.run_dir.journal.read_bytes() == there.journal.read_bytes()
 
 
-def test_a_long_journal_comes_in_one_look_and_with_the_snapshot(
+def test_one_refresh_fetches_a_long_journal_and_its_snapshot(
     copy: Mirror, there: RunDir, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happen(there, of(there).job, *END)
@@ -171,7 +171,7 @@ def test_a_long_journal_comes_in_one_look_and_with_the_snapshot(
     assert read_state(copy.run_dir).run.interruption.cancelled_by == "me"
 
 
-def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> None:
+def test_until_the_leader_starts_the_mirror_has_a_guess_and_the_spec(copy: Mirror) -> None:
     assert not copy.has_begun
     assert len(read(copy.run_dir.journal)) == 1
     assert copy.run_dir.spec.read_text() == "name: job\n"
@@ -182,7 +182,7 @@ def test_until_the_leader_begins_there_is_a_guess_and_the_spec(copy: Mirror) -> 
     assert (here.kubernetes.context, here.kubernetes.namespace) == ("prod", "team")
 
 
-def test_news_are_added_and_the_leaders_pod_is_asked(
+def test_new_lines_are_fetched_from_the_leaders_pod(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job)
@@ -199,7 +199,9 @@ def test_news_are_added_and_the_leaders_pod_is_asked(
     assert set(cluster.asked) == {"job-master"}
 
 
-def test_while_the_journal_is_written_there_it_is_held_here(copy: Mirror, there: RunDir) -> None:
+def test_the_local_lock_is_held_while_the_leader_writes_the_journal(
+    copy: Mirror, there: RunDir
+) -> None:
     with Journal(there.journal, TurnedClock()) as journal:
         journal.append(of(there).job)
         copy.refresh()
@@ -208,7 +210,7 @@ def test_while_the_journal_is_written_there_it_is_held_here(copy: Mirror, there:
     assert not has_writer(copy.run_dir.journal)
 
 
-def test_a_resumed_launch_keeps_what_was_known_and_a_new_one_does_not(
+def test_a_resumed_launch_keeps_the_mirror_and_a_new_one_does_not(
     copy: Mirror, there: RunDir
 ) -> None:
     happen(there, of(there).job, *END)
@@ -234,7 +236,7 @@ def contents_of(run_dir: RunDir) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_launch_that_was_never_handed_over_leaves_what_was_known_before(
+def test_a_launch_that_was_never_submitted_keeps_the_mirror(
     copy: Mirror, there: RunDir, resume: bool
 ) -> None:
     happen(there, of(there).job, *END)
@@ -251,9 +253,7 @@ def test_a_launch_that_was_never_handed_over_leaves_what_was_known_before(
     assert contents_of(copy.run_dir) == before
 
 
-def test_of_a_job_that_was_never_handed_over_nothing_is_known(
-    tmp_path: Path, cluster: Cluster
-) -> None:
+def test_a_job_that_was_never_submitted_has_no_state(tmp_path: Path, cluster: Cluster) -> None:
     made = Mirror(tmp_path / "never", cluster)  # type: ignore[arg-type]
     made.expect(of(cluster.there), "team")
     assert made.run_dir.journal.exists()
@@ -261,7 +261,7 @@ def test_of_a_job_that_was_never_handed_over_nothing_is_known(
     assert not made.run_dir.path.exists()
 
 
-def test_what_comes_from_its_leader_settles_that_the_cluster_has_it(
+def test_data_from_the_leader_proves_that_the_cluster_has_the_job(
     tmp_path: Path, cluster: Cluster, there: RunDir
 ) -> None:
     """The command that handed it over was killed before it could say so."""
@@ -273,7 +273,9 @@ def test_what_comes_from_its_leader_settles_that_the_cluster_has_it(
     assert made.remote.settled
 
 
-def test_a_journal_that_began_anew_there_begins_anew_here(copy: Mirror, there: RunDir) -> None:
+def test_a_journal_that_restarts_on_the_volume_restarts_in_the_mirror(
+    copy: Mirror, there: RunDir
+) -> None:
     happen(there, of(there).job, *END)
     copy.refresh()
     there.journal.unlink()
@@ -283,7 +285,7 @@ def test_a_journal_that_began_anew_there_begins_anew_here(copy: Mirror, there: R
     assert same(copy, there)
 
 
-def test_without_a_running_pod_the_leaders_last_words_are_taken(
+def test_without_a_running_pod_the_end_of_the_leaders_log_is_used(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job, *END)
@@ -301,7 +303,7 @@ def last_words(there: RunDir, since: int) -> list[bytes]:
     return [b"ndctl-journal: " + one for one in there.journal.read_bytes().splitlines()[since:]]
 
 
-def test_of_a_long_journal_the_last_lines_are_put_behind_those_that_were_seen(
+def test_the_last_lines_of_a_long_journal_follow_those_already_seen(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job, END[0])
@@ -313,9 +315,7 @@ def test_of_a_long_journal_the_last_lines_are_put_behind_those_that_were_seen(
     assert same(copy, there)
 
 
-def test_lines_that_never_came_are_not_made_up(
-    copy: Mirror, there: RunDir, cluster: Cluster
-) -> None:
+def test_missing_lines_are_not_invented(copy: Mirror, there: RunDir, cluster: Cluster) -> None:
     happen(there, of(there).job, *END)
     cluster.pods = [a_pod("job-master", "Succeeded", **LEADER)]
     cluster.lines = last_words(there, 2)
@@ -327,7 +327,7 @@ def test_lines_that_never_came_are_not_made_up(
     assert not copy.has_begun
 
 
-def test_of_many_pods_that_have_ended_the_leaders_log_is_read_and_once(
+def test_only_the_leaders_log_of_many_ended_pods_is_read_and_once(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job, *END)
@@ -340,7 +340,7 @@ def test_of_many_pods_that_have_ended_the_leaders_log_is_read_and_once(
     assert cluster.read == ["job-master"]
 
 
-def test_while_the_leaders_node_is_dead_another_pod_answers(
+def test_another_pod_is_asked_while_the_leaders_node_is_dead(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job, *END)
@@ -360,7 +360,7 @@ def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
     copy: Mirror, cluster: Cluster
 ) -> None:
     cluster.no_exec = True
-    assert copy.cancel() is None, "whoever asks suspends it"
+    assert copy.cancel() is None, "the caller suspends the job instead"
 
 
 def test_pods_that_are_not_ready_are_asked_last(
@@ -372,7 +372,7 @@ def test_pods_that_are_not_ready_are_asked_last(
     assert cluster.asked == ["job-a-worker"]
 
 
-def test_where_no_pod_answers_what_was_known_stays_and_cancel_finds_nobody(
+def test_if_no_pod_answers_the_mirror_stays_and_cancel_finds_no_pod(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job)
@@ -384,7 +384,7 @@ def test_where_no_pod_answers_what_was_known_stays_and_cancel_finds_nobody(
     assert copy.cancel() is None
 
 
-def test_logs_of_some_hosts_are_asked_of_their_pods_alone(copy: Mirror, cluster: Cluster) -> None:
+def test_logs_of_some_hosts_are_read_from_their_pods_alone(copy: Mirror, cluster: Cluster) -> None:
     cluster.lines = [b"2026-01-01T00:00:00Z [host attempt 1 rank 3] a line"]
     copy.fetch_logs(["node-of-job-a-worker"])
     assert cluster.read == ["job-a-worker"]
@@ -404,7 +404,7 @@ def test_a_log_that_cannot_be_read_is_tried_again_and_then_named(
     assert said == "the log of pod job-a-worker could not be read completely: the kubelet is busy"
 
 
-def test_files_of_a_config_map_may_be_packed() -> None:
+def test_files_of_a_config_map_may_be_compressed() -> None:
     packed = {"data": {"a": "text"}, "binaryData": {"b.gz": "AAE="}}
     assert contents(json.loads(json.dumps(packed))) == {"a": b"text", "b.gz": b"\x00\x01"}
     assert contents({}) == {}
@@ -427,7 +427,7 @@ def told(cluster: Cluster, **more: Any) -> dict[str, str]:
     return to_data(replace(report, **more))
 
 
-def test_when_a_leader_was_last_heard_is_known_and_the_lock_is_let_go_of(
+def test_the_time_of_the_last_contact_is_kept_and_the_lock_is_released(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     with Journal(there.journal, TurnedClock()) as journal:
@@ -444,7 +444,7 @@ def test_when_a_leader_was_last_heard_is_known_and_the_lock_is_let_go_of(
     assert copy.led_at == heard_at
 
 
-def test_a_leader_that_is_to_go_is_heard_to_its_end_and_held_for_none_that_lives(
+def test_a_leader_being_deleted_is_read_to_its_end_but_not_counted_as_running(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     for pod in cluster.pods:
@@ -456,7 +456,7 @@ def test_a_leader_that_is_to_go_is_heard_to_its_end_and_held_for_none_that_lives
         assert not has_writer(copy.run_dir.journal)
 
 
-def test_without_the_right_to_exec_the_job_tells_how_it_stands_in_its_config_map(
+def test_without_the_right_to_exec_the_state_is_read_from_the_config_map(
     copy: Mirror, cluster: Cluster
 ) -> None:
     cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800)
@@ -472,7 +472,7 @@ def test_without_the_right_to_exec_the_job_tells_how_it_stands_in_its_config_map
     assert "attempt 2" in status_text(seen, None)
 
 
-def test_an_old_report_says_no_more_than_the_journal(
+def test_an_old_report_adds_nothing_to_the_journal(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     cluster.state = told(cluster, updated=1.0)
@@ -486,7 +486,9 @@ def test_an_old_report_says_no_more_than_the_journal(
     assert read_report(copy.run_dir) is None, "it is of the former launch"
 
 
-def test_what_ranks_printed_brings_step_and_checkpoint(copy: Mirror, cluster: Cluster) -> None:
+def test_step_and_checkpoint_are_read_from_the_output_of_ranks(
+    copy: Mirror, cluster: Cluster
+) -> None:
     """As of pods that are to go, whose node does not answer any more."""
     cluster.silent = {"job-master", "job-a-worker"}
     line = "2026-11-23 17:06:06,329 step 529/5000 loss 1.7865 grad_norm 0.8"
@@ -505,10 +507,10 @@ def test_what_ranks_printed_brings_step_and_checkpoint(copy: Mirror, cluster: Cl
     assert seen.seen.checkpoint.name == "step-529"
 
 
-def test_of_a_job_that_trains_neither_its_map_nor_its_log_makes_one_that_waits(
+def test_config_map_and_log_never_make_a_training_job_look_pending(
     copy: Mirror, cluster: Cluster
 ) -> None:
-    """What is known here is a guess of whoever submitted it."""
+    """What this machine knows is a guess of the submitter."""
     cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800, culprit="rank 3 on node2")
     at = stamp(cluster.clock.now() + 7.0)
     cluster.lines = [f"{at} [node-1 attempt 2 rank 0] x step 830/5000 loss 1.5 x".encode()]
@@ -521,7 +523,7 @@ def test_of_a_job_that_trains_neither_its_map_nor_its_log_makes_one_that_waits(
     assert (report.culprit, report.attempt) == ("rank 3 on node2", 2)
 
 
-def test_the_last_event_of_a_job_outlives_it(copy: Mirror, cluster: Cluster) -> None:
+def test_the_last_event_of_a_job_is_kept_after_its_deletion(copy: Mirror, cluster: Cluster) -> None:
     cluster.pods = []
     data = told(cluster, state="SUCCEEDED", message="all steps are done", step=5000)
     about = {"involvedObject": {"name": "job"}, "lastTimestamp": "2026-01-01T00:00:00Z"}
@@ -535,7 +537,7 @@ def test_the_last_event_of_a_job_outlives_it(copy: Mirror, cluster: Cluster) -> 
     assert (standing.state, standing.reason) == ("SUCCEEDED", "all steps are done")
 
 
-def test_an_end_that_the_cluster_told_is_known_while_it_is_away(
+def test_a_known_end_is_shown_while_the_cluster_is_unreachable(
     copy: Mirror, there: RunDir, cluster: Cluster
 ) -> None:
     happen(there, of(there).job, END[0])
@@ -560,9 +562,7 @@ def specs(copy: Mirror, *launches: int) -> list[str]:
     return [copy.run_dir.spec_of(number).read_text() for number in launches]
 
 
-def test_a_launch_that_is_refused_leaves_the_former_spec_in_its_place(
-    copy: Mirror, there: RunDir
-) -> None:
+def test_a_refused_launch_keeps_the_former_spec(copy: Mirror, there: RunDir) -> None:
     happen(there, of(there).job, END[0], STEP, END[1])
     copy.refresh()
     other = replace(of(there, 2, resume=True), spec="name: job # other\n")
@@ -577,7 +577,9 @@ def test_a_launch_that_is_refused_leaves_the_former_spec_in_its_place(
     assert copy.run_dir.spec.read_text() == "name: job # other\n"
 
 
-def test_while_ranks_stop_the_copy_hurries(copy: Mirror, there: RunDir, cluster: Cluster) -> None:
+def test_the_mirror_knows_that_ranks_are_stopping(
+    copy: Mirror, there: RunDir, cluster: Cluster
+) -> None:
     happen(there, of(there).job)
     copy.refresh()
     assert not copy.stopping

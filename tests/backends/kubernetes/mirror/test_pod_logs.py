@@ -94,20 +94,20 @@ def test_a_broken_stream_neither_loses_nor_doubles_a_line(
     assert node.asked[-1] == ("one", "2026-01-01T00:00:03Z", False)
 
 
-def test_a_clock_that_was_set_back_loses_no_line_of_a_stream() -> None:
+def test_a_clock_set_back_loses_no_line_of_a_stream() -> None:
     reading = Reading()
     assert reading.begin() == ""
     lines = [stamped(9, "a"), stamped(3, "b"), stamped(4, "c")]
     assert [reading.take(line) for line in lines] == [b"a", b"b", b"c"]
 
 
-def test_the_zone_of_a_node_is_kept_in_what_is_asked() -> None:
+def test_a_request_keeps_the_time_zone_of_the_node() -> None:
     reading = Reading()
     reading.take(b"2026-01-01T02:00:00.5+02:00 text")
     assert reading.begin() == "2026-01-01T02:00:00+02:00"
 
 
-def test_running_pods_are_followed_up_to_a_number_and_the_others_asked_in_turns(
+def test_a_limited_number_of_pods_is_followed_and_the_others_polled_in_turn(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_logs, "STREAMS", 2)
@@ -123,7 +123,7 @@ def test_running_pods_are_followed_up_to_a_number_and_the_others_asked_in_turns(
     assert run_dir.agent_log("node-2").read_text() == "x\n"
 
 
-def test_a_pod_that_has_ended_is_read_to_its_end_and_then_left_alone(run_dir: RunDir) -> None:
+def test_an_ended_pod_is_read_to_its_end_once(run_dir: RunDir) -> None:
     node = Node({"one": [stamped(1, "Traceback"), stamped(1, "ModuleNotFoundError")]})
     logs = logs_of(run_dir, node)
     for _ in range(3):

@@ -185,7 +185,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize(("given", "what", "words"), TROUBLES)
-def test_a_pod_in_trouble_says_which_and_what_to_do(
+def test_a_pods_problem_has_a_reason_and_a_fix(
     given: dict[str, Any], what: str | None, words: str
 ) -> None:
     found = pod_problem(given)
@@ -193,7 +193,7 @@ def test_a_pod_in_trouble_says_which_and_what_to_do(
     assert words in str(found or "")
 
 
-def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
+def test_the_registrys_message_is_preferred_to_the_kubelets_back_off() -> None:
     events = [
         event("run-1-worker-0", "Failed", "Error: ImagePullBackOff"),
         event("run-1-worker-0", "Failed", 'Failed to pull image "x": manifest unknown'),
@@ -203,7 +203,7 @@ def test_the_registrys_own_words_win_over_the_kubelets_patience() -> None:
     assert found.why == 'Failed to pull image "x": manifest unknown'
 
 
-def test_one_that_waits_for_the_place_that_it_was_preempted_from_says_by_whom() -> None:
+def test_a_pod_that_waits_after_preemption_names_the_preemptor() -> None:
     waits = pod(conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
     found = pod_problem(waits, [event("run-1-worker-0", "Preempted", "by team-b/x on node node-7")])
     assert found is not None
@@ -228,7 +228,7 @@ def mounting(*events: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("reason", ["FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox"])
-def test_what_a_kubelet_failed_at_and_then_managed_is_no_trouble(reason: str) -> None:
+def test_a_failure_that_the_kubelet_overcame_is_no_problem(reason: str) -> None:
     failed = event("run-1-worker-0", reason, "timed out", uid="u2")
     assert mounting(failed) == reason
     for then in ("Pulling", "Pulled", "Created"):
@@ -238,7 +238,7 @@ def test_what_a_kubelet_failed_at_and_then_managed_is_no_trouble(reason: str) ->
     assert mounting(before, failed) == reason, "an init container's image was there"
 
 
-def test_what_became_of_the_pod_before_it_says_nothing_of_this_one() -> None:
+def test_events_of_a_pods_predecessor_are_ignored() -> None:
     """An operator gives a pod the name of the one that it replaces."""
     assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
     given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
@@ -272,7 +272,7 @@ STANDINGS = [
 
 
 @pytest.mark.parametrize(("given", "pods", "meaning", "over", "words"), STANDINGS)
-def test_a_job_stands_as_its_conditions_and_pods_say(
+def test_the_state_of_a_job_follows_from_its_conditions_and_pods(
     given: dict[str, Any] | None, pods: list[dict[str, Any]], meaning: str, over: bool, words: str
 ) -> None:
     seen = observe(PYTORCHJOB, NAME, given, pods)
@@ -293,7 +293,7 @@ def test_a_job_stands_as_its_conditions_and_pods_say(
         (job("Created"), [], None),
     ],
 )
-def test_how_a_job_ended_is_told_of_its_object(
+def test_the_end_of_a_job_is_read_from_its_object(
     given: dict[str, Any] | None, pods: list[dict[str, Any]], over: str | None
 ) -> None:
     """Without an object it was deleted: to wait for it brings nothing."""
@@ -307,7 +307,7 @@ def test_how_a_job_ended_is_told_of_its_object(
 LEADS = {"training.kubeflow.org/replica-type": "master"}
 
 
-def test_whether_the_pod_that_leads_runs_is_told() -> None:
+def test_the_status_says_whether_the_leaders_pod_runs() -> None:
     other = pod("run-1-worker-0", phase="Running")
     assert not observe(PYTORCHJOB, NAME, job("Running"), [other]).leader_runs
     leader = pod("run-1-master-0", phase="Running")
@@ -344,7 +344,7 @@ def test_a_job_that_went_with_its_namespace_says_so(namespace: Any, words: str) 
     assert seen.ending == "CANCELLED"
 
 
-def test_without_the_right_to_events_a_job_that_waits_says_so_and_no_more_is_lost() -> None:
+def test_without_the_right_to_events_only_the_reasons_for_waiting_are_missing() -> None:
     class Cluster:
         pods: tuple[Object, ...] = ()
 
@@ -379,7 +379,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("message", "what"), REFUSED)
-def test_pods_that_never_came_to_be_are_explained_by_events(message: str, what: str) -> None:
+def test_events_explain_pods_that_were_never_created(message: str, what: str) -> None:
     events = [event("run-1", "FailedCreatePod", message, kind="PyTorchJob")]
     seen = observe(PYTORCHJOB, NAME, job("Created"), (), events)
     assert [one.what for one in seen.troubles] == [what]
@@ -394,7 +394,7 @@ def noted(one: dict[str, Any], **notes: str) -> Observed:
     return with_notes(seen, one, {f"ndctl.dev/{key}": value for key, value in notes.items()})
 
 
-def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told() -> None:
+def test_a_changed_text_applied_under_the_same_launch_is_reported() -> None:
     """Three pods of it would wait for the four that the run began with, for ever."""
     seen = noted(job("Running", spec_hash="b"), runs="a")
     assert "differ from launch 3" in seen.words
@@ -404,7 +404,7 @@ def test_a_text_that_was_applied_under_the_same_launch_and_does_not_run_is_told(
     assert noted(job("Failed", spec_hash="b"), runs="a").troubles == ()
 
 
-def test_nodes_that_nobody_keeps_new_pods_off_are_told_with_what_does() -> None:
+def test_excluded_nodes_that_accept_new_pods_are_named_with_a_fix() -> None:
     asked = "node-3,node-7"
     seen = noted(job("Running", excluded="node-3"), avoid=asked)
     assert (
@@ -430,7 +430,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("theirs", OTHERS)
-def test_of_other_jobs_and_of_former_ones_of_its_name_nothing_is_told(
+def test_other_jobs_and_former_jobs_of_the_name_are_ignored(
     theirs: dict[str, Any],
 ) -> None:
     mine = job(suspend=True, queue="ml")
@@ -447,7 +447,7 @@ def test_of_other_jobs_and_of_former_ones_of_its_name_nothing_is_told(
         ("trainjob", {"about": "run-1-node-0", "kind": "Job", "uid": "its own"}),
     ],
 )
-def test_what_operators_make_of_a_job_speaks_for_it(kind: Kind, about: dict[str, str]) -> None:
+def test_objects_that_operators_make_count_as_the_jobs(kind: Kind, about: dict[str, str]) -> None:
     mine = job()
     mine["metadata"] |= {"uid": "mine", "creationTimestamp": "2026-11-22T05:00:01Z"}
     said = event(reason="FailedCreate", message="exceeded quota: gpus", **about)
@@ -455,14 +455,14 @@ def test_what_operators_make_of_a_job_speaks_for_it(kind: Kind, about: dict[str,
     assert [one.what for one in seen.troubles] == ["quota exceeded"]
 
 
-def test_what_kueue_waits_for_is_told() -> None:
+def test_the_reason_why_kueue_waits_is_shown() -> None:
     said = "couldn't assign flavors to pod set master: insufficient quota for nvidia.com/gpu"
     events = [event("pytorchjob-run-1-a1b2c", "Pending", said, kind="Workload")]
     seen = observe(PYTORCHJOB, NAME, job(suspend=True, queue="ml"), (), events)
     assert said in seen.words
 
 
-def test_what_does_not_mend_by_itself_comes_first() -> None:
+def test_problems_that_need_a_person_come_first() -> None:
     waits = pod("run-1-a", conditions=condition("PodScheduled", "False", "Unschedulable", NO_GPUS))
     image = pod("run-1-b", containerStatuses=waiting("ErrImagePull", "not found"))
     seen = observe(PYTORCHJOB, NAME, job(), [waits, image])
@@ -488,7 +488,9 @@ DRAINED = pod(conditions=condition("DisruptionTarget", "True", "EvictionByEvicti
         (job("Running"), RUNNING, "unknown"),
     ],
 )
-def test_why_a_leader_is_ended(given: dict[str, Any] | None, own: dict[str, Any], why: str) -> None:
+def test_the_reason_why_a_leader_is_ended_is_known(
+    given: dict[str, Any] | None, own: dict[str, Any], why: str
+) -> None:
     assert cause(PYTORCHJOB, given, own, 3) == why
 
 
@@ -500,9 +502,7 @@ def test_why_a_leader_is_ended(given: dict[str, Any] | None, own: dict[str, Any]
         ({"terminated": {"exitCode": 1}}, 1000.0),
     ],
 )
-def test_a_pod_began_with_the_container_that_it_has_now(
-    state: dict[str, Any], begun: float
-) -> None:
+def test_a_pods_start_is_that_of_its_current_container(state: dict[str, Any], begun: float) -> None:
     """In a pod of JobSet a container is started again."""
     given = pod(containerStatuses=[{"state": state}])
     given["metadata"]["creationTimestamp"] = "1970-01-01T00:16:40Z"
@@ -525,7 +525,7 @@ GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resour
     [
         ([GONE], [], LOW),
         ([], [evicted()], LOW),
-        ([pod(phase="Running")], [evicted()], LOW),  # made anew already, on the same node
+        ([pod(phase="Running")], [evicted()], LOW),  # already replaced, on the same node
         ([pod(phase="Failed", reason="Preempting")], [], "Preempted"),
         ([pod(phase="Failed", reason="NodeLost")], [], ""),
         ([pod(phase="Failed")], [], ""),
@@ -536,7 +536,7 @@ GONE = pod(phase="Failed", reason="Evicted", message="The node was low on resour
         ([], [event("run-1-worker-0", "Killing", "Stopping container")], ""),
     ],
 )
-def test_a_pod_that_kubernetes_killed_itself_is_known_by_its_status_or_its_event(
+def test_a_pod_killed_by_kubernetes_is_recognised_by_status_or_event(
     pods: list[dict[str, Any]], events: list[dict[str, Any]], said: str
 ) -> None:
     assert taken("pytorchjob", "run-1", "node-7", pods, events, AT - 5) == said
@@ -549,7 +549,7 @@ def test_pods_of_jobs_are_known_by_their_names(kind: Kind) -> None:
     assert taken(kind, "run-1", "node-7", [], [theirs], AT - 5) == ""
 
 
-def test_an_eviction_of_another_day_excuses_nobody() -> None:
+def test_an_eviction_of_another_day_is_ignored() -> None:
     assert taken("pytorchjob", "run-1", "node-7", [], [evicted()], AT + 1) == ""
     later = {**pod("run-1-worker-0-b", phase="Failed"), "metadata": {"name": "run-1-worker-0-b"}}
     later["metadata"]["creationTimestamp"] = "2026-11-22T06:00:00Z"
@@ -565,7 +565,7 @@ def test_an_eviction_of_another_day_excuses_nobody() -> None:
         ("", ""),
     ],
 )
-def test_of_the_end_of_a_pods_log_what_it_died_of_is_told(log: str, said: str) -> None:
+def test_the_cause_of_death_is_read_from_the_end_of_a_pods_log(log: str, said: str) -> None:
     ended = [{"state": {"terminated": {"reason": "Error", "exitCode": 78, "message": log}}}]
     trouble = pod_problem(pod(phase="Failed", containerStatuses=ended))
     assert trouble is not None

@@ -25,7 +25,7 @@ from orchestrator.backends.slurm.on_nodes.address import (
         (None, "", None, None),
     ],
 )
-def test_the_address_is_one_that_others_reach(
+def test_the_address_is_reachable_from_other_hosts(
     resolved: str | None, node_addr: str, routed: str | None, chosen: str | None
 ) -> None:
     names = {"node1": "127.0.1.1", "n1-ib.cluster": "172.16.0.1"}
@@ -38,7 +38,7 @@ def test_loopback_has_an_interface_and_a_name() -> None:
     assert interface_of("192.0.2.1") is None
 
 
-def test_the_way_to_others_is_the_first_that_means_anything() -> None:
+def test_the_first_usable_route_to_other_hosts_is_used() -> None:
     assert routed_towards(["no-such-host.invalid", "127.0.0.1"]) == "127.0.0.1"
     assert routed_towards([]) is None
     assert resolve("no-such-host.invalid") is None

@@ -26,7 +26,7 @@ MISSING = f"slurmstepd-node4: error: execve(): {PYTHON}: No such file or directo
         "slurmstepd: error: pyxis: failed to import docker image",
     ],
 )
-def test_what_ends_a_task_before_the_agent_is_found_among_warnings(line: str) -> None:
+def test_the_error_that_ends_a_task_early_is_found_among_warnings(line: str) -> None:
     noise = "slurmstepd: error: couldn't chdir to `/home/me': No such file or directory\n"
     assert agents_not_started.why(f"{noise}{line}\nslurmstepd: error: later\n") == line
 
@@ -40,7 +40,7 @@ def test_what_ends_a_task_before_the_agent_is_found_among_warnings(line: str) ->
         "lmod: module load cuda/12.4",
     ],
 )
-def test_what_a_healthy_agent_may_have_said_before_its_log_is_no_reason(text: str) -> None:
+def test_output_of_a_healthy_agent_before_its_log_is_no_reason(text: str) -> None:
     assert agents_not_started.why(text) == ""
 
 

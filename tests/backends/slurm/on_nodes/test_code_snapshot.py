@@ -44,7 +44,7 @@ def test_ndctl_runs_from_its_snapshot_alone(tmp_path: Path) -> None:
     assert (listed.code, "second-strike" in listed.out) == (0, True), listed.err
 
 
-def test_every_kind_of_file_of_an_installation_is_taken() -> None:
+def test_every_kind_of_file_of_an_installation_is_copied() -> None:
     project = tomllib.loads((code_snapshot.HOME / "pyproject.toml").read_text())
     data = project["tool"]["setuptools"]["package-data"].values()
     kinds = {Path(pattern).suffix for patterns in data for pattern in patterns}
@@ -54,7 +54,7 @@ def test_every_kind_of_file_of_an_installation_is_taken() -> None:
 @pytest.mark.parametrize(
     "name", [".env", ".env.py", "id_rsa", "server.pem", "host.key", ".netrc", "core.4711", "a.log"]
 )
-def test_what_is_no_code_stays_out_and_is_named(tmp_path: Path, name: str) -> None:
+def test_files_that_are_no_code_are_skipped_and_named(tmp_path: Path, name: str) -> None:
     home = packages(tmp_path / "home", f"trainer/{name}", "trainer/.ssh/known_hosts")
     chosen = code_snapshot.choose(TurnedClock(), home)
     code_snapshot.take(chosen, tmp_path / "code")
@@ -64,7 +64,7 @@ def test_what_is_no_code_stays_out_and_is_named(tmp_path: Path, name: str) -> No
     assert {path.name for path in taken} == {"__init__.py"}
 
 
-def test_of_many_files_that_stay_out_some_are_named(tmp_path: Path) -> None:
+def test_only_some_of_many_skipped_files_are_named(tmp_path: Path) -> None:
     home = packages(tmp_path, *(f"trainer/{n}.log" for n in range(7)))
     assert code_snapshot.choose(TurnedClock(), home).words().endswith("trainer/4.log and 2 more")
     assert code_snapshot.choose(TurnedClock(), packages(tmp_path / "clean")).words() == ""
@@ -78,7 +78,7 @@ def test_of_many_files_that_stay_out_some_are_named(tmp_path: Path) -> None:
         ("MOST_S", 2.0, "for 3 s"),
     ],
 )
-def test_what_is_too_large_for_code_is_refused_while_it_is_looked_at(
+def test_a_folder_too_large_for_code_is_refused_early(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float, said: str
 ) -> None:
     seconds = count()
@@ -106,7 +106,7 @@ def test_what_is_too_large_for_code_is_refused_while_it_is_looked_at(
     assert len(looked) <= 4, "it does not walk to the end first"
 
 
-def test_a_copy_that_is_cut_short_leaves_the_former_one(tmp_path: Path) -> None:
+def test_an_interrupted_copy_keeps_the_former_snapshot(tmp_path: Path) -> None:
     home, target = packages(tmp_path / "home"), tmp_path / "code"
     code_snapshot.take(code_snapshot.choose(TurnedClock(), home), target)
     chosen = code_snapshot.choose(TurnedClock(), packages(home, "trainer/new.py"))

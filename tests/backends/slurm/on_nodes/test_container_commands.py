@@ -76,11 +76,11 @@ def test_srun_is_needed_as_well() -> None:
 
 
 @pytest.mark.parametrize("ping", [None, Completed(1, DOWN, "")])
-def test_a_slurmctld_that_is_away_is_not_the_images_fault(ping: Completed | None) -> None:
+def test_a_slurmctld_that_is_down_is_not_the_images_fault(ping: Completed | None) -> None:
     check_commands(image(ping))
 
 
-def test_the_leader_looks_only_inside_of_a_container() -> None:
+def test_the_leader_checks_commands_only_inside_a_container() -> None:
     inside = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1"}
     slurm = FakeSlurm(trouble=lambda argv, before: NO_MUNGE, patience=80.0)
     backend = SlurmBackend(inside, TurnedClock(), slurm)

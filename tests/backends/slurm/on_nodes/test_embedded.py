@@ -21,7 +21,7 @@ def a_handover() -> Handover:
     return replace(handed(a_launch()), spec="name: job\ntrain: {steps: 5}\n", submitted=typed)
 
 
-def test_what_is_carried_is_what_was_handed_over() -> None:
+def test_the_embedded_payload_is_read_as_it_was_submitted() -> None:
     assert from_text(to_text(a_handover())) == a_handover()
     assert from_text(to_text(a_handover()) + "\n") == a_handover()
 
@@ -54,7 +54,7 @@ def test_a_spec_that_was_edited_in_the_script_is_refused() -> None:
 @pytest.mark.parametrize(
     "text", ["", "name: job\n", f"name: job\n{PACKED}\n", f"a\n{PACKED}\nAAAA"]
 )
-def test_what_is_no_job_is_refused(text: str) -> None:
+def test_text_that_is_no_job_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="cannot read the job") as refused:
         from_text(text)
     assert "ndctl render" in refused.value.fix

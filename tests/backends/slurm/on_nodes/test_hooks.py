@@ -13,7 +13,7 @@ def hook(log: Path, line: str, limit_s: float = 20.0, **environ: str) -> str:
     return run_hook("before", line, {"PATH": os.environ["PATH"], **environ}, log, limit_s)
 
 
-def test_a_line_that_succeeds_says_nothing_and_its_words_are_kept(tmp_path: Path) -> None:
+def test_a_successful_hook_is_no_problem_and_its_output_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "hooks-node1.log"
     assert hook(log, 'echo "$NDCTL_HOST is ready"; echo twice >&2', NDCTL_HOST="node1") == ""
     assert log.read_text().splitlines() == [
@@ -23,7 +23,7 @@ def test_a_line_that_succeeds_says_nothing_and_its_words_are_kept(tmp_path: Path
     ]
 
 
-def test_the_end_of_what_a_line_said_is_the_evidence(tmp_path: Path) -> None:
+def test_the_end_of_a_hooks_output_is_the_evidence(tmp_path: Path) -> None:
     log = tmp_path / "log"
     hook(log, "echo of an earlier run; exit 1")
     why = hook(log, "seq 1000; echo no space left on /scratch >&2; exit 3")
@@ -33,7 +33,7 @@ def test_the_end_of_what_a_line_said_is_the_evidence(tmp_path: Path) -> None:
     assert hook(log, "no-such-program").startswith("exited with code 127; output: bash: ")
 
 
-def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_hook_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
     log, alive = tmp_path / "log", tmp_path / "alive"
     line = f"(sleep 2; touch {alive}) & echo copying; wait"
     began = time.monotonic()
@@ -43,5 +43,5 @@ def test_a_line_that_does_not_end_is_killed_with_all_that_it_started(tmp_path: P
     assert not alive.exists()
 
 
-def test_a_line_that_cannot_be_run_is_said(tmp_path: Path) -> None:
+def test_a_hook_that_cannot_start_is_reported(tmp_path: Path) -> None:
     assert "failed to start: " in hook(tmp_path / "no" / "folder", "true")

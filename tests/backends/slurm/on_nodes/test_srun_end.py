@@ -9,7 +9,7 @@ from orchestrator.contract.files import exit_codes
 from tests.backends.slurm.slurm_launch import a_launch
 
 
-def test_srun_that_a_signal_ended_is_told_to_the_next_run_and_to_no_other(tmp_path: Path) -> None:
+def test_a_killed_srun_is_reported_to_the_next_run_only(tmp_path: Path) -> None:
     launch = a_launch(tmp_path)
     note(tmp_path, launch=1, restarts=2).parent.mkdir(parents=True)
     write_down(note(tmp_path, launch=1, restarts=2), "node3", 137, 5.0)
@@ -21,7 +21,7 @@ def test_srun_that_a_signal_ended_is_told_to_the_next_run_and_to_no_other(tmp_pa
     assert breakdown(launch, -1) is None, "there was no run before the first"
 
 
-def test_of_one_host_it_is_not_known_whether_srun_or_its_agent_was_killed(tmp_path: Path) -> None:
+def test_with_one_host_a_killed_srun_and_a_killed_agent_look_alike(tmp_path: Path) -> None:
     launch = a_launch(tmp_path, hosts=1)
     path = note(tmp_path, launch=1, restarts=0)
     path.parent.mkdir(parents=True)
@@ -35,7 +35,9 @@ def test_of_one_host_it_is_not_known_whether_srun_or_its_agent_was_killed(tmp_pa
 @pytest.mark.parametrize(
     "code", [1, exit_codes.LEADER_LOST, exit_codes.REQUEUED, exit_codes.CHECKPOINTED]
 )
-def test_agents_that_left_by_themselves_say_nothing_of_srun(tmp_path: Path, code: int) -> None:
+def test_agents_that_exit_themselves_are_no_evidence_against_srun(
+    tmp_path: Path, code: int
+) -> None:
     path = note(tmp_path, launch=1, restarts=0)
     path.parent.mkdir(parents=True)
     write_down(path, "node3", code, 5.0)

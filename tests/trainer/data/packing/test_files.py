@@ -12,7 +12,7 @@ from tests.trainer.data.data_files import write_texts
 from trainer.data.packing.files import find
 
 
-def test_stdlib_stands_for_pythons_library_without_what_pip_installed() -> None:
+def test_stdlib_means_pythons_library_without_installed_packages() -> None:
     stdlib = sysconfig.get_paths()["stdlib"]
     found = [file.path for file in find("{stdlib}/**/*.py", "auto", "data.files").files]
     assert found == sorted(found)
@@ -24,12 +24,12 @@ def test_stdlib_stands_for_pythons_library_without_what_pip_installed() -> None:
     ("name", "format_"),
     [("a.txt", "text"), ("a.jsonl", "jsonl"), ("a.parquet", "parquet"), ("a.tokens", "tokens")],
 )
-def test_names_tell_formats(tmp_path: Path, name: str, format_: Format) -> None:
+def test_the_format_follows_from_the_file_name(tmp_path: Path, name: str, format_: Format) -> None:
     (tmp_path / name).write_text("x")
     assert find(str(tmp_path / "*"), "auto", "data.files").format == format_
 
 
-def test_a_format_that_is_said_goes_before_names(tmp_path: Path) -> None:
+def test_a_given_format_overrides_file_names(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("x")
     (tmp_path / "b.txt").write_text("x")
     found = find(str(tmp_path / "*"), "text", "data.files")
@@ -43,7 +43,7 @@ def test_files_of_several_formats_are_refused(tmp_path: Path) -> None:
         find(str(tmp_path / "*"), "auto", "data.files")
 
 
-def test_empty_files_are_none(tmp_path: Path) -> None:
+def test_empty_files_are_skipped(tmp_path: Path) -> None:
     files = write_texts(tmp_path, "", "")
     with pytest.raises(TrainingError, match=r"data.validation.files '.*' matches no file"):
         find(files, "auto", "data.validation.files")
@@ -62,13 +62,13 @@ def test_folders_are_datasets_or_nothing(tmp_path: Path) -> None:
         find(str(tmp_path), "auto", "data.files")
 
 
-def test_a_broken_link_is_told(tmp_path: Path) -> None:
+def test_a_broken_link_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.txt").symlink_to(tmp_path / "nowhere")
     with pytest.raises(TrainingError, match=r"a\.txt, which cannot be read: No such file"):
         find(str(tmp_path / "*.txt"), "auto", "data.files")
 
 
-def test_what_is_held_out_is_left_out_whatever_its_name(tmp_path: Path) -> None:
+def test_held_out_files_are_excluded_with_any_name(tmp_path: Path) -> None:
     files = write_texts(tmp_path, "a", "b", "c")
     other = tmp_path / "held-out.txt"
     os.link(tmp_path / "1.txt", other)

@@ -31,7 +31,9 @@ def packing(files: str, columns: Columns | None = None, tokenizer: Tokenizer | N
     return packing_of(found, columns or Columns("text"), tokenizer or Bytes())
 
 
-def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_read_batches_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [{"q": f"question {n}", "a": f"answer {n * n}"} for n in range(50)]
     files = write_rows(tmp_path / "a.jsonl", rows)
     whole = packed(files, tmp_path / "whole.tokens", Columns("a", "q"))
@@ -65,7 +67,7 @@ def test_memory_does_not_grow_with_the_data(
     assert peak < 2 << 20
 
 
-def test_what_is_there_is_kept_until_something_changes(tmp_path: Path) -> None:
+def test_a_packed_file_is_kept_until_its_input_changes(tmp_path: Path) -> None:
     out = tmp_path / "x.tokens"
     rows = tmp_path / "a.jsonl"
     write_rows(rows, [{"text": "one", "other": "uno"}])
@@ -93,7 +95,7 @@ def test_the_same_documents_have_the_same_content_hash_wherever_they_lie(tmp_pat
     assert here.made_from != there.made_from
 
 
-def test_nothing_is_left_of_what_could_not_be_packed(tmp_path: Path) -> None:
+def test_a_failed_pack_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\nnot fine\n')
     out = tmp_path / "out" / "x.tokens"
     with pytest.raises(TrainingError, match=r"a\.jsonl:2"):
@@ -101,7 +103,7 @@ def test_nothing_is_left_of_what_could_not_be_packed(tmp_path: Path) -> None:
     assert [*out.parent.iterdir()] == []
 
 
-def test_an_error_of_writing_says_which_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_write_error_is_named_and_the_old_file_kept(tmp_path: Path) -> None:
     out = tmp_path / "x.tokens"
     out.write_text("old")
     with (
@@ -116,7 +118,7 @@ def test_an_error_of_writing_says_which_and_leaves_the_old_file(tmp_path: Path) 
         pack(packing(write_texts(tmp_path / "texts", "x")), tmp_path / "file" / "x.tokens", nobody)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     for name in ("x.tokens", "x.tokens.partial-7", "y.tokens.partial-7"):
         (tmp_path / name).write_text("")
     remove_partials(tmp_path / "x.tokens")

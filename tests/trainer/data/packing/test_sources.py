@@ -45,18 +45,18 @@ def test_a_large_text_is_read_in_pieces_that_end_with_lines(
     ("data", "cut"),
     [(b"ab\ncd", 3), (b"ab cd", 2), ("abcdé".encode(), 4), ("aé€".encode()[:-1], 3), (b"", 0)],
 )
-def test_pieces_end_where_a_tokenizer_feels_it_least(data: bytes, cut: int) -> None:
+def test_pieces_end_where_tokens_are_least_affected(data: bytes, cut: int) -> None:
     assert end_of_piece(data) == cut
 
 
-def test_bytes_that_are_no_utf8_are_told_with_their_line(tmp_path: Path) -> None:
+def test_bytes_that_are_no_utf8_are_reported_with_their_line(tmp_path: Path) -> None:
     files = write_texts(tmp_path, b"one\ntwo\nth\xffee\n")
     with pytest.raises(TrainingError, match=r"0\.txt:3: byte 0xff is not UTF-8"):
         pieces(files)
     assert pieces(files, utf8=False)[0].text == b"one\ntwo\nth\xffee\n"
 
 
-def test_rows_are_documents_and_empty_ones_are_none(tmp_path: Path) -> None:
+def test_rows_are_documents_and_empty_rows_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "one", "n": 1}\n\n{"text": ""}\n{"text": "zw\\u00f6i"}')
     found = pieces(str(path))
@@ -86,21 +86,21 @@ def test_a_prompt_comes_first_and_is_not_learned(tmp_path: Path) -> None:
         ('{"text": "\\ud800"}', r"column 'text' holds half a surrogate pair"),
     ],
 )
-def test_a_bad_row_is_told_with_its_line(tmp_path: Path, line: str, what: str) -> None:
+def test_a_bad_row_is_reported_with_its_line(tmp_path: Path, line: str, what: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
     with pytest.raises(TrainingError, match=rf"a\.jsonl:2: {what}"):
         pieces(str(path))
 
 
-def test_a_row_that_is_no_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_row_that_is_no_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "fine"}\n{"text": "\xe4"}\n')
     with pytest.raises(TrainingError, match=r"a\.jsonl:2: byte 0xe4 is not UTF-8"):
         pieces(str(path))
 
 
-def test_a_file_that_went_away_is_told(tmp_path: Path) -> None:
+def test_a_file_that_was_removed_is_reported(tmp_path: Path) -> None:
     found = find(write_texts(tmp_path, "x"), "auto", "data.files")
     (tmp_path / "0.txt").unlink()
     with pytest.raises(TrainingError, match=r"failed to read .*0\.txt: .*No such file"):

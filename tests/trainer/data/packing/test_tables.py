@@ -55,14 +55,14 @@ def test_rows_are_documents(tmp_path: Path, save: Save, monkeypatch: pytest.Monk
 
 
 @tables_of_both_kinds
-def test_a_column_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, save: Save) -> None:
+def test_an_unknown_column_is_reported_with_the_known_ones(tmp_path: Path, save: Save) -> None:
     save(tmp_path / "table", ROWS)
     with pytest.raises(TrainingError, match="no column 'body'; columns: 'text', 'question', 'n'"):
         read(tmp_path, "body")
 
 
 @tables_of_both_kinds
-def test_a_row_without_text_is_told_with_its_number(tmp_path: Path, save: Save) -> None:
+def test_a_row_without_text_is_reported_with_its_number(tmp_path: Path, save: Save) -> None:
     save(tmp_path / "table", {"text": ["one", "two", None]})
     with pytest.raises(TrainingError, match=r"row 3: column 'text' holds None \(null\)"):
         read(tmp_path, "text")
@@ -71,7 +71,7 @@ def test_a_row_without_text_is_told_with_its_number(tmp_path: Path, save: Save) 
         read(tmp_path, "n")
 
 
-def test_files_that_are_neither_are_told(tmp_path: Path) -> None:
+def test_files_of_unknown_formats_are_reported(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
     (tmp_path / "a.parquet").write_text("no parquet")
@@ -84,7 +84,7 @@ def test_files_that_are_neither_are_told(tmp_path: Path) -> None:
         read(tmp_path, "text")
 
 
-def test_a_missing_package_is_told_with_what_to_install(
+def test_a_missing_package_is_reported_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def import_all_but_one(name: str, *rest: Any) -> Any:

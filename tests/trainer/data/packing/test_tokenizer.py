@@ -42,7 +42,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
     assert "eos_token" in told.value.fix
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="transformers failed to load"):
         open_tokenizer(str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": "none"}))
@@ -51,7 +51,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         open_tokenizer(str(tmp_path))
 
 
-def test_identities_tell_tokenizers_apart_and_not_their_folders(tmp_path: Path) -> None:
+def test_the_identity_of_a_tokenizer_ignores_its_folder(tmp_path: Path) -> None:
     folders = [
         save_tokenizer(tmp_path / name, words)
         for name, words in (("a", ["one", "two"]), ("b", ["one", "two"]), ("c", ["two", "one"]))
@@ -60,6 +60,6 @@ def test_identities_tell_tokenizers_apart_and_not_their_folders(tmp_path: Path) 
     assert a == b != c
 
 
-def test_bytes_that_are_no_text_are_tokens_as_well(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_tokens_too(tmp_path: Path) -> None:
     file = packed(write_texts(tmp_path / "texts", b"\xff\xfe"), tmp_path / "x.tokens")
     assert text_of(file) == b"\xff\xfe\0"

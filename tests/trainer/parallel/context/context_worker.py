@@ -145,7 +145,7 @@ PART_AT = ring.part_at
 BROKEN: dict[str, tuple[Any, str, Any]] = {
     "blocks averaged without weights": (blocks, "merge_", plain_mean),
     "a key is never seen": (ring, "part_at", first_key_missing),
-    "tokens dealt out in order": (sys.modules[__name__], "local_positions", in_order),
+    "tokens distributed in order": (sys.modules[__name__], "local_positions", in_order),
 }
 
 

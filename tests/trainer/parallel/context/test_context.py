@@ -27,7 +27,7 @@ GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 3, "vocab_si
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("cp", [1, 2, 3, 8])
-def test_every_token_is_some_ranks(method: Method, cp: int) -> None:
+def test_every_token_belongs_to_one_rank(method: Method, cp: int) -> None:
     dealt = torch.cat([local_positions(48, method, cp, rank) for rank in range(cp)])
     assert sorted(dealt.tolist()) == list(range(48))
 
@@ -60,7 +60,7 @@ def test_the_parts_of_ring_and_gathering_are_the_causal_mask(cp: int) -> None:
         assert torch.equal(gathered, expected)
 
 
-def test_gathered_chunks_come_into_the_order_of_the_sequence() -> None:
+def test_gathered_chunks_are_sorted_into_sequence_order() -> None:
     ranks = [local_positions(12, "all_gather", 3, rank).float() for rank in range(3)]
     stacked = torch.stack(ranks).view(3, 1, 1, 1, 4, 1).expand(3, 2, 1, 1, 4, 5)
     whole = in_sequence(stacked)
@@ -75,7 +75,7 @@ def refused(config: dict[str, Any], method: Method, tokens: int, **degrees: int)
     return str(caught.value)
 
 
-def test_all_that_stands_against_it_is_told_at_once() -> None:
+def test_all_obstacles_to_context_parallel_are_named_at_once() -> None:
     told = refused(GPT2, "ulysses", 33, cp=2)
     assert "data.sequence_length is 33" in told
     assert "multiple of 2" in told
@@ -93,7 +93,7 @@ def test_all_that_stands_against_it_is_told_at_once() -> None:
         ("ring", {"cp": 4}, 6, 8),
     ],
 )
-def test_tokens_have_to_divide(
+def test_tokens_must_be_divisible(
     method: Method, degrees: dict[str, int], tokens: int, unit: int
 ) -> None:
     sizes = {"num_attention_heads": 12, "num_key_value_heads": 12}
@@ -104,7 +104,7 @@ def test_tokens_have_to_divide(
     check_context_parallel(values, method, Mesh(**degrees), 4 * unit)
 
 
-def test_only_ulysses_minds_the_number_of_heads() -> None:
+def test_only_ulysses_limits_the_number_of_heads() -> None:
     many = {"hidden_size": 96, "num_attention_heads": 12}
     for kv_heads, cp in ((3, 2), (3, 4), (2, 3)):
         config = {**LLAMA, **many, "num_key_value_heads": kv_heads}
@@ -117,7 +117,7 @@ def test_only_ulysses_minds_the_number_of_heads() -> None:
         check_context_parallel(values, "ulysses", Mesh(**degrees), 48)
 
 
-def test_what_concerns_attention_in_pieces_alone_is_not_asked_of_whole_sequences() -> None:
+def test_limits_of_context_parallel_do_not_apply_without_it() -> None:
     values = read_model_config(ModelSpec(config=GPT2))
     check_context_parallel(values, "ring", Mesh(tp=2), 33)
 
@@ -149,7 +149,7 @@ BROKEN = [
     for name in (
         "blocks averaged without weights",
         "a key is never seen",
-        "tokens dealt out in order",
+        "tokens distributed in order",
     )
 ]
 WHOLE = [saved(cp=1), saved(cp=1, tokens=32 * BASE)]
@@ -173,7 +173,7 @@ one_launch = pytest.mark.xdist_group("context parallel")
 
 @pytest.mark.process
 @one_launch
-def test_attention_over_ranks_is_that_of_one_process(measure: Measure) -> None:
+def test_attention_over_ranks_equals_that_of_one_process(measure: Measure) -> None:
     for case, errors in zip(ATTENTION, measure(ATTENTION), strict=True):
         assert set(errors) == {"out", "q", "k", "v"}
         assert all(error < PRECISION[case["dtype"]] for error in errors.values()), (case, errors)
@@ -181,7 +181,7 @@ def test_attention_over_ranks_is_that_of_one_process(measure: Measure) -> None:
 
 @pytest.mark.process
 @one_launch
-def test_attention_that_is_broken_is_seen_to_be(measure: Measure) -> None:
+def test_broken_attention_fails_the_check(measure: Measure) -> None:
     for case, errors in zip(BROKEN, measure(BROKEN), strict=True):
         assert all(error > 0.01 for error in errors.values()), (case, errors)
 
@@ -201,7 +201,7 @@ def test_a_sequence_32_times_as_long_is_kept_in_parts(measure: Measure) -> None:
 
 @pytest.mark.process
 @one_launch
-def test_recomputing_selectively_sends_nothing_twice(measure: Measure) -> None:
+def test_selective_recomputation_sends_nothing_twice(measure: Measure) -> None:
     none, selective, full = measure(RECOMPUTED)
     # Three layers: keys go around in one hop, and in the backward pass their gradients in two.
     assert [answer["sends"] for answer in (none, selective, full)] == [12, 12, 15]

@@ -32,7 +32,7 @@ def random(
 
 @pytest.mark.parametrize(("dtype", "kernel"), KERNELS.items())
 @pytest.mark.parametrize(("queries", "keys", "causal"), [(20, 20, True), (10, 40, False)])
-def test_kernels_for_cuda_take_what_they_are_given(
+def test_kernels_for_cuda_accept_their_arguments(
     dtype: torch.dtype, kernel: Kernel, queries: int, keys: int, causal: bool
 ) -> None:
     """torch checks arguments and works out shapes without a GPU; numbers it cannot show."""
@@ -83,7 +83,7 @@ def test_repeating_heads_and_adding_their_gradients_is_attention_in_groups() -> 
     torch.testing.assert_close(gradients, CPU.backward(groups, expected, grad))
 
 
-def test_two_blocks_merged_are_one() -> None:
+def test_two_merged_blocks_equal_one() -> None:
     q, k, v = (random(2, 12) * 5 for _ in range(3))
 
     def answer(keys: slice) -> AttentionOutput:
@@ -95,7 +95,7 @@ def test_two_blocks_merged_are_one() -> None:
     torch.testing.assert_close(first.lse_BHT, whole.lse_BHT)
 
 
-def test_a_block_of_no_weight_changes_nothing() -> None:
+def test_a_block_with_zero_weight_changes_nothing() -> None:
     out, lse = torch.ones(1, 1, 2, 4), torch.zeros(1, 1, 2)
     merge_(out, lse, AttentionOutput(torch.full_like(out, 7.0), torch.tensor([[[-200.0, -1e30]]])))
     assert torch.equal(out, torch.ones(1, 1, 2, 4))

@@ -1,7 +1,7 @@
-"""What one rank of the bundled trainer sends in a step, told by the trainer itself.
+"""Traffic of one rank of the bundled trainer in a step, measured in the trainer itself.
 
-The rank is one of a fake process group, whose collectives do nothing; so what it computes means
-nothing, but it says all that a rank says.
+The rank is in a fake process group, whose collectives do nothing. Its results mean nothing, but it
+calls every collective that a real rank calls.
 """
 
 from collections import Counter
@@ -48,23 +48,23 @@ SENT: dict[str, Callable[[int, int], float]] = {
     "all-to-all": exchange_bytes,
     "send": lambda _, size: size,
 }
-"""Bytes that a rank of so many sends, by those of the largest tensor that is handed over: a
+"""Bytes that a rank sends, from the group size and the bytes of the largest tensor of the call: a
 gather's result, else the input."""
 SMALL = 4096
 """Bytes below which a collective is of single values, as a norm's gradient or a loss is."""
 
-Heard = Counter[tuple[str, str]]
+TrafficByAxis = Counter[tuple[str, str]]
 """Bytes, or calls, by axis and collective."""
 
 
-class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Adds up what is handed to collectives, also by the operators of context parallel."""
+class TrafficCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the bytes given to collectives, including those of context parallel."""
 
     def __init__(self, mesh: Mesh) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mesh = mesh
-        self.bytes: Heard = Counter()
-        self.calls: Heard = Counter()
+        self.bytes: TrafficByAxis = Counter()
+        self.calls: TrafficByAxis = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -73,7 +73,7 @@ class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         space, name = func._schema.name.split("::")
         if space == "ndctl":
-            # Called as an operator it would not be heard, for torch takes modes off within one.
+            # An operator's own collectives are not counted, because torch disables modes inside it.
             with self:
                 return OPDEFS[func._schema.name]._init_fn(*args, **(kwargs or {}))
         out = func(*args, **(kwargs or {}))
@@ -85,10 +85,10 @@ class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(leaf, torch.Tensor)
             ]
             if name in KINDS and max(sizes) >= SMALL:
-                self._hear(KINDS[name], dist.get_process_group_ranks(_group(args)), max(sizes))
+                self._count(KINDS[name], dist.get_process_group_ranks(_group(args)), max(sizes))
         return out
 
-    def _hear(self, kind: str, ranks: list[int], size: int) -> None:
+    def _count(self, kind: str, ranks: list[int], size: int) -> None:
         places = [self._mesh.coords(rank) for rank in ranks]
         axes = [axis for axis in AXES if len({place[axis] for place in places}) > 1]
         row = " x ".join(axes), kind
@@ -97,7 +97,7 @@ class Ear(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _group(args: Sequence[Any]) -> dist.ProcessGroup:
-    """Whom a collective is among: an object, or a name behind all other words."""
+    """The group of a collective: an object, or a name as the last argument."""
     for arg in args:
         if isinstance(arg, torch.ScriptObject):
             return dist.ProcessGroup.unbox(arg)
@@ -105,13 +105,13 @@ def _group(args: Sequence[Any]) -> dist.ProcessGroup:
     return _resolve_process_group(GroupName(name))
 
 
-def spoken(config: TrainingConfig, rank: int = 0) -> Ear:
-    """What `rank` says in a step."""
+def traffic_of_rank(config: TrainingConfig, rank: int = 0) -> TrafficCounter:
+    """Traffic of `rank` in a step."""
     with fake_world(config.mesh.world_size, rank):
         ranks = arrange(config.mesh, RankEnv(rank=rank, world_size=config.mesh.world_size))
         it = ready(config, ranks, laid_out(config, ranks))
-        ear = Ear(config.mesh)
-        with ear:
+        counter = TrafficCounter(config.mesh)
+        with counter:
             it.passes.train(it.batches)
             it.optimizer.step()
-    return ear
+    return counter
