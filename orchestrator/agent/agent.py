@@ -224,7 +224,7 @@ class Agent:
                         # that it is lost. `leader_at` is only a guess until a leader is heard.
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
-                    # A leader was heard here. The next round tries the place in `leader.json` first.
+                    # A leader was heard here. The next round starts with `leader.json` again.
                     if self.exit_code is not None or self.last_heard > heard:
                         break
                 if self.exit_code is None and (
