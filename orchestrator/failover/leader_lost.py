@@ -235,7 +235,7 @@ class Leaderless:
             except BackendError as exc:
                 found = after_failed_clearing(run, own, exc.message, self._tried_s())
         match found:
-            # The scheduler has ended or requeued the job, so no other agent has to ask it again.
+            # The scheduler ends or has requeued this run, so no other agent has to ask it again.
             case Leave(why):
                 log.info("leaving: %s", why)
                 await self.worker(turn.settle)
