@@ -224,6 +224,7 @@ class Agent:
                         # that it is lost. `leader_at` is only a guess until a leader is heard.
                         if place != self.config.leader_at or self.last_heard > heard:
                             patience = self.config.agent_timeout
+                    # A leader was heard here. The next round starts with `leader.json` again.
                     if self.exit_code is not None or self.last_heard > heard:
                         break
                 if self.exit_code is None and (
@@ -259,6 +260,7 @@ class Agent:
             log.error("leader silent for %.1f s: stopping the ranks", self.silent_for())
             await self.attempts.end(LEAVE_GRACE_S, alone_since=self.last_heard)
         if self.config.outlives_leader:
+            # `_serve` comes here every RETRY_S, so the message is logged once.
             if not self.alone.is_set():
                 log.error("leader silent for %.1f s: asking the scheduler", self.silent_for())
             self.alone.set()
@@ -317,6 +319,7 @@ class Agent:
             self.outbox.extend(again)
             both += [asyncio.create_task(self._speak(ws)), asyncio.create_task(self._obey(ws))]
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            # This raises what broke the connection. `_serve` ignores network errors and reconnects.
             for task in done:
                 task.result()
         finally:

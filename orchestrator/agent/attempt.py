@@ -126,10 +126,12 @@ class Attempt:
         known = environment(self.start, self.place, environ)
         number, to = self.start.attempt, self.log_dir / "torchrun.log"
         title = f"torchrun of attempt {number} of {self.place.run_dir.path}"
+        # The order to stop came before this coroutine first ran.
         if self.stopping:
             return
         running = standby.run(command, known, title=title, log=to)
         self.launching = asyncio.create_task(running)
+        # `wait` does not raise if `kill` cancels the task.
         await asyncio.wait([self.launching])
         if self.launching.cancelled():  # by `kill`
             return
@@ -156,6 +158,7 @@ class Attempt:
         match datagram:
             case Beat():
                 self._beat(record, datagram, now)
+            # The rank has not ended yet. `exited` adds the error to the report of its end.
             case RankRaised(error=error):
                 record.error = error
             case RankExited():

@@ -110,6 +110,7 @@ class Leaderless:
         """
         try:
             return await self._settle()
+        # Waiting does not repair these errors. `_served` retries every other OSError.
         except LASTING as exc:
             log.error("leaving: the run directory is gone or not accessible: %s", exc)
         except JobError as exc:
@@ -136,6 +137,7 @@ class Leaderless:
         size = await self._served(self.storage.journal_size, UNREADABLE)
         waiting = partial(self._may_wait, turn, size)
         while not await self.worker(turn.has_come) and await self._served(waiting, UNREADABLE):
+            # A leader was heard while this agent waited for its turn.
             if not self.is_alone():
                 return "follow"
             await self.pause(RETRY_S)
@@ -150,6 +152,7 @@ class Leaderless:
         if waits_s is None:
             log.info("leaving: the leader is alive and has given up %s", self.host)
             return "leave"
+        # A live leader needs this time to write a line, which shows that it is alive.
         if waits_s:
             await self.pause(waits_s)
         look = partial(self._look, following)
@@ -193,6 +196,8 @@ class Leaderless:
         if now is not None and now.leader != (self.former.leader if self.former else None):
             log.info("another agent takes over: waiting for it")
             return "follow"
+        # This and the next case concern this host alone, so they do not settle the turn for the
+        # other agents.
         if lives(before, seen):
             log.info("leaving: %s was cut off from the leader, which is alive", self.host)
             return "leave"
@@ -230,6 +235,7 @@ class Leaderless:
             except BackendError as exc:
                 found = after_failed_clearing(run, own, exc.message, self._tried_s())
         match found:
+            # The scheduler ends or has requeued this run, so no other agent has to ask it again.
             case Leave(why):
                 log.info("leaving: %s", why)
                 await self.worker(turn.settle)
@@ -298,6 +304,7 @@ async def see_to_the_leader(
         # A leader that writes to the journal is alive, and only this host is cut off from it.
         if writes or agent.silent_for() < timeout + SEE_S * turn:
             continue
+        # There is no job yet, or it is over: it needs no leader.
         if run.job is None or run.ending is not None:
             continue
         successors = backend_named(run.job.backend).successors

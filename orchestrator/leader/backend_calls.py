@@ -326,6 +326,7 @@ class BackendCalls:
                 )
             )
         except (Unanswered, Ended) as exc:
+            # Neither error is about the host, so the host is not reported as unavailable.
             log.error("failed to ask for a new agent on %s: %s", action.host, exc)
         except BackendError as exc:
             if isinstance(exc, MustLeave) and action.host in self.sessions.by_host:
@@ -359,6 +360,7 @@ class BackendCalls:
         reports: dict[str, Checked] = {}
         while len(reports) < len(hosts) and self.clock.monotonic() < deadline:
             await asyncio.sleep(CHECK_POLL_S)
+            # A late report of an earlier check does not count.
             reports = {h: r for h, r in self.checked.items() if r.check == action.check}
         unfit = judge(hosts, reports)
         self.happened(HostsChecked(at=self.now(), check=action.check, unfit=unfit))

@@ -302,6 +302,7 @@ class Leader:
 
     def warned(self, signal_name: str) -> None:
         """The scheduler sent a signal: stop the ranks after their next step, and ask it why."""
+        # A signal after the ending is decided changes nothing.
         if self.ending is None:
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
             self._in_background(self.backend_calls.ask_why(signal_name))
@@ -331,6 +332,7 @@ class Leader:
                 self._reported(report_in(message))
         finally:
             speaking.cancel()
+            # The agent may have reconnected. Then the connection has a newer socket.
             if connection.ws is ws:
                 connection.ws = None
 
@@ -377,6 +379,7 @@ class Leader:
             at = self.steady.now()
             self._lose(self.sessions.forget_silent(), at)
             self._look()
+            # While the leader is cut off it decides nothing, so ticks would only pile up.
             if self.events.in_touch.is_set():
                 self._happened(Tick(at=at))
 
@@ -486,6 +489,7 @@ class Leader:
             case StartAttempt():
                 self._start_attempt(action)
             case StopAttempt():
+                # The whole attempt stops. A late port offer must not start its ranks.
                 if not action.hosts:
                     self.monitor.end()
                     self.pending = None

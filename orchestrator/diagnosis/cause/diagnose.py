@@ -138,6 +138,7 @@ def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
 def _signs_of_exits(findings: Findings) -> Iterator[Sign]:
     kernels = kernel_lines(findings)
     for exited in findings.exits:
+        # The rank ended after its agent had begun to stop it, so its exit explains nothing.
         if exited.stopped:
             continue
         hardware = explained_by_kernel(kernels.get(exited.host, ()), exited)

@@ -31,6 +31,7 @@ def signal_name(number: int | None) -> str | None:
     try:
         return signal.Signals(number).name
     except ValueError:
+        # Most real-time signals have no name in Python.
         return f"signal {number}"
 
 
