@@ -1,6 +1,6 @@
-"""A cluster in virtual time: runs the real leaders and agents through the faults of years.
+"""A simulated cluster in virtual time, which tests the real leaders and agents against faults.
 
-One seed is one history. The real code decides and carries news and orders: `Leader`, `Agent`,
-failover and all below them. Scheduler, operator, network, storage, clocks and ranks are simulated;
-each module says where it differs from the real thing.
+One seed gives one history. `Leader`, `Agent`, failover and the code that they use are real.
+Scheduler, operator, network, storage, clocks and ranks are simulated; each module says where it
+differs from the real one.
 """

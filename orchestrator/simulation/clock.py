@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and nothing between."""
+"""Virtual time, which jumps from one event to the next."""
 
 import heapq
 from collections import deque
@@ -6,28 +6,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 EPOCH = 1_700_000_000.0
-"""Unix seconds of the virtual beginning."""
+"""Unix time at virtual time 0."""
 
 Happening = Callable[[], None]
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Happenings in order of their time; those of one moment in the order they were set."""
+    """Callbacks in the order of their times; callbacks of the same time in the order of `after`."""
 
     now: float = 0.0
     happened: int = 0
     _ahead: list[tuple[float, int, Happening]] = field(default_factory=list)
     _count: int = 0
     ready: deque[Happening] = field(default_factory=deque)
-    """What follows at this moment, before the next happening."""
+    """Callbacks of the current time, which run before the next one in `_ahead`."""
 
     def after(self, seconds: float, happen: Happening) -> None:
         self._count += 1
         heapq.heappush(self._ahead, (self.now + seconds, self._count, happen))
 
     def turn(self) -> bool:
-        """Let the next thing happen; False when there is none."""
+        """Run the next callback. False: there is none."""
         ready = self.ready
         while ready:
             ready.popleft()()
@@ -43,7 +43,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class HostClock:
-    """The wall clock of a host, which may be wrong and may jump, and its monotonic one."""
+    """Wall clock and monotonic clock of a host. The wall clock may be wrong and may jump."""
 
     timeline: Timeline
     offset: float = 0.0
@@ -55,4 +55,4 @@ class HostClock:
         return self.timeline.now
 
     def sleep(self, seconds: float, /) -> None:
-        raise AssertionError("nobody waits in virtual time")
+        raise AssertionError("code in virtual time must not block")

@@ -1,4 +1,4 @@
-"""What happened in a simulated cluster, a line for each thing, for a person to read."""
+"""A readable log of a simulated history."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from orchestrator.simulation.clock import Timeline
 
 @dataclass(slots=True)
 class History:
-    """Keeps lines only where somebody wants to read them: most histories are never read."""
+    """Keeps lines only if `kept`, because most histories are never read."""
 
     timeline: Timeline
     kept: bool = False

@@ -1,4 +1,4 @@
-"""Thousands of seeds on all cores, and what is told of them."""
+"""Simulate many seeds on all cores and summarise the outcomes."""
 
 import json
 import multiprocessing
@@ -11,14 +11,14 @@ from orchestrator.simulation.run import Outcome, simulate
 from orchestrator.simulation.scenario import KINDS
 
 CHUNK = 10
-"""Seeds that a process takes at a time."""
+"""Seeds that a worker process takes at a time."""
 SHOWN = 5
-"""Failing seeds that are told of, each with its command."""
+"""Failed seeds that the summary lists with their commands."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of many seeds."""
+    """Totals over many seeds."""
 
     seeds: int = 0
     endings: Counter[str] = field(default_factory=Counter)
@@ -30,9 +30,9 @@ class Tally:
     resumed: int = 0
     virtual_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
-    """By kind, those that were to happen …"""
+    """Number of faults that were started, by kind."""
     happened: Counter[str] = field(default_factory=Counter)
-    """… and that did: the others met nothing that they could strike."""
+    """Number of faults that had an effect, by kind. The others found nothing to break."""
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
@@ -53,7 +53,7 @@ class Tally:
 def outcomes(
     seeds: Iterable[int], kinds: Sequence[str] = tuple(KINDS), processes: int = 1
 ) -> Iterator[Outcome]:
-    """In any order, where several processes share the work."""
+    """In any order if `processes` is more than 1."""
     one = partial(simulate, kinds=tuple(kinds))
     if processes == 1:
         yield from map(one, seeds)
@@ -73,7 +73,7 @@ def tally(found: Iterable[Outcome]) -> Tally:
 
 
 def command(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
-    """What replays a seed, with its history."""
+    """The command that replays a seed and prints its history."""
     chosen = "" if tuple(kinds) == tuple(KINDS) else f" --faults {','.join(kinds)}"
     return f"ndctl simulate --seed {seed}{chosen} --trace"
 
@@ -97,14 +97,14 @@ def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
 
 
 def _faults(total: Tally) -> str:
-    """With those kinds that mostly met nothing."""
-    words = f"{total.faults.total()} faults, {total.happened.total()} of which met something"
+    """Totals of faults, and the kinds that mostly had no effect."""
+    words = f"{total.faults.total()} faults, {total.happened.total()} had an effect"
     seldom = [
         f"{kind} {total.happened[kind]} of {drawn}"
         for kind, drawn in sorted(total.faults.items())
         if 2 * total.happened[kind] < drawn
     ]
-    return f"{words}; seldom: {', '.join(seldom)}" if seldom else words
+    return f"{words}; rarely: {', '.join(seldom)}" if seldom else words
 
 
 def as_json(total: Tally, kinds: Sequence[str], took_s: float) -> str:

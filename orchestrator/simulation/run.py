@@ -1,4 +1,4 @@
-"""One seed, one history: from the submission to the end of the job, or to a broken law."""
+"""Run one seed from the submission to the end of the job, or to the first broken law."""
 
 import traceback
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,11 @@ from orchestrator.simulation.world import faults
 from orchestrator.simulation.world.world import Starts, World
 
 PERSON_S = 60.0
-"""Between two looks of a person at a job that nobody leads any more."""
+"""Seconds between two checks of the user whether the job has lost its leader."""
 BOUND_S = 4 * 3600.0
-"""Virtual time after the last fault is over, by which a job must have ended."""
+"""Virtual seconds after the end of the last fault within which the job must end."""
 AFTER_S = 1200.0
-"""After the end, for everything to be gone."""
+"""Virtual seconds after the end within which all processes must exit."""
 MOST_EVENTS = 1_000_000
 
 
@@ -28,21 +28,21 @@ MOST_EVENTS = 1_000_000
 class Outcome:
     seed: int
     ending: str
-    """`SUCCEEDED`, `FAILED`, `CANCELLED`; or nothing, where a law was broken."""
+    """`SUCCEEDED`, `FAILED`, `CANCELLED`; empty if a law was broken."""
     broken: str
-    """Which law, in words."""
+    """The broken law as text; empty: none."""
     events: int
     lines: int
-    """Of the journal."""
+    """Lines of the journal."""
     attempts: int
     incidents: int
     resumed: int
-    """How often a person had to submit the job again."""
+    """How often the user had to resubmit the job."""
     virtual_s: float
     faults: Mapping[str, int]
-    """By kind, those that were to happen …"""
+    """Number of faults that were started, by kind."""
     happened: Mapping[str, int]
-    """… and that did."""
+    """Number of faults that had an effect, by kind."""
     history: tuple[str, ...] = ()
 
 
@@ -55,7 +55,8 @@ class Simulation:
         starts: Starts = AgentProcess,
         kept: bool = False,
     ) -> None:
-        """`decide` and `starts`: broken ones, where a test wants to know whether a law finds it."""
+        """Tests pass defective versions of `decide` and `starts` to check that a law finds the
+        defect."""
         self.scenario = chosen
         self.world = World(chosen, decide, starts=starts, kept=kept)
         self.launch = 0
@@ -91,7 +92,7 @@ class Simulation:
         if world.defects:
             raise world.defects[0]
         if world.timeline.happened > MOST_EVENTS:
-            raise Violated("the job goes round in circles")
+            raise Violated(f"the job has not ended after {MOST_EVENTS} events")
         if not world.ended:
             self.ended_at = None
             if world.timeline.now > self.whole_at + BOUND_S:
@@ -105,7 +106,7 @@ class Simulation:
         return world.timeline.now > self.ended_at + AFTER_S
 
     def _person(self) -> None:
-        """Submits the job, again where nobody leads it any more, and once more if it failed."""
+        """Submit the job. Resubmit it if no process leads it, and once if it failed."""
         world = self.world
         world.timeline.after(PERSON_S, self._person)
         if self.launch and not world.abandoned:
@@ -132,7 +133,7 @@ def simulate(
         simulation.run()
     except Violated as exc:
         broken = str(exc)
-    except Exception as exc:  # noqa: BLE001 - ndctl's own defects are what seeds are for
+    except Exception as exc:  # noqa: BLE001 - seeds must find any defect of ndctl
         world.history.note("defect", traceback.format_exc())
         broken = f"ndctl itself failed: {type(exc).__name__}: {' '.join(str(exc).split())}"
     if broken:

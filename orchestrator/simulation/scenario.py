@@ -1,4 +1,4 @@
-"""What a seed chooses: a job, a cluster, and when what breaks."""
+"""Scenarios: a seed chooses the job, the cluster and the faults with their times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,33 +11,33 @@ from orchestrator.contract.spec.policy import PolicyRule, Same
 KINDS: dict[str, str] = {
     "rank": "a rank is killed, raises, or leaves",
     "hang": "a rank stops moving",
-    "error": "a rank fails with the words of a class of failure",
-    "fabric": "every attempt fails at once, until what they all use has healed",
+    "error": "a rank fails with the message of a failure class",
+    "fabric": "every attempt fails at its start until a shared service recovers",
     "memory": "the devices have less memory than the plan takes",
-    "nan": "some batches, or all steps from one on, spoil the loss",
-    "slow": "a host's ranks take longer for their own part of a step",
+    "nan": "the loss is NaN for some batches, or for all steps from one on",
+    "slow": "the ranks of a host compute more slowly",
     "stuck": "a host's ranks cannot be killed for a while",
     "agent": "an agent is killed with its ranks",
-    "host": "a host goes off",
+    "host": "a host loses power",
     "leader": "the leader dies at a line of the journal, within it, or between two actions",
-    "pause": "the leader's machine stands still for a while",
+    "pause": "the leader's host is paused for a while",
     "switch": "all hosts under a leaf are cut off for a while",
-    "partition": "some hosts are cut off, from the scheduler and the storage too or not",
+    "partition": "some hosts are cut off, with or without the scheduler and the storage",
     "storage-slow": "writes take seconds",
     "storage-full": "writes fail",
-    "storage-stale": "hosts read what was there a while ago",
-    "messages": "messages are lost, doubled, late and overtaken",
+    "storage-stale": "hosts read old versions of files",
+    "messages": "messages are lost, duplicated, delayed and reordered",
     "clock": "the wall clock of a host jumps",
-    "parting": "hardware breaks, or an agent dies, as ranks leave because a host is slow",
+    "parting": "hardware fails or an agent dies while a job stops to replace a straggler",
     "preemption": "the scheduler wants the hosts for another job",
     "time-limit": "the allocation ends soon",
-    "drain": "an administrator wants a host back",
-    "scheduler": "the scheduler does not answer for a while",
-    "amnesia": "the scheduler starts again and has forgotten the job, or whom to leave out",
-    "eviction": "a kubelet kills a pod for want of memory, without a warning",
-    "dead-spare": "a host that comes next never gets an agent, or is found broken",
-    "cancel": "a person cancels the job, at ndctl or in the scheduler",
-    "double": "two of the others at once",
+    "drain": "an administrator drains a host",
+    "scheduler": "the scheduler is unreachable for a while",
+    "amnesia": "the scheduler restarts and has forgotten the job or the excluded hosts",
+    "eviction": "a kubelet evicts a pod without a warning because memory is low",
+    "dead-spare": "the agent of an idle host never starts, or its checks fail",
+    "cancel": "a user cancels the job with ndctl or in the scheduler",
+    "double": "two faults at once",
 }
 SINGLE = tuple(kind for kind in KINDS if kind != "double")
 
@@ -47,9 +47,9 @@ class Fault:
     kind: str
     at: float
     pick: float
-    """Which of all that it may strike, from 0 to 1."""
+    """Which of the possible targets, from 0 to 1."""
     size: float
-    """How long or how much, from 0 to 1."""
+    """Duration or strength, from 0 to 1."""
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.at:.1f} s"
@@ -59,11 +59,12 @@ class Fault:
 class Scenario:
     seed: int
     scheduled: bool
-    """By a scheduler that chooses the hosts; else they are given."""
+    """Whether a scheduler chooses the hosts; if not, the spec lists them."""
     successor_s: float | None
-    """Where the scheduler replaces each host that is lost: for how long the others wait for it."""
+    """Seconds that the job waits for the successor of a lost host; None: the scheduler replaces no
+    single hosts."""
     keeps_off: bool
-    """Nothing comes to a host that the job left out; else it may come back there."""
+    """Whether the scheduler never uses hosts that the job excludes; if not, pods may return."""
     hosts: int
     spares: int
     ranks_per_host: int
@@ -79,25 +80,25 @@ class Scenario:
     min_hosts: int
     preflight: bool
     resubmitted: bool
-    """A person submits it once more if it fails."""
+    """The user resubmits the job once if it fails."""
     policy: tuple[PolicyRule, ...]
     classes: tuple[FailureRule, ...]
     on_oom: Literal["stop", "replan"]
     on_nan: Literal["stop", "rollback"]
     replace_stragglers: bool
     paced: bool
-    """The ranks find out how often to save."""
+    """The ranks choose the checkpoint interval."""
     pinned: Mapping[str, Literal["never", "always"]]
-    """By host."""
+    """Host -> pin."""
     faults: tuple[Fault, ...]
 
     @property
     def words(self) -> str:
-        where = "of a scheduler" if self.scheduled else "of this machine"
+        where = "from a scheduler" if self.scheduled else "on this machine"
         where = where if self.successor_s is None else "with successors"
         return (
             f"{self.hosts}+{self.spares} hosts {where}, {self.steps} steps of {self.step_s} s,"
-            f" a checkpoint each {self.save_every}, max_restarts {self.max_restarts},"
+            f" a checkpoint every {self.save_every}, max_restarts {self.max_restarts},"
             f" shrink {self.shrink}, preflight {self.preflight}{self._more};"
             f" {', '.join(map(str, self.faults)) or 'no fault'}"
         )
@@ -112,7 +113,7 @@ class Scenario:
 
 
 def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
-    """The same for the same seed and kinds of faults."""
+    """Deterministic for a seed and its kinds of faults."""
     random = Random(seed)
     scheduled = random.random() < 0.7
     hosts = random.choice((1, 2, 2, 3, 4))
@@ -158,7 +159,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
 
 
 def _may_lag(chosen: Scenario) -> Scenario:
-    """A job long enough for a slow host to be known, with others that do the same work."""
+    """Make the job long enough to detect a slow host, with other hosts to compare it with."""
     last = max(fault.at for fault in chosen.faults if fault.kind in ("slow", "parting"))
     step_s = min(3.0, max(2.0, chosen.step_s))
     steps = max(chosen.steps, 30 + int(last / step_s))
@@ -198,7 +199,7 @@ SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "checkpoi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choices:
-    """What a user may say about failures."""
+    """Choices that a user may make about failures."""
 
     policy: tuple[PolicyRule, ...]
     classes: tuple[FailureRule, ...]
@@ -208,7 +209,7 @@ class _Choices:
     paced: bool
     pinned: Mapping[str, Literal["never", "always"]]
     steps: int
-    """Of a job that is longer than most; 0: it is not."""
+    """Steps of a job that is longer than most; 0: the job is not."""
     step_s: float
     successor_s: float | None
     keeps_off: bool
@@ -221,9 +222,9 @@ def _choices(random: Random, hosts: int) -> _Choices:
     names = [f"node-{number}" for number in random.sample(range(hosts + 2), min(pins, hosts))]
     length = random.random()
     steps, step_s = 0, 1.0
-    if length < 0.15:  # long enough for a rank to be known as slow
+    if length < 0.15:  # long enough to detect a slow rank
         steps = random.randint(30, 50)
-    elif length < 0.2:  # long enough for hosts to be asked for again
+    elif length < 0.2:  # long enough to request replaced hosts again
         steps, step_s = random.randint(20, 30), 40.0
     return _Choices(
         steps=steps,
@@ -242,7 +243,8 @@ def _choices(random: Random, hosts: int) -> _Choices:
 
 def _rule(random: Random, number: int) -> PolicyRule:
     same = random.choice(SAME)
-    # Of one class in the whole job, and yet no new checkpoint: seldom enough without more to fit.
+    # "checkpoint" counts failures of one class without a new checkpoint between them. This is rare,
+    # so such a rule gets no further conditions.
     rare = same == "checkpoint"
     return PolicyRule(
         name=f"own-{number}",
@@ -258,7 +260,7 @@ def _rule(random: Random, number: int) -> PolicyRule:
 
 
 def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
-    """One to six, the first ones while the job is young; or two at once."""
+    """One to six faults, or pairs of faults, in the first minutes of the job."""
     faults: list[Fault] = []
     single = [kind for kind in kinds if kind != "double"] or list(SINGLE)
     horizon = random.choice((40.0, 90.0, 200.0))
@@ -271,5 +273,6 @@ def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
 
 
 def _is_meant(cancel: Fault) -> bool:
-    """A cancelled job shows little, but for one that is cancelled as something breaks."""
+    """Keep few cancellations, because a cancelled job tests little. Keep more of those that happen
+    during a failure."""
     return cancel.pick < (0.1 if cancel.size < 0.5 else 0.4)

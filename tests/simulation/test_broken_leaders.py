@@ -47,7 +47,8 @@ class FenceThatIsNotWritten(StoredRunDir):
 
 
 class OverlooksFence(StoredRunDir):
-    """Takes the journal whoever holds it, and never sees that another leader has taken over."""
+    """Opens the journal although another process holds it, and ignores that another leader has
+    taken over."""
 
     def check_leader(self, name: str) -> None:
         pass
@@ -144,8 +145,13 @@ class ReconnectsWithStaleState(AgentProcess):
     [
         (LeaderWithoutFence, KILL, "the fence names another leader", 0),
         (LeaderWhoseFenceIsNotWritten, KILL, "the fence does not name it", 0),
-        (LeaderBesideAnother, CUT, "replayed decides otherwise", 17),
-        (LeaderThatLosesLines, ("storage-full", "leader", "rank"), "fold is not the state", 5),
+        (LeaderBesideAnother, CUT, "gives other actions", 17),
+        (
+            LeaderThatLosesLines,
+            ("storage-full", "leader", "rank"),
+            "replaying gives another state",
+            5,
+        ),
         (TakesLostAnswersForRefusals, ("host", "drain"), "counts as refused", 0),
         (ReconnectsWithStaleState, ("stuck", "messages", "rank"), "still runs", 18),
     ],

@@ -1,4 +1,4 @@
-"""Whoever breaks a law of supervision is found out by the simulation."""
+"""Supervisors with a defect: the simulation must find the law that each one breaks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -265,7 +265,7 @@ def gives_all_up_as_soon_each_time(run: Run, event: Event) -> Result:
 
 
 def overlooks_what_breaks_on_the_way_out(run: Run, event: Event) -> Result:
-    """Whoever wished for the stop."""
+    """Ignores failures of ranks during any stop."""
     if run.interruption.leaving is not None and isinstance(event, RankExited):
         return run, ()
     return step(run, event)
@@ -404,13 +404,13 @@ def first_broken(decide: Decide, kinds: Sequence[str], first: int = 0) -> Outcom
         (charges_for_each_agent_that_goes, ("host", "switch"), "nothing failed", 47),
         (judges_each_agent_that_goes_for_itself, ("partition",), "outages", 39),
         (forgets_whom_to_leave_out, ("drain",), "used, ", 1),
-        (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler has opened it", 3),
+        (leaves_out_for_good_who_was_drained, ("drain",), "the scheduler no longer drains it", 3),
         (keeps_off_who_was_drained, ("drain",), "only drained", 1),
         (does_not_wait_for_the_end_of_the_former, ("hang", "stuck"), "still runs", 0),
-        (requeues_twice, ("preemption",), "queued again twice", 1),
+        (requeues_twice, ("preemption",), "requeued twice", 1),
         (overlooks_hangs, ("hang",), "has not ended", 0),
-        (keeps_no_incidents, ("rank",), "is not said", 0),
-        (RemembersBesideTheJournal(), ("leader",), "fold is not the state", 2),
+        (keeps_no_incidents, ("rank",), "nothing says why", 0),
+        (RemembersBesideTheJournal(), ("leader",), "replaying gives another state", 2),
         (takes_who_comes_back_for_idle, ("stuck", "messages", "rank"), "still runs", 18),
         (charges_for_a_schedulers_wish, ("preemption",), "nothing failed", 1),
         (does_not_say_what_it_did, ("rank",), "has no outcome", 0),
@@ -418,33 +418,43 @@ def first_broken(decide: Decide, kinds: Sequence[str], first: int = 0) -> Outcom
         (does_not_wait_for_what_heals, ("fabric",), "too early", 0),
         (names_no_rule, ("hang",), "names no rule", 0),
         (leaves_out_whom_no_rule_did, ("rank",), "does not say so", 0),
-        (uses_a_replaced_host_again, ("error", "leader"), "used again, after 'replace'", 16),
-        (does_not_know_of_pins, ("error",), "and is pinned always", 60),
-        (uses_who_is_never_to_be_used, ("rank",), "and pinned never", 1),
-        (trains_what_it_names_as_skipped, ("nan",), "does not skip what is to be skipped", 0),
+        (
+            uses_a_replaced_host_again,
+            ("error", "leader"),
+            "used again after they were replaced",
+            16,
+        ),
+        (does_not_know_of_pins, ("error",), "pinned to be always used", 60),
+        (uses_who_is_never_to_be_used, ("rank",), "pinned to be never used", 1),
+        (trains_what_it_names_as_skipped, ("nan",), "does not skip the batches", 0),
         (skips_data_without_a_rollback, ("rank",), "nothing was rolled back", 0),
-        (takes_the_same_plan_again, ("memory",), "that is short", 0),
+        (takes_the_same_plan_again, ("memory",), "is too large", 0),
         (grows_at_every_checkpoint, ("drain",), "grows twice", 0),
-        (forgets_the_pace, ("rank",), "interval between checkpoints is forgotten", 1),
-        (blames_whom_it_likes_for_a_hang, ("hang",), "and it never stood", 3),
-        (blames_whom_the_scheduler_took, ("eviction",), "is blamed, and the scheduler took it", 0),
+        (forgets_the_pace, ("rank",), "checkpoint interval is lost", 1),
+        (blames_whom_it_likes_for_a_hang, ("hang",), "and never hung", 3),
+        (blames_whom_the_scheduler_took, ("eviction",), "is blamed, but the scheduler took it", 0),
         (tells_apart_who_went_together, ("switch",), "alone is blamed", 9),
-        (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is sent away again", 32),
-        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "is not said", 1),
-        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "is not said", 2),
+        (sends_away_at_once_who_comes_back, ("drain", "dead-spare"), "is replaced again", 32),
+        (overlooks_what_breaks_on_the_way_out, ("slow", "parting"), "nothing says why", 1),
+        (forgives_agents_that_die_on_the_way_out, ("slow", "parting"), "nothing says why", 2),
         (gives_all_hosts_up_for_one, ("preemption",), "all hosts are given up", 1),
         (ends_at_the_first_failure, ("rank",), "restarts are spent", 0),
         (restarts_whatever_the_class_says, ("error",), "and restart is done", 1),
-        (blames_the_last_to_fail, ("rank",), "and never broke", 0),
-        (blames_one_host_for_everything, ("rank",), "and never broke", 0),
-        (blames_nobody, ("rank",), "and nobody is blamed", 0),
-        (calls_everything_a_segfault, ("error",), "and segfault is said", 0),
-        (cancels_what_was_found_as_well, ("rank", "cancel"), "what broke before is not said", 6),
+        (blames_the_last_to_fail, ("rank",), "and never failed", 0),
+        (blames_one_host_for_everything, ("rank",), "and never failed", 0),
+        (blames_nobody, ("rank",), "the culprit is nobody", 0),
+        (calls_everything_a_segfault, ("error",), "and segfault is reported", 0),
+        (
+            cancels_what_was_found_as_well,
+            ("rank", "cancel"),
+            "no incident reports the earlier failure",
+            6,
+        ),
         (starts_while_the_scheduler_asks, ("preemption", "dead-spare"), "asks for the hosts", 80),
-        (goes_on_from_what_is_spoilt, ("nan",), "and went astray at step", 29),
-        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all is thrown away", 60),
+        (goes_on_from_what_is_spoilt, ("nan",), "is bad", 29),
+        (throws_all_away_for_want_of_a_checkpoint, ("nan",), "all steps are discarded", 60),
         (takes_any_zero_for_the_end, ("error",), "steps are done", 3),
-        (spends_no_budget_of_a_class, ("rank",), "fits first", 6),
+        (spends_no_budget_of_a_class, ("rank",), "the first that fits", 6),
         (gives_all_up_as_soon_each_time, ("host", "switch"), "for the time 2", 32),
     ],
 )

@@ -106,7 +106,7 @@ def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> Non
 
 
 def test_a_leaders_pod_that_never_begins_on_its_node_is_taken_elsewhere() -> None:
-    """No node that is free can begin it, until one is mended; the others wait in place."""
+    """No free node can start the pod until one is repaired. The other pods wait in place."""
     one = Simulation(replace(CHOSEN, keeps_off=True, max_restarts=1, faults=()))
     world = one.world
     assert isinstance(world.scheduler, Operators)

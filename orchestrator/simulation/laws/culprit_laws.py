@@ -1,7 +1,7 @@
-"""Laws of who is blamed, and for what: the simulated world knows what it struck.
+"""Laws of culprits: the simulated world knows which rank it made fail, and how.
 
-Of what reached the leader in time the first that can be a cause is the cause, with its class. What
-a rank says of a peer that went away is none; nor is what it says when it was told to stop.
+The root cause is the first failure that reached the leader in time and that can be a cause. An
+error about a lost peer is a symptom, and so is the exit of a rank that was told to stop.
 """
 
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
 
 AT_ONCE_S = 3.0
-"""Within which the same strikes several hosts: none of them is to blame for it alone."""
+"""If several hosts fail in the same way within this time, no single host is the culprit."""
 LATER_S = 1e-3
-"""What counts as later: times are floats."""
-OF_HOSTS = frozenset(
+"""Tolerance when times are compared, because they are floats."""
+HOST_FAILURES = frozenset(
     ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc", "sigkill-from-outside")
 )
-"""Classes of what strikes a rank that lie with its host."""
-OF_NOBODY = frozenset(("nan-loss", "loss-spike", "refused"))
-"""Classes that no rank is blamed for: all ranks have the same loss and the same configuration, so
-which of them is heard first is chance."""
-OF_THE_HOST = ("host-lost", "hosts-lost")
-"""Kinds of what happens to a host as a whole."""
+"""Failure classes whose cause is the host of the rank."""
+NO_CULPRIT = frozenset(("nan-loss", "loss-spike", "refused"))
+"""Failure classes without a culprit. All ranks have the same loss and the same configuration, so it
+is chance which rank reports first."""
+HOST_INCIDENTS = ("host-lost", "hosts-lost")
+"""Kinds of incidents that concern a whole host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What was struck, as its leader was told."""
+    """A failure that can be the root cause, as the leader received it."""
 
     at: float
     rank: int
@@ -57,21 +57,21 @@ class Cause:
 class Blame:
     def __init__(self, world: "World") -> None:
         self.struck: dict[tuple[int, int], Strike] = {}
-        """By attempt and rank."""
+        """Key: attempt and rank."""
         self.stood: set[tuple[int, str, int]] = set()
-        """Attempt, host and rank of those that hung."""
+        """Attempt, host and rank of each rank that hung."""
         self.own = {rule.name for rule in world.scenario.classes}
         self.begins()
 
     def begins(self) -> None:
-        """An attempt, or a launch."""
+        """Reset at the start of an attempt or a launch."""
         self.causes: list[Cause] = []
         self.lost = False
-        """An agent with ranks."""
+        """An agent with ranks was lost."""
         self.alone = False
         """An agent stopped its ranks because it did not hear the leader."""
         self.trouble = False
-        """A cause was heard before somebody cancelled."""
+        """A cause was received before the job was cancelled."""
 
     def heard(self, event: Event, before: Run) -> None:
         if not isinstance(before.stage, ATTEMPT):
@@ -93,7 +93,7 @@ class Blame:
         if told_to and (
             before.interruption.leaving is not None or before.interruption.cancelled_by is not None
         ):
-            return  # as they were asked to
+            return  # the ranks exited because they were asked to
         if not event.stopped:
             failure = self.failure_of(struck.words)
             self.causes.append(Cause(event.at, event.rank, struck.host, failure))
@@ -109,7 +109,7 @@ class Blame:
             if incident.kind != "preflight":
                 self._incident(incident)
         if run.ending == "CANCELLED" and before.ending is None:
-            words = "the job is cancelled, and what broke before is not said"
+            words = "the job is cancelled, and no incident reports the earlier failure"
             hold(bool(new) or not self.trouble, words)
         if new or run.attempt.number > before.attempt.number or run.ending is not None:
             self.begins()
@@ -118,17 +118,23 @@ class Blame:
         host, rank, attempt = one.culprit.host, one.culprit.rank, one.attempt
         if one.kind == "hang" and rank is not None:
             stood = (attempt, host, rank) in self.stood
-            hold(stood, f"{one.culprit} is blamed for a hang, and did not stand still")
+            hold(stood, f"{one.culprit} is blamed for a hang, and did not hang")
         elif rank is not None:
             struck = self.struck.get((attempt, rank))
             hold(
                 struck is not None and struck.host == host and not struck.words.symptom,
-                f"{one.culprit} is blamed ({one.cause}), and never broke",
+                f"{one.culprit} is blamed ({one.cause}), and never failed",
             )
             assert struck is not None
             failure = self.failure_of(struck.words)
-            hold(one.failure == failure, f"{one.culprit} had {failure}, and {one.failure} is said")
-            hold(failure not in OF_NOBODY, f"{one.culprit} is blamed for {failure}, as all had it")
+            hold(
+                one.failure == failure,
+                f"{one.culprit} had {failure}, and {one.failure} is reported",
+            )
+            hold(
+                failure not in NO_CULPRIT,
+                f"{one.culprit} is blamed for {failure}, which all ranks had",
+            )
         if self.causes:
             self._is_the_first(one)
 
@@ -136,19 +142,20 @@ class Blame:
         first = min(self.causes, key=lambda cause: cause.at)
         what = f"rank {first.rank} on {first.host} had {first.failure}"
         if one.culprit.rank is None:
-            of_hosts = self.lost and one.kind in OF_THE_HOST
+            of_hosts = self.lost and one.kind in HOST_INCIDENTS
             together = self._together(first) and one.failure == first.failure
-            alike = first.failure in OF_NOBODY and one.failure == first.failure
-            # Ranks that one agent stops agree with all others to save a checkpoint and leave.
+            alike = first.failure in NO_CULPRIT and one.failure == first.failure
+            # An agent that loses the leader stops its ranks. These agree with all other ranks to
+            # save a checkpoint and exit, so the incident has no single culprit.
             with_others = first.failure == "scheduler-sigterm" and self.alone
             cut_off = with_others and one.kind == "cut-off"
             hold(
                 of_hosts or together or alike or cut_off,
-                f"{what}, and {one.culprit} is blamed ({one.kind})",
+                f"{what}, but the culprit is {one.culprit} ({one.kind})",
             )
         blamed = next((each for each in self.causes if each.rank == one.culprit.rank), first)
         at = max(one.at, blamed.at)
-        later = f"{what}, and what came after it is blamed: {one.cause}"
+        later = f"{what}, and a later failure is blamed: {one.cause}"
         hold(one.kind != "hang" and at <= first.at + LATER_S, later)
 
     def _together(self, first: Cause) -> bool:
@@ -157,4 +164,4 @@ class Blame:
             for cause in self.causes
             if cause.failure == first.failure and cause.at - first.at <= AT_ONCE_S
         ]
-        return first.failure in OF_HOSTS and len({*same}) > 1
+        return first.failure in HOST_FAILURES and len({*same}) > 1

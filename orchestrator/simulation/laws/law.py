@@ -1,4 +1,4 @@
-"""How a law is stated, and what it is to break one."""
+"""`hold` checks a law; `Violated` says that a law was broken."""
 
 
 class Violated(AssertionError):
@@ -6,5 +6,6 @@ class Violated(AssertionError):
 
 
 def hold(fine: bool, law: str) -> None:
+    """`law`: the message of `Violated`, which says what happened instead."""
     if not fine:
         raise Violated(law)

@@ -1,7 +1,7 @@
-"""Laws of which rule decides, and what it comes to: rules and budget, counted over again.
+"""Laws of the policy: which rule decides, which remedy follows, and when the budget is spent.
 
-The rules are data, a user's and ours; which of them is the first to fit, and whether the budget is
-spent, is found out here from the incidents as they were told.
+The rules of the user and of ndctl are data. These laws find the first rule that fits, and count the
+budget, from the recorded incidents and independently of the supervisor.
 """
 
 from collections.abc import Sequence
@@ -47,14 +47,14 @@ class Rules:
         self.submitted()
 
     def submitted(self) -> None:
-        """A person starts over: what was before does not count."""
+        """A new submission resets all counts."""
         self.known: list[Incident] = []
         self.recovered: set[int] = set()
-        """Numbers of those after which a step was made."""
+        """Numbers of the incidents that were followed by a step."""
         self.advanced: set[int] = set()
-        """Numbers of those after which a checkpoint was made."""
+        """Numbers of the incidents that were followed by a checkpoint."""
         self.spent = 0
-        """Of the budget: incidents since the last sign of progress."""
+        """Restarts that count against the budget since the last sign of progress."""
 
     def decided(self, event: Event, before: Run, run: Run) -> None:
         match event:
@@ -83,17 +83,20 @@ class Rules:
         most, counts = self.scenario.max_restarts, _counts(event, before)
         if one.rule == BUDGET:
             spent = self.spent if counts else 0
-            words = f"{one.failure} is the end of the job by {BUDGET} {most}"
-            hold(counts and spent >= most, f"{words}, and {spent} restarts are spent")
+            words = f"{one.failure} ends the job by {BUDGET} {most}"
+            hold(counts and spent >= most, f"{words}, and only {spent} restarts are spent")
         over = counts and action != "stop" and (self.spent >= most or one.rule == BUDGET)
         name = BUDGET if over else rule.name
-        hold(one.rule == name, f"rule {one.rule} decides on {one.failure}, and {name} fits first")
-        fit = ("stop",) if name == BUDGET else self._comes_to(action, one, run)
+        hold(
+            one.rule == name,
+            f"rule {one.rule} decides on {one.failure}, but {name} is the first that fits",
+        )
+        fit = ("stop",) if name == BUDGET else self._allowed(action, one, run)
         hold(one.remedy in fit, f"rule {name} says {action}, and {one.remedy} is done")
         self.spent += counts and one.remedy != "stop"
 
-    def _comes_to(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
-        """What is done about it where hosts and scheduler allow no more."""
+    def _allowed(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
+        """Remedies that are allowed for `action`, given the hosts and the scheduler of the job."""
         scheduled, host = run.scheduler.allocation is not None, one.culprit.host
         match action:
             case "requeue":
@@ -151,7 +154,7 @@ class Rules:
                 return on_one_host and self._is_strike(former) and self._is_strike(one)
 
     def _is_strike(self, one: Incident) -> bool:
-        """Whether machines cause such."""
+        """Whether the incident counts as a strike against its host."""
         if one.scope == "user":
             return False
         left_out = "replace" in (self.says[one.failure], one.remedy)
@@ -161,7 +164,8 @@ class Rules:
 
 
 def _counts(event: Event, before: Run) -> bool:
-    """What befalls a job that a scheduler takes down is not its fault."""
+    """Whether an incident counts against the budget. A failure while the scheduler ends the job
+    does not count."""
     if isinstance(event, LeaderStarted):
         return True
     asked = before.interruption.leaving is not None and not before.interruption.leaving.by_choice

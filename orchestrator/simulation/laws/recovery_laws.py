@@ -1,6 +1,6 @@
-"""Laws of what is done about failures: rules, waits, hosts, plans and data, counted independently.
+"""Laws of recovery: waits, hosts, plans and data after a failure, counted independently.
 
-What a host or a batch did is known from the simulated world, what was decided from the journal.
+The simulated world tells what a host or a batch did; the journal tells what was decided.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,40 +32,40 @@ if TYPE_CHECKING:
 
 GROWS_EVERY_S = 1800.0
 AWAY_S = 30.0
-"""Before a host that came back is sent away again; twice as long each time after that."""
+"""Seconds before a host that came back may be replaced again; doubles each time."""
 AT_ONCE_S = 2.0
-"""Between the last words of hosts that go together: each says one a second."""
+"""Hosts whose last messages are this close were lost together. Each sends one message a second."""
 SHORTEST = 0.75
-"""Of a rule's wait: the least that jitter leaves of it."""
+"""Shortest fraction of a rule's backoff that jitter can leave."""
 
 
 class Remedies:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.skipped: set[int] = set()
-        """Batches that were left out after a rollback; of all launches."""
+        """Batches that are skipped after a rollback, in all launches."""
         self.submitted()
 
     def submitted(self) -> None:
-        """A person starts over: what was decided before is forgiven."""
+        """A new submission cancels earlier decisions."""
         self.failing: list[Incident] = []
-        """Since the last new step."""
+        """Incidents since the last new step."""
         self.not_before = 0.0
-        """The next attempt has to wait for so long."""
+        """Earliest time of the next attempt."""
         self.replaced: dict[str, str] = {}
-        """Host that is left out for good -> why."""
+        """Host that is excluded permanently -> reason."""
         self.too_large: list[int] = []
-        """Numbers of plans that a plan for less memory was asked for in the place of."""
+        """Numbers of the plans that ran out of memory and had to be replaced."""
         self.before: int | None = None
-        """The step at which the loss went astray, of which training is to go back."""
+        """The first bad step. Training must resume from an earlier step."""
         self.grown_at: float | None = None
         self.every: int | None = None
         self.lost: list[AgentLost] = []
-        """Of the newest attempt's hosts, while they had ranks, and no incident told of them."""
+        """Losses of hosts with ranks of the newest attempt that no incident reports yet."""
         self.returned: set[str] = set()
-        """Of those hosts, the ones that came back."""
+        """Hosts of `lost` that came back."""
         self.away: dict[str, tuple[int, float]] = {}
-        """Host -> how often it was sent away since the newest attempt began, and when last."""
+        """Host -> how often it was replaced since the newest attempt began, and when last."""
 
     def decided(self, event: Event, actions: Sequence[Action], before: Run, run: Run) -> None:
         self._heard(event, before, run)
@@ -77,7 +77,7 @@ class Remedies:
             self._grows(event.at, run)
         self._left_out(run.history.incidents[known:], event, before, run)
         self._windows(run.history.incidents[known:], before, run)
-        hold(run.progress.save_every == self.every, "the interval between checkpoints is forgotten")
+        hold(run.progress.save_every == self.every, "the checkpoint interval is lost")
         for action in actions:
             match action:
                 case StartAttempt():
@@ -85,7 +85,7 @@ class Remedies:
                 case Requeue():
                     self.not_before = 0.0
                 case ReplaceAgent(host=host, elsewhere=True):
-                    self._sent_away(host, event.at)
+                    self._replaces(host, event.at)
                 case _:
                     pass
 
@@ -109,16 +109,19 @@ class Remedies:
             case CheckpointIntervalChanged(new=new) if event.attempt == before.attempt.number:
                 self.every = new
             case TrainingResumed(step=step) if self.before is not None:
-                spoilt = f"it goes on from step-{step}, and went astray at step {self.before}"
+                spoilt = f"training resumes from step-{step}, but step {self.before} is bad"
                 hold(step < self.before, spoilt)
                 self.before = None
             case StragglerFound(host=host):
                 lags = self.world.hosts[host].lagged
-                hold(lags, f"{host} is called slow, and never was")
+                hold(lags, f"{host} is called a straggler, and never was slow")
             case Replanned(device_bytes=int()) if run.plans.refits > before.plans.refits:
                 takes = run.plan.memory.peak_bytes
                 held = before.plan.memory.peak_bytes
-                hold(takes < held, f"a plan of {takes} bytes for one of {held} that is short")
+                hold(
+                    takes < held,
+                    f"a plan of {held} bytes is too large, and the new one takes {takes}",
+                )
             case _:
                 pass
 
@@ -130,13 +133,13 @@ class Remedies:
         self.failing.append(incident)
         host, pinned = incident.culprit.host, self.world.scenario.pinned
         if incident.kind == "hang" and host is not None:
-            hold(self.world.hosts[host].stood, f"{host} is blamed for a hang, and it never stood")
+            hold(self.world.hosts[host].stood, f"{host} is blamed for a hang, and never hung")
         if incident.kind == "host-lost":
             self._went_alone(incident)
         self.lost = []
         if incident.remedy == "replace" and host is not None:
             always = self.world.scenario.scheduled and pinned.get(host) == "always"
-            hold(not always, f"{host} is left out, and is pinned always")
+            hold(not always, f"{host} is excluded, but is pinned to be always used")
             self.replaced[host] = incident.cause
         if incident.remedy == "rollback":
             self._rolled_back(incident, before)
@@ -148,45 +151,49 @@ class Remedies:
             self.not_before = event.at + self._least(rule, again)
 
     def _rolled_back(self, incident: Incident, before: Run) -> None:
-        """To before its first bad step; to the beginning only where that leaves no checkpoint."""
+        """A rollback resumes before the first bad step. It restarts from step 0 only if there is no
+        checkpoint before that step."""
         struck = self.world.witness.blame.struck
         since = [one.words.since for (at, _), one in struck.items() if at == incident.attempt]
         self.before = next((step for step in since if step is not None), None)
         if self.before is None:
-            return  # a user's rule, for what is not known to have begun before it was seen
+            return  # a user's rule rolls back a failure that has no earlier first bad step
         made = [found.step for found in self.world.storage.checkpoints]
         fit = not before.progress.saved or not made or min(made) < self.before
-        hold(fit, f"all is thrown away, and step {self.before} went astray first")
+        hold(fit, f"all steps are discarded, but only those from step {self.before} on are bad")
 
     def _left_out(self, new: Sequence[Incident], event: Event, before: Run, run: Run) -> None:
-        """Whoever is left out for an incident is so by the rule that the incident names."""
+        """A host is excluded for an incident only if the rule of the incident says so."""
         if isinstance(event, LeaderStarted) or not new:
-            return  # it brings the strikes of all jobs
+            return  # the event brings exclusions from the strikes of other jobs
         told = {one.culprit.host for one in new if one.remedy == "replace"}
         gone = {host.name for host in run.hosts.by_name.values() if host.unfit or not host.alive}
         more = sorted({*run.hosts.exclude} - {*before.hosts.exclude} - told - gone)
         rules = ", ".join(one.rule for one in new)
-        hold(not more, f"{more} are left out, and rule {rules} does not say so")
+        hold(not more, f"{more} are excluded, but rule {rules} does not say so")
 
     def _went_alone(self, incident: Incident) -> None:
-        """Or what they share is to blame: the same moment strikes two hosts seldom by chance."""
-        # The first time counts where one came back and went again.
+        """Hosts that are lost at the same moment share a cause, so no single host is blamed."""
+        # If a host was lost twice, its first loss counts; hence the reversed order.
         heard = {lost.host: lost.at - lost.silent_s for lost in reversed(self.lost)}
         own = heard.get(incident.culprit.host or "")
         taken = any(lost.taken for lost in self.lost)
         if own is not None and not taken:
             with_it = [host for host, at in heard.items() if abs(at - own) < AT_ONCE_S]
-            hold(len(with_it) == 1, f"{incident.culprit.host} alone is blamed, and {with_it} went")
+            hold(
+                len(with_it) == 1,
+                f"{incident.culprit.host} alone is blamed, but {with_it} were lost together",
+            )
 
     def _rule(self, name: str, run: Run) -> PolicyRule | None:
-        """The rule, where it lets jobs wait, and how often they have is counted here."""
+        """The rule of this name if it has a backoff that these laws can compute; else None."""
         assert run.job is not None
         rules = [*run.job.policy, *default_rules()]
         found = next((rule for rule in rules if rule.name == name), None)
         return found if found and found.backoff and found.same == "start" else None
 
     def _again(self, rule: PolicyRule, last: Incident) -> int:
-        """How often it has been before, of what would still be counted."""
+        """Number of earlier incidents that count for the backoff of `rule`."""
         covered = [
             one
             for one in self.failing[:-1]
@@ -206,12 +213,12 @@ class Remedies:
         soon = last is not None and at - last < GROWS_EVERY_S
         hold(not soon, f"the job grows twice within {GROWS_EVERY_S:.0f} s")
 
-    def _sent_away(self, host: str, at: float) -> None:
-        """Where one comes back again and again it is not for being sent away at once each time."""
+    def _replaces(self, host: str, at: float) -> None:
+        """A host that keeps coming back must not be replaced at once each time."""
         times, last = self.away.get(host, (0, 0.0))
         wait_s = AWAY_S * 2 ** (times - 1) if times else 0.0
         soon = times > 0 and at - last < wait_s
-        hold(not soon, f"{host} is sent away again within {wait_s:.0f} s")
+        hold(not soon, f"{host} is replaced again within {wait_s:.0f} s")
         self.away[host] = (times + 1, at)
 
     # Attempts
@@ -222,21 +229,24 @@ class Remedies:
         self.not_before, self.away, self.lost = 0.0, {}, []
         if run.scheduler.allocation is not None:
             used = set(action.hosts) & set(self.replaced)
-            hold(not used, f"{sorted(used)} used again, after 'replace'")
+            hold(not used, f"{sorted(used)} used again after they were replaced")
             pinned = self.world.scenario.pinned
             never = [host for host in action.hosts if pinned.get(host) == "never"]
-            hold(not never, f"{never} used, and pinned never")
+            hold(not never, f"{never} used, but pinned to be never used")
         short = run.current.number in self.too_large
-        hold(not short, f"plan {run.current.number} did not fit, and is started again")
+        hold(not short, f"plan {run.current.number} ran out of memory, and is started again")
         named = batches(action.skip)
-        hold(named == self.skipped, f"attempt {action.attempt} does not skip what is to be skipped")
+        hold(
+            named == self.skipped,
+            f"attempt {action.attempt} does not skip the batches that it must skip",
+        )
 
     # Data
 
     def _windows(self, new: Iterable[Incident], before: Run, run: Run) -> None:
         more = batches(run.progress.skipped) - batches(before.progress.skipped)
         lost = batches(before.progress.skipped) - batches(run.progress.skipped)
-        hold(not lost, f"batches {sorted(lost)} were to be skipped, and are not any more")
+        hold(not lost, f"batches {sorted(lost)} are no longer skipped")
         if more:
             rolled = any(incident.remedy == "rollback" for incident in new)
             hold(rolled, f"batches {sorted(more)} are skipped, and nothing was rolled back")
@@ -245,13 +255,16 @@ class Remedies:
         self.skipped |= more
 
     def marked(self, made: "Checkpoint") -> None:
-        """The sample ledger: each batch once, or named as left out."""
+        """Checks the sample ledger: each batch is trained once or is named as skipped."""
         hold(len(made.read) == made.step, f"{len(made.read)} batches in {made.step} steps")
         read, left = set(made.read), batches(made.skipped)
         hold(len(read) == len(made.read), f"step-{made.step} has trained a batch twice")
-        hold(not read & left, f"batches {sorted(read & left)} were trained, and are to be skipped")
+        hold(not read & left, f"batches {sorted(read & left)} were trained, but must be skipped")
         whole = set(range(1, max(read, default=0) + 1))
-        hold(whole <= read | left, f"{sorted(whole - read - left)} were neither trained nor named")
+        hold(
+            whole <= read | left,
+            f"{sorted(whole - read - left)} were neither trained nor named as skipped",
+        )
 
     def at_the_end(self) -> None:
         run = self.world.run
@@ -263,7 +276,7 @@ class Remedies:
         if run.ending == "SUCCEEDED" and self.world.storage.checkpoints:
             last = max(self.world.storage.checkpoints, key=lambda made: (made.step, made.at))
             trained = set(last.read) & batches(run.progress.skipped)
-            hold(not trained, f"batches {sorted(trained)} are in the model, and named as skipped")
+            hold(not trained, f"batches {sorted(trained)} were trained, but are named as skipped")
 
 
 def batches(windows: Iterable[Window]) -> set[int]:

@@ -1,7 +1,7 @@
-"""The process of an agent on a simulated host: it runs the real `Agent` and, where it leads, the
-real `Leader`, composed as the entry points compose them.
+"""The process of an agent on a simulated host. It runs the real `Agent` and, if it leads, the real
+`Leader`, composed like the entry points.
 
-A process that is killed runs nothing any more: its event loop stops, and its lines close.
+When a process is killed, its event loop stops and its connections close.
 """
 
 import asyncio
@@ -53,13 +53,13 @@ if TYPE_CHECKING:
 
 SECRET = JobSecret(key=b"simulated", pem="", fingerprint=bytes(32))
 NOWHERE = RunDir(Path("/nowhere/simulated"))
-"""Real files are never there."""
+"""A path at which no real file exists."""
 LISTENING = Listening(bind="", folder=Path("/nowhere"))
 HOLD_POLL_S = 1.0
 DETECT_S = 1.0
-"""More seldom than on a real machine, because most looks find nothing."""
+"""Seconds between two hang checks; longer than on a real machine, because most find nothing."""
 KILLED = 128 + signal.SIGKILL
-"""Exit code of a process that a signal ended."""
+"""Exit code of a process that SIGKILL ended."""
 
 
 class AgentProcess:
@@ -86,15 +86,15 @@ class AgentProcess:
         self.attempt: SimulatedAttempt | None = None
         self.storage = self.run_dir_type(self)
         self.fence_name = ""
-        """The name that its leader has in the fence."""
+        """Name of its leader in the fence."""
         self.has_asked = False
-        """It had the scheduler queue the job again."""
+        """It has requested the requeue of the job."""
         self.is_pod = world.scenario.successor_s is not None
         self.agent = self._new_agent()
         self.loop.create_task(self._main())
 
     def _config(self) -> AgentConfig:
-        """As `entry/agent.py` reads it from its command line."""
+        """The config that `entry/agent.py` reads from its command line."""
         world, scheduled = self.world, self.world.scenario.scheduled
         return AgentConfig(
             place=HostPlace(
@@ -124,7 +124,7 @@ class AgentProcess:
         return agent
 
     async def work(self, call: Any, /, *args: Any, **more: Any) -> Any:
-        """The worker: a call takes the time that it says, and none where it says nothing."""
+        """The worker. A call that is a coroutine takes virtual time; other calls take none."""
         try:
             found = call(*args, **more)
             if inspect.isawaitable(found):
@@ -133,7 +133,7 @@ class AgentProcess:
                 await asyncio.sleep(0)
         finally:
             if not self.alive:
-                await self.loop.create_future()  # it died in the call
+                await self.loop.create_future()  # the process died during the call
         return found
 
     async def _main(self) -> None:
@@ -143,7 +143,7 @@ class AgentProcess:
             self.world.defects.append(exc)
 
     async def _run(self) -> int:
-        """As `entry/agent.py`: hold the host, then follow, or lead."""
+        """Like `entry/agent.py`: lock the host, then follow or lead."""
         if self.is_pod and (ending := self._ending()) is not None:
             # As `entry/pod_agent.py`: a pod that starts after the end has nothing to run.
             return exit_codes.FAILED if ending == "FAILED" else exit_codes.OK
@@ -182,7 +182,7 @@ class AgentProcess:
             return exit_codes.LEADER_LOST if self.is_pod else exit_codes.FAILED
 
     async def _follow(self) -> int:
-        self._new_agent()  # it looks for its leader from now on
+        self._new_agent()  # it starts to look for its leader
 
         async def takes_the_lead(
             agent: Agent, following: asyncio.Task[int], claim: Claim
@@ -247,13 +247,13 @@ class AgentProcess:
                 self.leader = None
 
     def takes_over(self, name: str) -> None:
-        """It has named itself in the fence."""
+        """Called when the process has written its name to the fence."""
         self.fence_name = name
         if not self.lead:
             self.world.history.note(self.host.name, "takes over")
             self.world.witness.takes_over(self, self.world.storage.fold())
 
-    # What the world does to it
+    # Called by the world
 
     @property
     def ranks(self) -> HostRanks | None:
@@ -287,8 +287,8 @@ class AgentProcess:
             attempt.over.set_result(stopped)
 
     def signalled(self, signal_name: str) -> None:
-        """By the scheduler. A process that has no handler yet ends by SIGTERM, and its start
-        ignores the other signals."""
+        """The scheduler sends a signal. SIGTERM ends a process without a handler; other signals are
+        ignored until a handler exists."""
         number = signal.Signals[signal_name]
         if self.alive and not self.loop.signalled(number) and number == signal.SIGTERM:
             self.die()
@@ -301,7 +301,8 @@ class AgentProcess:
             self.world.agent_left(self, code)
 
     def die(self, *, silently: bool = False) -> None:
-        """Killed: the kernel ends its ranks too. `silently`: with its host, so nothing is told."""
+        """SIGKILL; the kernel kills the ranks too. `silently`: its host lost power, so no other
+        process is informed."""
         if not self.alive:
             return
         ranks = self.ranks

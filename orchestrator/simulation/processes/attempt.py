@@ -1,4 +1,4 @@
-"""The ranks of a simulated host, as the real agent starts and stops them."""
+"""`HostAttempt` and `Processes` of a simulated host, through which the real agent runs ranks."""
 
 import asyncio
 import math

@@ -1,7 +1,7 @@
-"""What agents and leaders ask their backend, answered by the simulated scheduler or operator.
+"""Backends of simulated agents and leaders. The simulated scheduler or operator answers.
 
-The calls are coroutines, which the worker of a simulated process awaits: an answer takes virtual
-time, and a process may die before it comes.
+The calls are coroutines, which the worker of a simulated process awaits. An answer takes virtual
+time, and the process may die before it arrives.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ANSWER_S = 0.5
 """Seconds until a scheduler answers."""
 CLEAR_S = 2.0
-"""Seconds that a step on another host takes."""
+"""Seconds of a Slurm step on another host."""
 
 
 class LocalBackend:
@@ -113,7 +113,7 @@ class SlurmBackend(LocalBackend):
         return None
 
     async def unbegun(self, launch: LaunchPlan, hosts: Sequence[str]) -> Mapping[str, str]:
-        """No host of a simulated cluster lacks the program of an agent."""
+        """Always empty, because every simulated host can start an agent."""
         return {}
 
     async def clear_host(self, launch: LaunchPlan, host: str) -> str:
@@ -156,7 +156,7 @@ class KubernetesBackend(LocalBackend):
         return self.operators.notices(self.host, hosts)
 
     async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
-        """Pods come and go one by one, so that the server answers is all that is asked."""
+        """Pods end one by one, so only the API server itself is checked."""
         await self.notices(launch, ())
         return CurrentRun(phase="running", words="Kubernetes answers", hosts=tuple(hosts))
 

@@ -1,5 +1,5 @@
-"""What simulated agents and leaders log: nothing is shown, and each defect that one of them logs
-and survives is collected."""
+"""Log handler of simulated agents and leaders. It prints nothing and collects each defect that a
+process logs and survives."""
 
 import logging
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ class DefectHandler(logging.Handler):
         self.defects = defects
 
     def emit(self, record: logging.LogRecord) -> None:
-        # `Agent` and `Leader` log an exception that no code of theirs expected as critical.
+        # `Agent` and `Leader` log an unexpected exception as critical.
         if record.exc_info and record.exc_info[1] is not None:
             self.defects.append(record.exc_info[1])
 

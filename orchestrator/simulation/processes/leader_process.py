@@ -1,7 +1,7 @@
-"""A real leader as the simulated world and its laws see it.
+"""A real leader in the simulated world.
 
-Each of its decisions is judged by the laws, and it can be killed at any line of its journal and
-between any two actions.
+The laws check each of its decisions. A fault can kill it at any line of its journal and between any
+two actions.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class LeaderProcess:
         self.journal = journal
         self.supervisor = WitnessedSupervisor(self)
         self.crash_between: int | None = None
-        """It dies after so many more actions."""
+        """The leader dies after this number of further actions; None: it does not."""
 
     def begin(self, leader: Leader) -> None:
         self.leader = leader
@@ -59,30 +59,31 @@ class LeaderProcess:
         if self.crash_between is not None:
             self.crash_between -= 1
             if self.crash_between < 0:
-                self.crashes(f"before {type(action).__name__} was done")
+                self.crashes(f"before {type(action).__name__}")
                 await self.process.loop.create_future()
         leaves = self.supervisor.run.interruption.leaving is not None
         if leaves and isinstance(action, StopAttempt) and not action.hosts:
             self.world.parts()
         await perform(action)
 
-    # What the world does to it
+    # Called by the world
 
     def cancel(self, by: str) -> None:
         assert self.leader is not None
         self.process.loop.call_soon(self.leader.cancel, by)
 
     def ask_notices(self) -> None:
-        """Have the scheduler asked now what it holds against the hosts."""
+        """Ask the scheduler for notices about the hosts now."""
         assert self.leader is not None
         self.process.loop.create_task(self.leader.backend_calls.ask_notices())
 
     def pause(self, seconds: float) -> None:
-        """The machine stands still, and with it the agent in the same process."""
+        """Stop the process, which includes the agent."""
         self.process.loop.pause(seconds)
 
     def doom(self, number: int, where: Crash | None) -> None:
-        """Die `number` lines, or without `where` as many actions, from here."""
+        """Die after `number` further lines of the journal; without `where`, after `number`
+        actions."""
         if where is None:
             self.crash_between = number
         else:
@@ -99,7 +100,7 @@ class LeaderProcess:
 
 
 class WitnessedSupervisor(Supervisor):
-    """The real one; the laws judge each of its decisions, and a write takes the disk's time."""
+    """The real supervisor. The laws check each decision, and writes take virtual time."""
 
     def __init__(self, leader: LeaderProcess) -> None:
         self.leader = leader
@@ -116,20 +117,20 @@ class WitnessedSupervisor(Supervisor):
         try:
             count, actions = super().take(events)
         except Crashed as crashed:
-            event = self._judged(before, events, crashed.lines)
+            event = self._check(before, events, crashed.lines)
             self.leader.crashes(f"{crashed} of {type(event).__name__}")
             return 0, ()
         if count > 1:
-            self._judged(before, events[:count], count)
+            self._check(before, events[:count], count)
         else:
             world.witness.heard(events[0], before)
             if is_journalled(events[0], before, self.run):
                 world.decided(self.leader, events[0], actions)
         return count, actions
 
-    def _judged(self, run: Run, events: Sequence[Event], lines: int) -> Event:
-        """Have the first `lines` of which the journal has a line judged one by one; return the
-        event that would be the next."""
+    def _check(self, run: Run, events: Sequence[Event], lines: int) -> Event:
+        """Check the decisions of the first `lines` journalled events one by one. Returns the next
+        event, or the last one."""
         world = self.leader.world
         for event in events:
             before = run

@@ -1,4 +1,4 @@
-"""The transport between agents and leaders, over the lines of the simulated network."""
+"""The transport between agents and leaders over connections of the simulated network."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CLOSED = WSMessage(WSMsgType.CLOSED, None, None)
 RESET_S = 0.1
-"""For the other end to see that a process that had a connection is gone."""
+"""Seconds until the other end sees that a connection is closed."""
 
 
 class End:
-    """One end of a line, as the process there uses it."""
+    """One end of a connection, which stands for a websocket."""
 
     def __init__(self, process: "AgentProcess", line: Line) -> None:
         self.process, self.line = process, line
@@ -32,7 +32,7 @@ class End:
 
     async def send_str(self, data: str) -> None:
         if not self.line.open:
-            raise ConnectionResetError("the line is closed")
+            raise ConnectionResetError("the connection is closed")
         world, host = self.process.world, self.process.host.name
         world.network.send(self.line, host, partial(self.other.hears, data))
 
@@ -49,14 +49,14 @@ class End:
         self.hang_up()
 
     def hang_up(self) -> None:
-        """What is under way is lost; the other end is told, where it can be."""
+        """Close the connection. Messages in flight are lost; a reachable peer sees the close."""
         if not self.line.open:
             return
         self.line.open = False
         self.came.put_nowait(CLOSED)
-        self.process.world.timeline.after(RESET_S, self.is_journalled)
+        self.process.world.timeline.after(RESET_S, self._close_other)
 
-    def is_journalled(self) -> None:
+    def _close_other(self) -> None:
         if self.process.world.network.reaches(self.line.one, self.line.other):
             self.other.came.put_nowait(CLOSED)
 
@@ -92,7 +92,9 @@ class SimulatedServer:
         if message.type is not WSMsgType.TEXT:
             return
         register = report_in(message)
-        if isinstance(register, Register):  # else it was overtaken: the agent tries again
+        if isinstance(
+            register, Register
+        ):  # otherwise messages were reordered, and the agent tries again
             await self.listen(register, end)
         end.hang_up()
 
@@ -116,7 +118,7 @@ class SimulatedConnector:
         host, _, port = place.partition(":")
         if not world.network.reaches(mine, host) or not world.hosts[host].up:
             never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            await never  # the agent has its own patience
+            await never  # the agent has a timeout of its own
         agents = world.hosts[host].agents
         servers = [one.server for one in agents if one.alive and one.server]
         server = next((one for one in servers if one.port == int(port)), None)

@@ -1,6 +1,6 @@
-"""An asyncio event loop in virtual time: one for each simulated process, all on one timeline.
+"""An asyncio event loop in virtual time. Each simulated process has one; all use one timeline.
 
-Nothing waits for real time, and no thread runs: `asyncio.sleep` sets a happening on the timeline.
+No code waits for real time and no thread runs. `asyncio.sleep` adds a callback to the timeline.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from orchestrator.simulation.clock import Timeline
 
 _set_running_loop = cast(Callable[[object], None], asyncio._set_running_loop)
 MOST_ROUNDS = 30
-"""In which the coroutines of processes that are gone are taken apart."""
+"""Limit on the rounds that cancel the coroutines of ended processes."""
 
 
 class Handle:
-    """A callback that is due; asyncio cancels it, and asks when it is due."""
+    """A scheduled callback, with the methods of `asyncio.TimerHandle` that asyncio calls."""
 
     __slots__ = ("args", "at", "callback", "context", "is_cancelled", "loop")
 
@@ -49,10 +49,10 @@ class Handle:
         loop = self.loop
         if not (loop.runs or loop.buries):
             if loop.is_dead:
-                loop.grave.append(self)  # its process is gone: nothing of it happens any more
+                loop.grave.append(self)  # the process has ended, so `bury` handles it
                 return
             if loop.timeline.now < loop.paused_until:
-                loop.held.append(self)  # its process is stopped: this is due as soon as it goes on
+                loop.held.append(self)  # the process is paused, so this runs when it continues
                 return
         _set_running_loop(loop)
         self.context.run(self.callback, *self.args)
@@ -60,20 +60,20 @@ class Handle:
 
 
 class VirtualLoop:
-    """As much of an `asyncio.AbstractEventLoop` as tasks, timers and queues use."""
+    """The part of `asyncio.AbstractEventLoop` that tasks, timers and queues use."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self.runs = True
-        """It is neither dead nor stopped."""
+        """The process is neither dead nor paused."""
         self.is_dead = self.buries = self.was_killed = False
         self.paused_until = 0.0
         self.held: list[Handle] = []
-        """Callbacks that became due while the process was stopped."""
+        """Callbacks that became due while the process was paused."""
         self.signal_handlers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
         self.grave: deque[Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
-        """All that it ever had: nothing else refers to a task whose process is gone."""
+        """All tasks ever created. Nothing else refers to a task whose process has ended."""
 
     def time(self) -> float:
         return self.timeline.now
@@ -141,7 +141,7 @@ class VirtualLoop:
         self.signal_handlers[number] = (callback, args)
 
     def signalled(self, number: int) -> bool:
-        """Have a signal handled; False if the process has no handler for it."""
+        """Run the handler of a signal. False: there is none."""
         if number not in self.signal_handlers:
             return False
         callback, args = self.signal_handlers[number]
@@ -161,15 +161,15 @@ class VirtualLoop:
             self.timeline.ready.extend(handle.run for handle in held)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """asyncio reports here what was never retrieved; `unheard` finds it earlier."""
+        """asyncio reports unretrieved exceptions here. Ignored, because `unheard` finds them."""
 
     def kill(self) -> None:
-        """Its process is gone: nothing that waits goes on."""
+        """The process has ended. No waiting coroutine continues."""
         self.is_dead, self.runs = True, False
 
 
 def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
-    """What tasks raised that no code has retrieved.
+    """Exceptions of tasks that no code has retrieved.
 
     A leader that gives up retrieves that from its tasks at its end. If it is killed before its end,
     its `GivenUp` is no defect.
@@ -185,8 +185,8 @@ def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
 
 
 def bury(loops: Sequence[VirtualLoop]) -> None:
-    """Take apart what the processes of a simulation left behind, so that no coroutine is dropped
-    half-way: those that clean up with an `await` need another round."""
+    """Cancel the tasks that ended processes left, so that no coroutine is dropped unfinished.
+    Coroutines that await during cleanup need another round."""
     _set_running_loop(None)  # still set if a callback raised
     for loop in loops:
         loop.is_dead, loop.runs, loop.buries = True, False, True

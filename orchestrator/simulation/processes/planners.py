@@ -1,4 +1,4 @@
-"""The real planner, for the plans that a simulated leader asks for."""
+"""Calls the real planner for a simulated leader."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -29,7 +29,7 @@ def planners_of(world: "World") -> Planners:
         switches: Mapping[str, tuple[str, ...]],
         short: Shortage,
     ) -> Refit:
-        """Other ways to save memory than a new plan are not looked for."""
+        """Try a new plan only, no other way to save memory."""
         if not short.adopt:
             return Refit(found=None, why="on_oom is stop")
         try:
@@ -43,7 +43,8 @@ def planners_of(world: "World") -> Planners:
 
 @lru_cache(maxsize=256)
 def smaller_plan(hosts: int, min_hosts: int, each: int) -> Plan:
-    """A plan for as many of the `hosts` as can be used, as `app/planning/replan.py` finds it."""
+    """A plan for the largest possible number of hosts, like `app/planning/replan.py`. Raises
+    PlanError."""
     first: PlanError | None = None
     for count in range(hosts, min_hosts - 1, -1):
         try:

@@ -1,4 +1,4 @@
-"""The run directory as real leaders and agents use it, in the simulated shared storage."""
+"""The run directory of real leaders and agents in the simulated shared storage."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -42,13 +42,13 @@ class StoredRunDir:
         self.host = process.host.name
         self.watch: Watch = NeverLost()
         self.journal: StoredJournal | None = None
-        """Of a leader."""
+        """The journal of a leader."""
 
     def _check_read(self) -> None:
         if not self.storage.serves(self.host):
-            raise OSError("the file server does not answer")
+            raise OSError("the file server is unreachable")
 
-    # What an agent reads
+    # Reads of an agent
 
     def leader_of(self, term: Term) -> Mapping[str, Any]:
         said = self.storage.announced() if self.storage.serves(self.host) else None
@@ -60,7 +60,7 @@ class StoredRunDir:
         self._check_read()
         return not self.process.world.lock_is_free
 
-    # What a leader writes
+    # Writes of a leader
 
     def check_leader(self, name: str) -> None:
         self._check_read()
@@ -94,7 +94,7 @@ class StoredRunDir:
     def record_strike(self, path: Path, strike: Strike) -> None:
         self.process.world.strikes.append(strike)
 
-    # What an agent without a leader does
+    # Failover
 
     def read_fence(self) -> Fence | None:
         self._check_read()
@@ -136,8 +136,8 @@ class StoredRunDir:
 
 @dataclass(slots=True, eq=False)
 class StoredTurn:
-    """An `AnyTurn`: the holder's death releases it. If its host went off, the file server keeps it
-    until the host is back."""
+    """An `AnyTurn`: the holder's death releases it. If its host lost power, the file server
+    keeps it until the host is back."""
 
     process: "AgentProcess"
     mark: str
@@ -163,7 +163,7 @@ class StoredTurn:
     def is_settled(self) -> bool:
         storage = self.process.storage.storage
         if not storage.serves(self.process.host.name):
-            raise OSError("the file server does not answer")
+            raise OSError("the file server is unreachable")
         return self.mark in storage.settled
 
     def close(self) -> None:

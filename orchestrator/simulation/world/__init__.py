@@ -1,1 +1,1 @@
-"""What a simulated job runs on: hosts, network, storage, schedulers, ranks, and what breaks."""
+"""The simulated cluster: hosts, network, storage, schedulers, ranks and faults."""

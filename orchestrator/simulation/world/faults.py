@@ -1,4 +1,4 @@
-"""What breaks, and when it is whole again."""
+"""The faults: what each kind breaks, and when the fault ends."""
 
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LONGEST_S = 1200.0
-"""Any fault is over after so long."""
+"""Upper bound on the duration of a fault."""
 QUEUES_S = 300.0
-"""For a job that waits to be started."""
+"""How long a fault waits for a queued job to start."""
 PATIENT_S = 60.0
-"""A person who waits for something to break before she cancels."""
+"""How long a user waits for a failure before she cancels the job."""
 KNOWN_STEPS = 30
-"""Within which a rank that lags is known to."""
+"""Steps within which a slow rank is detected."""
 LATER = frozenset(("fabric", "memory", "nan", "slow", "leader", "parting", "drain", "cancel"))
-"""Kinds that come to something when something else does, if they do: whoever meets them says so."""
+"""Kinds that take effect later, if at all. The code that meets such a fault calls
+`World.happens`."""
 CRASHES: tuple[Crash | None, ...] = ("before the line", "within the line", "after the line", None)
 
 
 def strike(world: "World", fault: Fault) -> None:
-    """Let `fault` happen now; it ends by itself."""
+    """Start `fault` now; it ends by itself."""
     world.history.note("fault", f"{fault.kind} (pick {fault.pick:.3f}, size {fault.size:.3f})")
     seconds = FAULTS[fault.kind](world, fault)
     world.faults[fault.kind] += 1
@@ -90,7 +91,7 @@ def _error(world: "World", fault: Fault) -> float | None:
 
 
 def _fabric(world: "World", fault: Fault) -> float | None:
-    """What all attempts meet, until it has healed by itself."""
+    """Every attempt fails at its start until the fault ends by itself."""
     seconds = 10.0 + 240.0 * fault.size**2
     words = list(HEALING.values())[int(fault.pick * len(HEALING))]
     world.troubles.healing, world.troubles.heals_at = words, world.timeline.now + seconds
@@ -102,7 +103,7 @@ def _fabric(world: "World", fault: Fault) -> float | None:
 
 
 def _memory(world: "World", fault: Fault) -> float | None:
-    """Devices have a little less than the present plan takes, from the next step on."""
+    """From the next step on, devices have slightly less memory than the plan takes."""
     if world.run.job is None:
         return None
     world.troubles.capacity = int(world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size))
@@ -110,7 +111,7 @@ def _memory(world: "World", fault: Fault) -> float | None:
 
 
 def _nan(world: "World", fault: Fault) -> float | None:
-    """A few batches that come soon; or the model itself, whatever it reads."""
+    """A few of the next batches spoil the loss; or the model diverges with any data."""
     running = _running(world)
     step = running[0].training.step if running else 0
     soon = step + 1 + int(fault.pick * 7 % 1 * 4)
@@ -128,8 +129,8 @@ def _slow(world: "World", fault: Fault) -> float | None:
 
 
 def _lags(world: "World", fault: Fault) -> None:
-    """As soon as ranks run, and as long as a job needs to know it; a fifth not as long. One host at
-    a time: of two that lag none stands out."""
+    """Slow a host down as soon as ranks run, mostly for long enough to be detected; in a fifth of
+    the cases not. Only one host is slow at a time, because two slow hosts hide each other."""
     now, running = world.timeline.now, [ranks.agent.host for ranks in _running(world)]
     if not running:
         if not world.ended and now < fault.at + QUEUES_S:
@@ -149,8 +150,8 @@ def _quick(world: "World", host: Host) -> None:
 
 
 def _hang(world: "World", fault: Fault) -> float | None:
-    """A third of them are pauses about as long as what is taken for a hang: the ranks go on by
-    themselves, perhaps while it is looked into."""
+    """A third of these faults are pauses about as long as the hang timeout: the ranks continue by
+    themselves, perhaps while the leader collects evidence."""
     running = _running(world)
     if not running:
         return None
@@ -159,7 +160,7 @@ def _hang(world: "World", fault: Fault) -> float | None:
     ranks.hang(ways[int(fault.size * 7 % 1 * len(ways))])
     if fault.size > 0.33:
         return 0.0
-    if fault.size < 0.16:  # until somebody looks into it
+    if fault.size < 0.16:  # until the hang is detected
         world.at_hang.append(ranks.thaw)
         return 0.0
     monitor = world.leader.monitor if world.leader is not None else None
@@ -197,18 +198,19 @@ def _host(world: "World", fault: Fault) -> float | None:
         return None
     host = _pick(used, fault)
     host.power_off()
-    world.hears_anew()
+    world.reachability_changed()
     return _after(world, 60.0 + 600.0 * fault.size, partial(_repaired, world, host))
 
 
 def _repaired(world: "World", host: Host) -> None:
     host.up = True
     world.history.note(host.name, "is repaired")
-    world.hears_anew()
+    world.reachability_changed()
 
 
 def _leader(world: "World", fault: Fault) -> float | None:
-    """At one of the next few lines: what comes much later often does not come at all."""
+    """The leader dies at one of the next few lines of the journal. Later lines are often never
+    written."""
     number, where = int(fault.size * 8), CRASHES[int(fault.pick * 4)]
     if where is None:
         number //= 4
@@ -231,18 +233,18 @@ def _pause(world: "World", fault: Fault) -> float | None:
 def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
     join = _set_apart(world.network.apart, names, world.drawn())
     world.history.note("network", f"{', '.join(names)} cut off for {seconds:.0f} s")
-    world.hears_anew()
+    world.reachability_changed()
 
     def joined() -> None:
         join()
         world.history.note("network", f"{', '.join(names)} back")
-        world.hears_anew()
+        world.reachability_changed()
 
     return _after(world, seconds, joined)
 
 
 def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
-    """From the other hosts alone: each still reads the journal and is heard by the scheduler."""
+    """Cut hosts off from other hosts only. They still reach the storage and the scheduler."""
     join = _set_apart(world.network.deaf, names, world.drawn())
     world.history.note("network", f"{', '.join(names)} not heard by others for {seconds:.0f} s")
 
@@ -254,7 +256,8 @@ def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
 
 
 def _set_apart(sides: dict[str, int], names: Sequence[str], side: int) -> Callable[[], None]:
-    """Put hosts on that side; the way back, for those that were not put elsewhere meanwhile."""
+    """Move hosts to a side of the partition. Returns a function that moves them back, except those
+    that another fault has moved since."""
     sides.update(dict.fromkeys(names, side))
 
     def join() -> None:
@@ -272,8 +275,8 @@ def _switch(world: "World", fault: Fault) -> float | None:
 
 
 def _partition(world: "World", fault: Fault) -> float | None:
-    """The hosts up to one of them; with the scheduler, the storage, both or neither; or from the
-    other hosts alone."""
+    """Cut off the first hosts or a single one, with the scheduler, the storage, both or neither on
+    their side; or cut them off from other hosts only."""
     names = [host.name for host in world.hosts.values() if host.agent] or list(world.hosts)
     cut = names[: 1 + int(fault.pick * len(names))] if fault.size < 0.5 else [_pick(names, fault)]
     seconds = 1.0 + 300.0 * (fault.size * 7 % 1) ** 2
@@ -326,7 +329,8 @@ def _time_limit(world: "World", fault: Fault) -> float | None:
 
 
 def _drain(world: "World", fault: Fault) -> float | None:
-    """For a while; a quarter of them because hardware broke, so that it is not to be used again."""
+    """Drain a host for a while. In a quarter of the cases its hardware is also broken, so the job
+    must not use it again."""
     used = [host for host in world.hosts.values() if host.agent]
     host = _pick(used or list(world.hosts.values()), fault)
     host.draining, host.drained_at = "a fan", world.timeline.now
@@ -337,7 +341,7 @@ def _drain(world: "World", fault: Fault) -> float | None:
 
 
 def _told_at_once(world: "World") -> None:
-    """As its ranks are being stopped."""
+    """The leader asks for notices while the ranks of the host stop."""
     if world.leader is not None and world.scenario.scheduled:
         world.leader.ask_notices()
 
@@ -368,7 +372,7 @@ def _eviction(world: "World", fault: Fault) -> float | None:
 
 
 def _dead_spare(world: "World", fault: Fault) -> float | None:
-    """One that is not in use: the next to be asked is dead, or broken."""
+    """An idle host: its agent never starts, or its preflight checks fail."""
     idle = [host for host in world.hosts.values() if not host.agent and not host.ranks]
     if not idle:
         return None
@@ -377,15 +381,15 @@ def _dead_spare(world: "World", fault: Fault) -> float | None:
         host.dead_on_arrival = True
     else:
         host.findings = (BROKEN,)
-    return _after(world, 900.0, partial(_mended, host))
+    return _after(world, 900.0, partial(_recovered, host))
 
 
-def _mended(host: Host) -> None:
+def _recovered(host: Host) -> None:
     host.dead_on_arrival, host.findings = False, ()
 
 
 def _cancel(world: "World", fault: Fault) -> float | None:
-    """At once; or as something breaks, which is when people cancel, if that is soon."""
+    """Cancel at once; or soon after the next failure, because users often cancel then."""
     cancels = partial(_cancelled, world, fault)
     if fault.size < 0.5:
         return _after(world, 0.0, cancels)
@@ -407,8 +411,8 @@ def _cancelled(world: "World", fault: Fault) -> None:
 
 
 def _parting(world: "World", fault: Fault) -> float | None:
-    """At the next stop that no failure led to: before agents hear of it, or on the ranks' way out.
-    A host lags, so that there may be one."""
+    """A failure during the next stop that has no failure as its cause: before the agents hear of
+    the stop, or while the ranks exit. A slow host makes such a stop likely."""
     world.at_parting = partial(_parts, world, fault)
     return _slow(world, fault)
 
@@ -457,4 +461,5 @@ FAULTS: Mapping[str, "Callable[[World, Fault], float | None]"] = {
     "dead-spare": _dead_spare,
     "cancel": _cancel,
 }
-"""Kind to what it does; each says for how long something is amiss, None where it met nothing."""
+"""Kind -> function that starts the fault. It returns the duration in seconds; None: the fault found
+nothing that it could break."""

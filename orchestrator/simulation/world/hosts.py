@@ -1,4 +1,4 @@
-"""A host: up or not, with its clock, its agents and what runs on it."""
+"""A simulated host with its clock, agents and ranks."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,34 +19,33 @@ class Host:
     clock: HostClock
     up: bool = True
     dead_on_arrival: bool = False
-    """Its agent never comes."""
+    """Its agent never starts."""
     stuck: bool = False
     """The kernel cannot end its ranks."""
     findings: tuple[Finding, ...] = ()
     slow_s: float = 0.0
-    """What its ranks take longer for their own part of a step."""
+    """Additional seconds that its ranks take for their own part of a step."""
     slow_until: float = 0.0
     stood: bool = False
-    """Its ranks have stood still by themselves at some time …"""
+    """Its ranks hung at some time."""
     lagged: bool = False
-    """… or were slower than others."""
+    """Its ranks were slower than others at some time."""
     draining: str = ""
-    """Why an administrator wants it back …"""
+    """The administrator's reason for the drain; empty: not drained."""
     drained_at: float = 0.0
-    """… and since when."""
     down_since: float | None = None
-    """Since when the scheduler does not hear it."""
+    """When the scheduler marked it as down."""
     agents: list["AgentProcess"] = field(default_factory=list)
     ranks: list["HostRanks"] = field(default_factory=list)
-    """Physically there, whoever knows of them."""
+    """The ranks that really run here, also those that no agent knows."""
 
     @property
     def agent(self) -> "AgentProcess | None":
-        """The one that lives and holds the host."""
+        """The live agent that holds the lock of the host."""
         return next((agent for agent in self.agents if agent.alive and agent.holds), None)
 
     def power_off(self) -> None:
-        """All that ran here is gone, without a word to anybody."""
+        """End all processes without any message."""
         self.up = False
         for ranks in list(self.ranks):
             ranks.vanish()

@@ -1,4 +1,4 @@
-"""The job that runs in a simulated cluster: a person submits it, the real planner plans it."""
+"""The simulated job, planned by the real planner."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -19,14 +19,14 @@ from orchestrator.simulation.scenario import Scenario
 PRESET = "llama-tiny"
 PROFILE = "h100-sxm-80gb"
 BATCH = 12
-"""Sequences; not every number of hosts divides it, so some plans are refused."""
+"""Sequences in a batch. Some numbers of hosts do not divide it, so their plans are refused."""
 
 
 @lru_cache(maxsize=256)
 def plan_for(hosts: int, each: int, device_bytes: int | None = None) -> Plan:
-    """What the ranks need to know of it; what only people read is left out. Raises PlanError.
+    """A plan without the parts that only people read. Raises PlanError.
 
-    `device_bytes`: of a device, where it is believed to have less than its kind has.
+    `device_bytes`: memory of a device, if it is less than the profile's.
     """
     spec = JobSpec(
         name="simulated",
@@ -57,7 +57,7 @@ def _inventory(hosts: int, each: int, device_bytes: int | None) -> Inventory:
 def submitted(
     scenario: Scenario, hosts: tuple[str, ...], at: float, launch: int = 1
 ) -> JobSubmitted:
-    """`hosts`: those that there are, where no scheduler chooses."""
+    """`hosts`: the available hosts, if no scheduler chooses."""
     wanted = scenario.hosts + scenario.spares
     return JobSubmitted(
         at=at,

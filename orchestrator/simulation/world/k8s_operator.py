@@ -1,9 +1,8 @@
-"""Pods and an operator that makes each anew, as Kubernetes has them.
+"""Kubernetes pods and an operator that recreates them.
 
-A pod is the agent of its node; the one of rank 0 leads. Where one goes the others stay, and what
-takes its place may be on whatever node. What `backends/kubernetes` makes of the API's words is
-played as well. It differs in times, which are shorter, and in who begins the journal: the person,
-not the first pod.
+A pod runs the agent of its node; the pod of rank 0 leads. If one pod ends, the others stay, and its
+successor may run on any node. This module also stands for `backends/kubernetes`. Two things differ
+from a real cluster: times are shorter, and the user creates the journal, not the first pod.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,24 +24,24 @@ if TYPE_CHECKING:
 
 TURN_S = 3.0
 START_S = 8.0
-"""At most, from a pod that is bound to the agent in it."""
+"""Longest time from the binding of a pod to the start of its agent."""
 GRACE_S = 30.0
 FORCE_S = 20.0
-"""`force_delete_after`: a pod whose node does not answer is deleted all the same."""
+"""`force_delete_after`: a pod on an unreachable node is force-deleted after this time."""
 DRAIN_S = 20.0
-"""From a cordon to the eviction of what runs there."""
+"""Seconds from a cordon to the eviction of the pods on the node."""
 FRESH_S = 120.0
-"""After which the cluster grows by a node, where none fits."""
+"""Seconds without a fitting node after which the cluster gets a new node."""
 SUSPENDED_S = 40.0
 LIMIT_S = 40.0
 CLOCKS_S = 5.0
 BEGIN_S = 30.0
-"""For the leader's pod to begin on its node, before it is taken elsewhere."""
+"""How long the leader's pod may take to start before it moves to another node."""
 YOUNG_S = 100.0
-"""For one that runs to be heard."""
+"""How long a running leader pod may take until agents hear it."""
 MOST_MOVES = 3
 OVER_S = 60.0
-"""After which what ran on a node that is not heard counts as gone at the end of a job."""
+"""Seconds after the end of a job until pods on an unreachable node count as gone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,12 +49,12 @@ class Pod:
     rank: int
     made_at: float
     host: str = ""
-    """Once it is bound."""
+    """Empty until the pod is bound."""
     bound_at: float = 0.0
     agent: "AgentProcess | None" = None
     deleting: bool = False
     cause: Cause = "requeued"
-    """Why it is being ended."""
+    """Why the pod is deleted."""
 
 
 @dataclass(slots=True)
@@ -65,17 +64,17 @@ class Operators:
     """`running`, `suspended`, `leaving`, `ended`; nothing before a submission."""
     launch: int = 0
     pods: dict[int, Pod] = field(default_factory=dict)
-    """By node rank; of one that is to be made anew there is none."""
+    """Node rank -> pod. A pod that must be recreated is missing."""
     done: set[int] = field(default_factory=set)
-    """Ranks whose pod has succeeded."""
+    """Node ranks whose pod has succeeded."""
     excluded: set[str] = field(default_factory=set)
     never_began: list[str] = field(default_factory=list)
-    """Nodes that the leader's pod was taken away from, in this launch."""
+    """Nodes on which the leader's pod did not start, in this launch."""
     short_since: float | None = None
-    """No host fits any more that the job would have: also while its pods are made anew, for a
-    cluster that grows does not start over for that."""
+    """Since when no allowed node fits. Recreating pods does not reset it, because a cluster that
+    adds nodes does not start again for that."""
     evicted: dict[str, float] = field(default_factory=dict)
-    """Host -> when its kubelet last killed the pod there, without a warning."""
+    """Host -> when its kubelet last evicted the pod there."""
     down_until: float = 0.0
     cancelled: bool = False
     submissions: list[int] = field(default_factory=list)
@@ -91,7 +90,7 @@ class Operators:
 
     def _answers(self, asker: str) -> None:
         if self._now() < self.down_until or not self.world.network.reaches(asker, SCHEDULER):
-            raise Unanswered("the API server does not answer")
+            raise Unanswered("the API server is unreachable")
 
     def _hears(self, host: "Host") -> bool:
         return host.up and self.world.network.reaches(host.name, SCHEDULER)
@@ -107,7 +106,7 @@ class Operators:
         self._turn(launch)
 
     def _turn(self, launch: int) -> None:
-        """Controllers and the scheduler look at the job once more."""
+        """One reconcile loop of the controllers and the scheduler."""
         if launch != self.launch or not self.stands:
             return
         self._later(TURN_S, partial(self._turn, launch))
@@ -142,7 +141,7 @@ class Operators:
         self._later(START_S * self.world.random.random(), partial(self._begin, pod))
 
     def _run_short(self) -> None:
-        """None fits that the job would have: after a while there is a fresh one."""
+        """No allowed node fits. Add a node after FRESH_S seconds."""
         if self.short_since is None:
             self.short_since = self._now()
         elif self._now() - self.short_since > FRESH_S:
@@ -158,7 +157,7 @@ class Operators:
         host = self.world.hosts[pod.host]
         if self.pods.get(pod.rank) is not pod or pod.deleting or not self._hears(host):
             return
-        if host.dead_on_arrival:  # the kubelet tries again and again
+        if host.dead_on_arrival:  # the kubelet keeps trying
             self._later(TURN_S, partial(self._begin, pod))
             return
         pod.agent = self.world.starts(
@@ -171,10 +170,10 @@ class Operators:
         if host is not None and host.draining and self._now() - host.drained_at > DRAIN_S:
             self._delete(pod, "drained")
 
-    # Pods go
+    # Pods end
 
     def _delete(self, pod: Pod, cause: Cause, grace_s: float = GRACE_S) -> None:
-        """SIGTERM, and after the grace SIGKILL, where the kubelet hears of it."""
+        """SIGTERM, and SIGKILL after the grace period, if the kubelet is reachable."""
         if pod.deleting:
             return
         pod.deleting, pod.cause = True, cause
@@ -195,13 +194,13 @@ class Operators:
             if pod.agent is not None and pod.agent.alive:
                 pod.agent.die()
                 return
-            if not host.ranks:  # else the kernel cannot end them yet
+            if not host.ranks:  # otherwise the kernel cannot kill the ranks yet
                 self._gone(pod)
                 return
         self._later(TURN_S, partial(self._kill, pod))
 
     def _force(self, pod: Pod) -> None:
-        """Nobody knows whether it still runs; the fence keeps it from writing."""
+        """Force-delete a pod that may still run. The fence keeps it from writing."""
         if self.pods.get(pod.rank) is pod:
             self._gone(pod)
 
@@ -216,15 +215,18 @@ class Operators:
         if code == exit_codes.OK and not pod.deleting:
             self.done.add(pod.rank)
         if code in (exit_codes.OK, exit_codes.FAILED) and not pod.deleting and pod.rank == 0:
-            self.world.history.note("operator", f"the first pod ended with {code}: the job is over")
+            self.world.history.note(
+                "operator", f"the first pod exited with {code}, so the job ends"
+            )
             self._end()
         if agent.host.ranks:
-            self._kill(pod)  # once the kernel has let go of them
+            self._kill(pod)  # after the kernel has killed the ranks
         else:
             self._gone(pod)
 
     def node_back(self, host: "Host") -> None:
-        """Its kubelet ends what has no pod any more, and tells of pods that ended."""
+        """The kubelet is reachable again. It kills agents without a pod and reports pods that
+        ended."""
         mine = {pod.agent for pod in self.pods.values() if not pod.deleting}
         for agent in [agent for agent in host.agents if agent.alive and agent not in mine]:
             agent.die()
@@ -248,7 +250,7 @@ class Operators:
             self.state = "ended"
             self.world.history.note("operator", "no pod of the job is left")
 
-    # What the leader asks
+    # Requests of the leader
 
     def standing(self, asker: str) -> str | None:
         """Raises Unanswered."""
@@ -281,7 +283,7 @@ class Operators:
         return "requeued" if pod is None else pod.cause
 
     def taken(self, asker: str, hosts: Mapping[str, float]) -> dict[str, str]:
-        """Whose pod was evicted since it was last heard."""
+        """Hosts whose pod was evicted since their agent was last heard -> reason."""
         self._answers(asker)
         return {
             host: "Evicted: the node was low on memory"
@@ -295,7 +297,7 @@ class Operators:
         """Raises BackendError."""
         self._answers(agent.host.name)
         if not self.stands or self.launch != agent.launch:
-            raise BackendError("there is no such job any more")
+            raise BackendError("the job does not exist any more")
         if elsewhere and not shut:
             self.excluded.add(name)
         for pod in list(self.pods.values()):
@@ -307,12 +309,12 @@ class Operators:
                 self._later(FORCE_S, partial(self._force, pod))
 
     def revive_leader(self, agent: "AgentProcess", silent_s: float | None) -> None:
-        """Raises BackendError. `silent_s`: None where the leader has not started yet."""
+        """Raises BackendError. `silent_s`: None if the leader has not started yet."""
         asker = agent.host.name
         self._answers(asker)
         pod = self.pods.get(0)
         if not self.stands or self.launch != agent.launch:
-            raise BackendError("there is no such job any more")
+            raise BackendError("the job does not exist any more")
         if pod is None or not pod.host:
             return
         age_s = self._now() - pod.bound_at
@@ -324,10 +326,10 @@ class Operators:
             if age_s < BEGIN_S or not (fails or not self._hears(self.world.hosts[pod.host])):
                 return
             if len(self.never_began) >= MOST_MOVES:
-                raise BackendError("it does not begin elsewhere either")
+                raise BackendError("the pod did not start on other nodes either")
             self.never_began.append(pod.host)
             self.excluded.add(pod.host)
-            self.world.history.note("operator", f"{asker} has the leader's pod leave {pod.host}")
+            self.world.history.note("operator", f"{asker} moves the leader's pod from {pod.host}")
         self._delete(pod, "requeued")
         if not self._hears(self.world.hosts[pod.host]):
             self._later(FORCE_S, partial(self._force, pod))
@@ -335,14 +337,12 @@ class Operators:
     def requeue(
         self, mine: "AgentProcess", exclude: Sequence[str], *, again: Sequence[str], whole: bool
     ) -> None:
-        """All pods go, or the leader's own. Raises Unanswered."""
-        hold(not again, "hosts are allowed again where others come in their places")
+        """Delete all pods, or only the leader's own. Raises Unanswered."""
+        hold(not again, "hosts are allowed again, although the operator replaces them")
         asker = mine.host.name
         self._answers(asker)
         self.excluded |= set(exclude)
-        self.world.history.note(
-            "operator", f"{asker} gives {'all pods' if whole else 'its pod'} up"
-        )
+        self.world.history.note("operator", f"{asker} deletes {'all pods' if whole else 'its pod'}")
         for pod in list(self.pods.values()):
             if whole or pod.agent is mine:
                 self._delete(pod, "requeued")
@@ -352,10 +352,10 @@ class Operators:
         self._answers(asker)
         return not self.stands
 
-    # Its own moods
+    # Faults of the cluster
 
     def evict(self, pick: float) -> bool:
-        """A kubelet is short of memory: it kills, and says so afterwards. Whether there was one."""
+        """A kubelet evicts a pod because the node is low on memory. False: no pod runs."""
         running = [pod for pod in self.pods.values() if pod.agent is not None and pod.agent.alive]
         running = [pod for pod in running if self._hears(self.world.hosts[pod.host])]
         if self.state != "running" or not running:
@@ -368,7 +368,7 @@ class Operators:
         return True
 
     def preempt(self, grace_s: float) -> bool:
-        """The whole job is suspended for a while, as a queue of jobs does it."""
+        """Suspend the whole job for a while, as Kueue does."""
         if self.state != "running":
             return False
         self.state = "suspended"
@@ -382,7 +382,7 @@ class Operators:
             self.state = "running"
 
     def limit(self) -> bool:
-        """`activeDeadlineSeconds`: the job fails, without a warning before SIGTERM."""
+        """`activeDeadlineSeconds`: the job fails. SIGTERM is the first warning."""
         self._later(LIMIT_S, partial(self._limited, self.launch))
         return self.stands
 
@@ -396,7 +396,7 @@ class Operators:
             self._end()
 
     def forget(self, *, everything: bool) -> None:
-        """Its saved state was old: whom to leave out is forgotten, or the whole job."""
+        """The cluster restores an old state: it forgets the excluded nodes, or the whole job."""
         self.excluded.clear()
         if everything and self.state == "running":
             self._end()

@@ -1,7 +1,8 @@
-"""Lines between hosts: in order and quick, until something is wrong with them.
+"""Connections between hosts: ordered and fast, except during a fault.
 
-Harder than TCP: in bad weather a message may be doubled, late or overtaken without the connection
-breaking, and one that is lost breaks it only some seconds, and messages, later.
+The faults are harder than those of TCP. A message may be duplicated, delayed or reordered while the
+connection stays open, and a lost message breaks the connection only some seconds and messages
+later.
 """
 
 from collections.abc import Callable
@@ -15,20 +16,20 @@ SCHEDULER = "scheduler"
 STORAGE = "storage"
 OUTSIDE = {SCHEDULER, STORAGE}
 NOTICED_S = 10.0
-"""At most, for TCP to give up a connection that lost something."""
+"""Longest time until TCP closes a connection that lost a message."""
 
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A connection between two hosts; what is under way when it closes is lost."""
+    """A connection between two hosts. Messages in flight are lost when it closes."""
 
     one: str
     other: str
     open: bool = True
     free_at: dict[str, float] = field(default_factory=dict)
-    """When the last message from each end will have arrived."""
+    """Sender -> arrival time of its last message."""
     broken: Callable[[], None] | None = None
-    """Told when it breaks."""
+    """Called when the connection breaks."""
 
     def breaks(self) -> None:
         if self.open:
@@ -39,7 +40,7 @@ class Line:
 
 @dataclass(slots=True)
 class Weather:
-    """Chances in percent, until when."""
+    """Chances in percent of each message fault, until the time `until`."""
 
     until: float = 0.0
     lost: int = 0
@@ -54,9 +55,9 @@ class Network:
     random: Random
     weather: Weather = field(default_factory=Weather)
     apart: dict[str, int] = field(default_factory=dict)
-    """Side of a partition on which a host, the scheduler or the storage is; 0 unless told."""
+    """Host, scheduler or storage -> its side of the partition; 0 if it is not listed."""
     deaf: dict[str, int] = field(default_factory=dict)
-    """The same of hosts alone, which all reach the scheduler and the storage."""
+    """Like `apart`, but hosts on all sides reach the scheduler and the storage."""
 
     def reaches(self, one: str, other: str) -> bool:
         if self.apart.get(one, 0) != self.apart.get(other, 0):

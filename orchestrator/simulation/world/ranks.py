@@ -1,8 +1,9 @@
-"""The ranks of one attempt on one host, with torchrun and keepers around them.
+"""The ranks of one attempt on one host, with their torchrun and rank watchers.
 
-As `agent/attempt.py` sees them: a rank that dies takes its neighbours with it, told to stop they
-checkpoint and leave at the end of a step, after the grace they are killed. Where the kernel cannot
-kill them (a device or a mount that does not answer) they last until it can.
+They behave as `agent/attempt.py` sees them. If a rank dies, torchrun ends the other ranks of the
+host. Ranks that are told to stop save a checkpoint at the end of the step and exit; after the grace
+period they are killed. If the kernel cannot kill them (a hung device or mount), they stay until it
+can.
 """
 
 import signal
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from orchestrator.simulation.processes.agent_process import AgentProcess
 
 TORCHRUN_S = 0.3
-"""From a rank's end to that of its neighbours and of torchrun."""
+"""Seconds from the exit of a rank to the exit of torchrun and its other ranks."""
 KILL_RETRY_S = 2.0
 Stuck = Literal["stopped", "busy", "loading"]
-"""By SIGSTOP; in a loop that holds the GIL; in its data loader."""
+"""How a rank hangs: stopped by SIGSTOP, in a loop that holds the GIL, in its data loader."""
 LOOP = 'File "/opt/trainer/loop.py", line 120 in step'
 WAITS = ('File "/opt/torch/distributed/distributed_c10d.py", line 2877 in all_reduce', LOOP)
 STACKS: dict[Stuck, tuple[str, ...]] = {
@@ -41,9 +42,9 @@ STACKS: dict[Stuck, tuple[str, ...]] = {
     "loading": ('File "/opt/trainer/loader.py", line 52 in next_batch', LOOP),
 }
 TOKENS = 1000.0
-"""A second, of the whole job."""
+"""Tokens per second of the whole job."""
 OWN_PART = 0.2
-"""Of a step, before the first collective."""
+"""Fraction of a step before the first collective."""
 LOST_PEER = Words(
     "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:33158",
     "RuntimeError",
@@ -67,7 +68,7 @@ class HostRanks:
     stopping: bool = False
     ended: dict[int, RankExited] = field(default_factory=dict)
     reports: list[RankExited] = field(default_factory=list)
-    """As told to the agent, which repeats them after a reconnection."""
+    """Reports to the agent, which repeats them after a reconnection."""
     gone: bool = False
 
     @property
@@ -85,7 +86,7 @@ class HostRanks:
     # What happens to ranks
 
     def end_rank(self, number: int, words: Words) -> None:
-        """One rank ends; a failure ends its neighbours too, and torchrun."""
+        """End one rank. A failure also ends torchrun and the other ranks of the host."""
         if self.gone or number in self.ended:
             return
         self.agent.world.witness.rank_struck(self, number, words)
@@ -93,7 +94,7 @@ class HostRanks:
         if words.code != 0:
             self._after(TORCHRUN_S, partial(self._end_rest, signal.SIGTERM))
         elif self.alive:
-            self.training.break_up(self)  # its neighbours wait for it, and torchrun for them
+            self.training.break_up(self)  # the other ranks wait for it, torchrun for them
         else:
             self._after(TORCHRUN_S, self._gone)
 
@@ -181,7 +182,7 @@ class HostRanks:
         return end.exit_code == 0 and end.step >= self.start.steps
 
     def vanish(self) -> None:
-        """The host went off: nobody is told of any end."""
+        """The host lost power: the agent gets no report."""
         if not self.gone:
             self.gone = True
             self.agent.host.ranks.remove(self)
@@ -199,7 +200,7 @@ class HostRanks:
         stopped = HostStopped(attempt=self.attempt, host=self.host, finished=clean, why=why)
         self.agent.attempt_ended(self, stopped)
 
-    # What ranks say
+    # What ranks report
 
     def tell(self, word: Word) -> None:
         self.agent.tell(word)
@@ -229,7 +230,8 @@ class HostRanks:
         )
 
     def _steps(self) -> StepTimes | None:
-        """All as long as planned: what lies between two steps has a phase of its own."""
+        """Times of the steps since the last digest, all of the same length. Time between steps
+        belongs to another phase."""
         training = self.training
         if not training.trained:
             return None
@@ -242,8 +244,8 @@ class HostRanks:
         return StepTimes(count=new, total_s=new * length, longest_s=length, own_s=new * own)
 
     def evidence(self) -> Evidence:
-        """As `agent/evidence/rank_evidence.py` finds it: a rank that is stopped, or holds the GIL,
-        dumps nothing, and of one that is stopped there is no stack either."""
+        """Evidence as `agent/evidence/rank_evidence.py` finds it. A rank that is stopped or holds
+        the GIL writes no dump; a stopped rank has no stack either."""
         first, world = self.numbers[0], self.start.nodes * self.start.ranks_per_host
         mute = self.hung and self.stuck != "loading"
         dumps = {

@@ -1,4 +1,4 @@
-"""What the flight recorder of a played rank holds: one collective a step, of all ranks."""
+"""Flight recorder dumps of simulated ranks: one all-reduce over all ranks per step."""
 
 from functools import lru_cache
 
@@ -10,7 +10,8 @@ OP = Op("all_reduce", "[[1024]]", "[[1024]]", "float32")
 
 @lru_cache(maxsize=512)
 def dump_of(rank: int, world: int, step: int, *, behind: bool) -> str:
-    """While `step` is done and the next one's collective waits; `behind`: for this rank."""
+    """The dump while the collective of the step after `step` waits. `behind`: it waits for this
+    rank."""
     group = GroupId("0", "default_pg", tuple(range(world)))
     entered = step if behind else step + 1
     calls = tuple(Call(seq, OP, started=True) for seq in range(max(1, step), entered + 1))

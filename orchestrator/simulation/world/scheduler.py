@@ -1,7 +1,7 @@
-"""A scheduler that behaves as Slurm does: queue, allocation, notices, requeue, its own troubles.
+"""A scheduler that behaves like Slurm: queue, allocation, notices, requeue and its own faults.
 
-What `backends/slurm` makes of Slurm's words is played as well: a question that is not answered
-raises Unanswered, hosts to leave out are told with the requeue. Times are shorter than Slurm's.
+It also stands for `backends/slurm`: a request without an answer raises Unanswered, and excluded
+hosts are set with the requeue. Times are shorter than Slurm's.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
 
 QUEUE_S = 20.0
-"""At most, from eligible to started."""
+"""Longest time from eligible to started."""
 LOOK_S = 10.0
 UNHEARD_S = 30.0
-"""SlurmdTimeout: a node that was not heard for so long is down."""
+"""SlurmdTimeout: a node that is unreachable for this long is down."""
 FRESH_S = 120.0
-"""After which an administrator brings another node, where none is left."""
+"""Seconds in the queue without enough nodes after which an administrator adds a node."""
 KILL_WAIT_S = 5.0
 NOTICE_S = 40.0
 VERDICT_S = 330.0
@@ -46,18 +46,18 @@ class Job:
     queued_at: float = 0.0
     excluded: set[str] = field(default_factory=set)
     given: tuple[str, ...] = ()
-    """At the start of the run."""
+    """Nodes at the start of the run."""
     nodes: list[str] = field(default_factory=list)
-    """That it still has."""
+    """Nodes that the job still has."""
     starting: int = 0
-    """Tasks that are still to start."""
+    """Number of tasks that have not started yet."""
     agents: list["AgentProcess"] = field(default_factory=list)
     ends_at: float | None = None
     preempted: bool = False
     cancelled: bool = False
     timed_out: bool = False
     requeue: bool = True
-    """What becomes of it once its processes are ended."""
+    """Whether the job returns to the queue when its processes have ended."""
 
 
 class Scheduler:
@@ -72,7 +72,7 @@ class Scheduler:
 
     def _answers(self, asker: str) -> None:
         if self._now() < self.down_until or not self.world.network.reaches(asker, SCHEDULER):
-            raise Unanswered("the scheduler does not answer")
+            raise Unanswered("the scheduler is unreachable")
 
     def _hears(self, host: "Host") -> bool:
         return host.up and self.world.network.reaches(host.name, SCHEDULER)
@@ -132,8 +132,8 @@ class Scheduler:
         same = job is not None and job.launch == agent.launch
         return same and job is not None and self._current(job, agent.restarts)
 
-    def has_queued_again(self, agent: "AgentProcess") -> bool:
-        """Whether a later run than the agent's is to come, or has begun."""
+    def has_requeued(self, agent: "AgentProcess") -> bool:
+        """Whether the job was requeued after the agent's run."""
         job = self.job
         same = job is not None and job.launch == agent.launch and job.restarts > agent.restarts
         return same and job is not None and job.state != "ended" and job.requeue
@@ -168,7 +168,7 @@ class Scheduler:
     # While it runs
 
     def _look(self, job: Job, restarts: int) -> None:
-        """Nodes that are not heard are taken out; without the first one the job is queued again."""
+        """Remove unreachable nodes from the job. If the first node is lost, requeue the job."""
         if not self._current(job, restarts):
             return
         self._later(LOOK_S, partial(self._look, job, restarts))
@@ -192,13 +192,13 @@ class Scheduler:
             self._end_if_idle(self.job)
 
     def _end_if_idle(self, job: Job) -> None:
-        """Tasks on a host that went off are there until it is known to be down."""
+        """End the job if no task runs. Tasks on a host without power count until it is down."""
         if job.state != "running" or job.starting:
             return
         doubtful = [name for name in job.nodes if not self.world.hosts[name].up]
         if not doubtful and not any(one.alive for one in job.agents):
             job.state = "ended"
-            self.world.history.note("scheduler", "all tasks have ended, and with them the job")
+            self.world.history.note("scheduler", "all tasks have ended, so the job ends")
 
     def notices(self, asker: str, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         self._answers(asker)
@@ -235,17 +235,17 @@ class Scheduler:
         )
 
     def clear_host(self, agent: "AgentProcess", name: str) -> str:
-        """Raises BackendError where nothing can be started there, or some of it does not end."""
+        """Raises BackendError if no process starts there or ranks do not exit."""
         self._answers(agent.host.name)
         job, host = self.job, self.world.hosts[name]
         if job is None or not self._current(job, agent.restarts) or name not in job.nodes:
             raise BackendError(f"{name} is not in the job any more")
         if not self._hears(host) or not self.world.storage.serves(name):
-            raise BackendError(f"nothing can be started on {name}")
+            raise BackendError(f"no process can be started on {name}")
         for one in [one for one in host.agents if one.alive]:
             one.die()
         if host.ranks:
-            raise BackendError(f"ranks on {name} do not end")
+            raise BackendError(f"ranks on {name} do not exit")
         return "its process had ended, or was killed"
 
     def why_ending(self, agent: "AgentProcess") -> Cause:
@@ -264,9 +264,9 @@ class Scheduler:
         return next((cause for holds, cause in causes if holds), "unknown")
 
     def replace(self, agent: "AgentProcess", name: str, *, elsewhere: bool) -> None:
-        """Raises BackendError when no agent can be had on the host any more, and Ended when the
-        run is over."""
-        hold(not elsewhere, f"another host is asked for in the place of {name}")
+        """Raises BackendError if no agent can be started on the host, and Ended if the run is
+        over."""
+        hold(not elsewhere, f"another host is requested instead of {name}, which Slurm cannot do")
         self._answers(agent.host.name)
         job, host = self.job, self.world.hosts[name]
         if job is None or not self._current(job, agent.restarts) or job.launch != agent.launch:
@@ -279,14 +279,14 @@ class Scheduler:
             again = self.world.starts(self.world, host, job.launch, job.restarts, lead=False)
             self._add(job, again, host)
 
-    # Hosts are given back
+    # Requeue
 
     async def requeue(
         self, mine: "AgentProcess", exclude: Sequence[str], *, again: Sequence[str], whole: bool
     ) -> None:
-        """As the backend does it: returns once the job is queued again, whichever agent asked.
-        Raises Unanswered, and Ended where the job cannot be queued again."""
-        hold(whole, "part of an allocation is given back")
+        """Return when the job is requeued, whichever agent requested it. Raises Unanswered, and
+        Ended if the job cannot be requeued."""
+        hold(whole, "only a part of the allocation is released")
         asker, begun = mine.host.name, self._now()
         while True:
             self._answers(asker)
@@ -296,7 +296,7 @@ class Scheduler:
             if job.state == "leaving" and not job.requeue:
                 raise Ended("the job is being ended")
             if job.restarts > mine.restarts and not mine.has_asked:
-                return  # another asked for it, and chose the hosts
+                return  # another agent requested it and chose the hosts
             if job.restarts > mine.restarts + (job.state != "running"):
                 return
             doubtful = {*exclude, *job.given[:1]} - {asker}
@@ -307,14 +307,14 @@ class Scheduler:
                 break
             await asyncio.sleep(VERDICT_POLL_S)
         if asks:
-            self.world.history.note("scheduler", f"{asker} has the job queued again")
+            self.world.history.note("scheduler", f"{asker} requeues the job")
             mine.has_asked = True
             self._take_back(job, KILL_WAIT_S, requeue=True)
         job.excluded = (job.excluded - {*again}) | {*exclude}
         self._spare(job, exclude)
 
     def _spare(self, job: Job, exclude: Sequence[str]) -> None:
-        """Where too few other hosts are there, those stay out that nobody is given anyway."""
+        """If too few other hosts exist, do not list hosts that are down or drained anyway."""
         hosts, scenario = self.world.hosts, self.world.scenario
         if len(hosts.keys() - job.excluded) >= scenario.hosts + scenario.spares:
             return
@@ -326,7 +326,7 @@ class Scheduler:
         return host is not None and name in job.nodes and not self._hears(host)
 
     def _take_back(self, job: Job, grace_s: float, *, requeue: bool) -> None:
-        """Signal all processes; kill what is left after the grace; then queue it again, or not."""
+        """Signal all processes, kill the rest after the grace period, requeue or end the job."""
         job.state, job.requeue = "leaving", requeue
         if requeue:
             job.restarts += 1
@@ -343,14 +343,14 @@ class Scheduler:
                     ranks.told_to_leave()
 
     def _kill(self, job: Job) -> None:
-        """No job starts again before each of its nodes is free of it, or down."""
+        """Kill all processes. The job can start again when each node is free of it or down."""
         if self.job is not job or job.state != "leaving":
             return
         left = False
         for agent in list(job.agents):
             if agent.alive and self._hears(agent.host):
                 agent.die()
-            left = left or self._holds_up(agent)
+            left = left or self._blocks(agent)
         if left:
             self._later(VERDICT_POLL_S, partial(self._kill, job))
             return
@@ -360,7 +360,7 @@ class Scheduler:
         else:
             job.state = "ended"
 
-    def _holds_up(self, agent: "AgentProcess") -> bool:
+    def _blocks(self, agent: "AgentProcess") -> bool:
         host = agent.host
         if not self._hears(host):
             if self.world.unheard(host, UNHEARD_S):
@@ -369,16 +369,16 @@ class Scheduler:
         return agent.alive or bool(host.ranks)
 
     def node_back(self, host: "Host") -> None:
-        """A node is heard again: what is not of the present run is ended."""
+        """A down node is reachable again. Kill its agents, which belong to an earlier run."""
         if host.down_since is None:
             return
         host.down_since = None
         host.end_agents()
 
-    # Its own moods
+    # Faults of the scheduler
 
     def preempt(self, grace_s: float) -> bool:
-        """Whether there is something to take."""
+        """Preempt the job. False: no job runs."""
         job = self.job
         if job is None or job.state != "running":
             return False
@@ -416,7 +416,7 @@ class Scheduler:
             self._take_back(job, KILL_WAIT_S, requeue=False)
 
     def forget(self, *, everything: bool) -> None:
-        """Its saved state was old: whom to leave out is forgotten, or the whole job."""
+        """The scheduler restores an old state: it forgets the excluded nodes, or the whole job."""
         job = self.job
         if job is None:
             return

@@ -1,8 +1,8 @@
-"""The file system that all hosts see: journal, fence, checkpoints. It may be slow, full or stale.
+"""The shared file system: journal, fence and checkpoints. It may be slow, full or stale.
 
-Lines of the journal are made and read by the real code. The lock on the journal is let go of by its
-holder's death, or, where the holder's host is cut off, after a lease. The fence is always read
-fresh, as close-to-open consistency promises; what else a host reads may be older.
+The real code writes and reads the lines of the journal. The lock on the journal is released when
+its holder dies or, if the holder's host is cut off, when its lease expires. Reads of the fence are
+always fresh, because NFS has close-to-open consistency. Other reads may be stale.
 """
 
 import errno
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from orchestrator.simulation.processes.run_dir import StoredTurn
 
 SNAPSHOT_LINES = 4
-"""Every so many lines a leader writes a snapshot: they die often here."""
+"""Lines of the journal between two snapshots; few, because leaders die often here."""
 MAKER = "simulation"
 LEASE_S = 45.0
-"""For a file server to take a lock from a host that it does not hear."""
+"""Seconds after which a file server releases the lock of an unreachable host."""
 
 Crash = Literal["before the line", "within the line", "after the line"]
 
 
 class Crashed(BaseException):
-    """The process died here, `lines` of its write whole on disk."""
+    """The process died here; the first `lines` lines of its write are complete on disk."""
 
     def __init__(self, where: Crash, lines: int) -> None:
         super().__init__(where)
@@ -44,19 +44,18 @@ class Crashed(BaseException):
 
 @dataclass(slots=True)
 class Whereabouts:
-    """`leader.json`: what agents look for."""
+    """`leader.json`, where agents find the leader."""
 
     launch: int
     restarts: int
     host: str
-    """Of the leader."""
     port: int = 0
     over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete one, with all that its weights have seen."""
+    """A complete checkpoint with the data that its weights were trained on."""
 
     at: float
     step: int
@@ -65,7 +64,7 @@ class Checkpoint:
     """Batches, in the order of the steps."""
     skipped: tuple[Window, ...] = ()
     bad: tuple[int, ...] = ()
-    """The last steps, in a row, whose loss was no number."""
+    """The last consecutive steps with a NaN loss."""
 
 
 @dataclass(slots=True)
@@ -74,24 +73,24 @@ class Storage:
     network: Network
     journal: bytearray = field(default_factory=bytearray)
     entries: list[Entry] = field(default_factory=list)
-    """Of the journal's whole lines, as decoded from them."""
+    """Entries of the complete lines of the journal."""
     read_to: int = 0
     snapshot: bytes = b""
-    """What a leader wrote of what the journal came to."""
+    """The newest snapshot of the state that the journal gives."""
     fence: Fence | None = None
     whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
-    """Each with the time at which it was written."""
+    """Each version of `leader.json` with the time of its write."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     holder: str | None = None
     """Incarnation that holds the journal's lock."""
     holder_host: str = ""
     turn: "StoredTurn | None" = None
-    """That holds the lock on the order of agents without a leader."""
+    """The holder of the lock that orders the agents without a leader."""
     settled: set[str] = field(default_factory=set)
-    """Marks of agents that found that nothing is left to do."""
+    """Marks of agents that found no work left."""
     folded: Run = field(default_factory=Run)
     folded_to: int = 0
-    """Entries that `folded` is the fold of."""
+    """Number of entries that `folded` includes."""
     full_until: float = 0.0
     slow_until: float = 0.0
     slow_s: float = 0.0
@@ -107,7 +106,7 @@ class Storage:
 
     @property
     def delay(self) -> float:
-        """What a write takes longer than usual."""
+        """Additional seconds of a write."""
         return self.slow_s if self.timeline.now < self.slow_until else 0.0
 
     def _seen_until(self) -> float:
@@ -115,12 +114,12 @@ class Storage:
         return now - self.stale_s if now < self.stale_until else now
 
     def announced(self) -> Whereabouts | None:
-        """What a host reads in `leader.json`, perhaps not the newest."""
+        """What a host reads in `leader.json`; may be stale."""
         until = self._seen_until()
         return next((w for at, w in reversed(self.whereabouts) if at <= until), None)
 
     def newest_checkpoint(self, skip: Sequence[Window] = ()) -> Checkpoint | None:
-        """Of those that have read nothing of what is to be skipped; as `find_checkpoint`."""
+        """The newest checkpoint that was not trained on data in `skip`, like `find_checkpoint`."""
         until = self._seen_until()
         folders = {found.step: found for found in self.checkpoints if found.at <= until}
         fit = [
@@ -131,12 +130,12 @@ class Storage:
     def check_write(self, host: str) -> None:
         """Raises OSError when `host` cannot write now."""
         if not self.serves(host):
-            raise OSError(errno.ESTALE, "the server does not answer")
+            raise OSError(errno.ESTALE, "the file server is unreachable")
         if self.full:
             raise OSError(errno.ENOSPC, "no space left on device")
 
     def recall(self) -> Sequence[Entry]:
-        """All entries, each line decoded once; an unfinished last line is no line."""
+        """All entries. Each line is decoded once; an incomplete last line is ignored."""
         whole = complete_length(self.journal)
         if whole > self.read_to:
             fresh = bytes(self.journal[self.read_to : whole])
@@ -145,7 +144,7 @@ class Storage:
         return self.entries
 
     def fold(self) -> Run:
-        """The state that the journal's lines lead to, for a host that reads it."""
+        """The state after all entries of the journal."""
         for entry in self.recall()[self.folded_to :]:
             self.folded, _ = step(self.folded, entry.event)
         self.folded_to = len(self.entries)
@@ -153,7 +152,7 @@ class Storage:
 
 
 class StoredJournal:
-    """As `journal.Journal`, with the bytes in memory, and a death at any point of a write."""
+    """`journal.Journal` in memory, whose writer can die at any point of a write."""
 
     def __init__(
         self,
@@ -162,15 +161,15 @@ class StoredJournal:
         guard: Callable[[], None],
         released: Callable[[], None] = lambda: None,
     ) -> None:
-        """`released`: called when its lock is let go of."""
+        """`released`: called when the lock is released."""
         self.storage, self.host, self.guard = storage, host, guard
         self.released = released
         del storage.journal[complete_length(storage.journal) :]
         self.seq = entries[-1].seq if (entries := storage.recall()) else 0
         self.known = self._known()
-        """What the newest snapshot says."""
+        """State in the newest snapshot."""
         self.crash: tuple[int, Crash] | None = None
-        """At which line from here, counted from 0, the writer dies, and where in it."""
+        """The line at which the writer dies, counted from here, and the place in the line."""
 
     def __enter__(self) -> Self:
         return self
@@ -221,8 +220,8 @@ class StoredJournal:
         return entries
 
     def _dies(self, lines: Sequence[bytes], number: int, where: Crash) -> None:
-        """At line `number` of a write. Where its host died with it, the file system may have kept
-        what came behind."""
+        """Die at line `number` of a write. Bytes after a hole of zeros may be on disk, as after a
+        crash of the host."""
         whole = number + (where == "after the line")
         self.storage.journal += b"".join(lines[:whole])
         if where == "within the line":
@@ -234,7 +233,7 @@ class StoredJournal:
 
 
 def read_whole(journal: bytes) -> tuple[Entry, ...]:
-    """All entries of a journal, decoded anew; raises JobError where a line is damaged."""
+    """All entries of a journal, decoded again. Raises AssertionError if a line is damaged."""
     try:
         return tuple(parse(journal[: complete_length(journal)]))
     except JobError as exc:

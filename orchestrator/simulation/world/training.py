@@ -1,7 +1,7 @@
-"""The ranks of one attempt, on all its hosts: they train in step, or not at all.
+"""Training of one attempt by the ranks on all its hosts.
 
-A step is one happening for all ranks, for a collective lets none get ahead. Ranks look at the fence
-before they make a mark, as the trainer does; look and mark are one moment here.
+A step is one event for all ranks, because a collective keeps them together. Ranks read the fence
+before they save a checkpoint, as the trainer does; here both happen at one moment.
 """
 
 from collections.abc import Callable
@@ -27,19 +27,19 @@ from orchestrator.simulation.world.training_faults import OUT_OF_MEMORY, Trouble
 INIT_S = 8.0
 SAVE_S = 2.0
 STALL_LOOK_S = 2.0
-"""Between two looks whether what stopped the ranks is over."""
+"""Seconds between two checks whether stalled ranks can continue."""
 PEER_SEES_S = 3.0
-"""At most, for a rank to see that the connection to a dead peer is closed."""
+"""Longest time until a rank sees that the connection to a dead peer is closed."""
 
 
 PACES = (2, 3, 5, 8)
-"""Steps between two checkpoints that ranks may find to be right."""
+"""Checkpoint intervals in steps that ranks may choose."""
 
 Word = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
 
 
 class Ranks(Protocol):
-    """Those of one host, as its peers on other hosts know them."""
+    """The ranks of one host, as `Training` uses them."""
 
     @property
     def host(self) -> str: ...
@@ -57,16 +57,16 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What there is to do."""
+    """The work of an attempt."""
 
     steps: int
     step_s: float
     save_every: int
     paced: bool
     skip: tuple[Window, ...]
-    """Data that is to be left out."""
+    """Data that must be skipped."""
     peak_bytes: int
-    """That the plan takes of a device."""
+    """Device memory that the plan takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -80,15 +80,15 @@ class Training:
     storage: Storage
     troubles: Troubles
     marked: Callable[[Checkpoint], None]
-    """Told of each mark."""
+    """Called with each saved checkpoint."""
     members: dict[int, Ranks] = field(default_factory=dict)
-    """By node rank."""
+    """Key: node rank."""
     step: int = 0
     every: int = 0
     length: float = 0.0
-    """Of the last step."""
+    """Seconds of the last step."""
     read: tuple[int, ...] = ()
-    """Batches that the weights have seen."""
+    """Batches that the weights were trained on."""
     skipped: tuple[Window, ...] = ()
     bad: tuple[int, ...] = ()
     phase: Phase = "init"
@@ -98,7 +98,7 @@ class Training:
     """A step was done."""
     over: bool = False
     asked: bool = False
-    """A rank was told to checkpoint and leave: all agree on that at the end of a step."""
+    """A rank was told to save a checkpoint and exit. All agree on this at the end of a step."""
 
     def join(self, node_rank: int, ranks: Ranks) -> None:
         self.members[node_rank] = ranks
@@ -106,7 +106,7 @@ class Training:
             self._later(INIT_S, self._begin)
 
     def break_up(self, ranks: Ranks) -> None:
-        """The ranks of a host have gone: the others see it, or wait for them for ever."""
+        """The ranks of a host have exited. Other ranks lose the connection or wait forever."""
         self.over = True
         for other in self.members.values():
             if other is not ranks and self.random.randrange(10) < 7:
@@ -116,7 +116,7 @@ class Training:
         self.timeline.after(seconds, partial(self._if_sound, happen))
 
     def _if_sound(self, happen: Callable[[], None]) -> None:
-        """Nothing happens among ranks while one of them is stopped or cannot be reached."""
+        """Run `happen` when all ranks run and reach each other."""
         if self.over:
             return
         hosts = [ranks.host for ranks in self.members.values()]
@@ -187,7 +187,7 @@ class Training:
         fence, first = self.storage.fence, self.members[0]
         if not self.storage.serves(first.host):
             self._moves("checkpoint")
-            self._later(STALL_LOOK_S, self._save)  # a write that blocks
+            self._later(STALL_LOOK_S, self._save)  # the write blocks
             return
         if fence is not None and fence.attempt > self.attempt:
             first.end_all(exit_codes.FAILED)

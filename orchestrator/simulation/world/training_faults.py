@@ -1,6 +1,6 @@
-"""What goes wrong within training itself, as its ranks see it: what they raise and log, and when.
+"""Faults of training: what ranks raise and log, and when.
 
-The words are those of `tests/captured/failures/samples.yaml`, so that each gets its class.
+The messages are those of `tests/captured/failures/samples.yaml`, so each gets its failure class.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from orchestrator.contract.files import exit_codes
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """How a rank ends, and what it leaves behind."""
+    """How a rank exits: its exit code or signal, its exception and its log line."""
 
     message: str = ""
     error: str = ""
-    """Class of the exception; without one the message is only in its log."""
+    """Class of the exception; empty: the message is only in the log."""
     code: int | None = 1
     by: Signals | None = None
     since: int | None = None
-    """The first step that was bad."""
+    """The first bad step."""
     failure: str = "unknown"
-    """Its class, unless the user has one of her own for it."""
+    """The failure class, unless the user defines another for it."""
     symptom: bool = False
-    """A rank also says so when a peer of it went away."""
+    """A rank also reports this after a peer failed, so it is not a root cause."""
 
     @property
     def line(self) -> str:
@@ -52,12 +52,12 @@ _ERRORS = {
     "licence-server": Words("licence 7 is refused by the server", "RuntimeError"),
 }
 ERRORS = {name: replace(words, failure=name) for name, words in _ERRORS.items()}
-"""What strikes once, by class. The last one is the user's own."""
+"""Failure class -> a failure that happens once. The last class is one of the user."""
 
 BREAKS = frozenset(
     ERRORS[name] for name in ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc")
 )
-"""What only hardware causes, whatever is done to a rank."""
+"""Failures that only hardware causes."""
 
 _HEALING = {
     "name-resolution": Words("[Errno -2] Name or service not known", "socket.gaierror"),
@@ -71,7 +71,7 @@ _HEALING = {
     ),
 }
 HEALING = {name: replace(words, failure=name) for name, words in _HEALING.items()}
-"""What strikes every attempt until it is over, by class."""
+"""Failure class -> a failure of every attempt until the fault ends."""
 
 OUT_OF_MEMORY = Words(
     "CUDA out of memory. Tried to allocate 2.00 GiB.",
@@ -88,21 +88,21 @@ def not_finite(step: int, since: int) -> Words:
 @dataclass(slots=True)
 class Troubles:
     happens: Callable[[str], None]
-    """Told of the kind of each fault that a rank meets."""
+    """Called with the kind of each fault that a rank meets."""
     heals_at: float = 0.0
-    """Until then every attempt ends with `healing`."""
+    """Until this time every attempt fails with `healing`."""
     healing: Words = field(default_factory=Words)
     capacity: int | None = None
-    """Of a device; a plan that takes more does not fit."""
+    """Device memory in bytes; a plan that takes more runs out of memory."""
     poison: frozenset[int] = frozenset()
-    """Batches that make the loss not a number …"""
+    """Batches with a NaN loss."""
     diverges_at: int | None = None
-    """… and the step from which on it is none, whatever is read."""
+    """The first step from which on the loss is NaN with any data."""
     patience: int = 1
-    """Steps in a row that make it an error."""
+    """Consecutive bad steps after which a rank fails."""
 
-    def mended(self) -> None:
-        """A person has looked after it."""
+    def repair(self) -> None:
+        """A user has fixed the cause of all faults."""
         self.heals_at, self.capacity = 0.0, None
         self.poison, self.diverges_at = frozenset(), None
 

@@ -1,4 +1,4 @@
-"""Everything that a simulated job touches, and who meets whom there."""
+"""The simulated world: everything that a job uses, and how the parts reach each other."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from orchestrator.simulation.processes.loop import VirtualLoop
 
 LOGIN = "login"
-"""Where the person sits."""
+"""The host of the user who submits the job."""
 LEAF = 3
-"""Hosts under one switch."""
+"""Number of hosts under one switch."""
 RANKS_START_S = 0.5
 STRIKES = Path("/nowhere/strikes")
 
@@ -69,7 +69,7 @@ class Starts(Protocol):
 
 
 class World:
-    def __init__(  # noqa: PLR0915 - all that there is, piece by piece
+    def __init__(  # noqa: PLR0915 - a list of all parts
         self,
         scenario: Scenario,
         decide: Decide,
@@ -80,7 +80,7 @@ class World:
         self.starts = starts
         self.loops: list[VirtualLoop] = []
         self.defects: list[BaseException] = []
-        """What processes raised that no code of theirs expected."""
+        """Exceptions that no code of ndctl handles."""
         self.scenario, self.decide = scenario, decide
         self.timeline = Timeline()
         self.random = Random(scenario.seed + 1)
@@ -89,7 +89,7 @@ class World:
         self.storage = Storage(self.timeline, self.network)
         self.hosts: dict[str, Host] = {}
         self.leaders: dict[str, LeaderProcess] = {}
-        """By incarnation of their agents; former leaders, too."""
+        """Incarnation of the agent -> its leader; includes former leaders."""
         self.trainings: dict[int, Training] = {}
         self.strikes: list[host_strikes.Line] = [
             host_strikes.Pinned(at=EPOCH, host=host, use=use, by="ann", reason="she says so")
@@ -97,35 +97,36 @@ class World:
         ]
         self.troubles = Troubles(self.happens)
         self.plans: list[Plan] = []
-        """By number, from 1."""
+        """Plan number n is at index n - 1."""
         self.unheard_since: dict[str, float] = {}
-        """By the scheduler."""
+        """Host -> since when the scheduler does not reach it."""
         self.unserved_since: dict[str, float] = {}
+        """Host -> since when it does not reach the storage."""
         self.count = 0
         self.crash_next: tuple[int, Crash | None] | None = None
-        """For the next leader, where none was there to be killed."""
+        """Where the next leader dies, if there was no leader when the fault began."""
         self.at_parting: Callable[[], None] | None = None
-        """What breaks when ranks are next told to leave in good order."""
+        """The fault of the next stop that has no failure as its cause."""
         self.at_trouble: Callable[[], object] | None = None
-        """What happens when the next leader hears that something broke."""
+        """Called when a leader next receives a failure."""
         self.at_hang: list[Callable[[], None]] = []
-        """What happens when it is seen that ranks hang."""
+        """Called when the next hang is detected."""
         self.faults: Counter[str] = Counter()
-        """By kind, those that were to happen …"""
+        """Number of faults that were started, by kind."""
         self.happened: Counter[str] = Counter()
-        """… and that did."""
+        """Number of faults that had an effect, by kind."""
         self.expected: Counter[str] = Counter()
-        """Those of them that have not yet."""
+        """Number of faults that have had no effect yet, by kind."""
         self.witness = Witness(self)
         self.scheduler: Scheduler | Operators = (
             Scheduler(self) if scenario.successor_s is None else Operators(self)
         )
         self.run = Run()
-        """As the newest leader, or the person, left it."""
+        """The newest state of the job."""
         for _ in range(scenario.hosts + scenario.spares + (2 if scenario.scheduled else 0)):
             self.add_host()
 
-    # What there is
+    # Parts of the world
 
     def drawn(self) -> int:
         self.count += 1
@@ -136,7 +137,7 @@ class World:
         self.hosts[name] = Host(name, HostClock(self.timeline))
 
     def number_of(self, plan: Plan) -> int:
-        """Under which the run directory has it from now on."""
+        """Add the plan to the run directory; returns its number."""
         self.plans.append(plan)
         return len(self.plans)
 
@@ -150,7 +151,7 @@ class World:
 
     @property
     def leader(self) -> "LeaderProcess | None":
-        """One that lives and serves; the newest where there are two."""
+        """A live leader that serves; the newest if there are two."""
         found = [leader for leader in self.leaders.values() if leader.alive and leader.serves]
         return found[-1] if found else None
 
@@ -158,22 +159,22 @@ class World:
         return self.hosts[other].agent is not None and self.network.reaches(host.name, other)
 
     def unheard(self, host: Host, seconds: float) -> bool:
-        """Whether the scheduler has not heard the host for so long."""
+        """Whether the scheduler has not reached the host for more than `seconds`."""
         since = self.unheard_since.get(host.name)
         return since is not None and self.timeline.now - since > seconds
 
-    def hears_anew(self) -> None:
-        """Whom the scheduler and the storage hear may have changed."""
+    def reachability_changed(self) -> None:
+        """Update which hosts the scheduler and the storage reach."""
         for host in self.hosts.values():
-            self._serves_anew(host)
+            self._storage_reaches(host)
             heard = host.up and self.network.reaches(host.name, SCHEDULER)
             if not heard:
                 self.unheard_since.setdefault(host.name, self.timeline.now)
             elif self.unheard_since.pop(host.name, None) is not None:
                 self.scheduler.node_back(host)
 
-    def _serves_anew(self, host: Host) -> None:
-        """A host that went off lost its lock at the latest when it is back."""
+    def _storage_reaches(self, host: Host) -> None:
+        """A host that lost power loses its locks at the latest when it is back."""
         if not (host.up and self.storage.serves(host.name)):
             self.unserved_since.setdefault(host.name, self.timeline.now)
         elif self.unserved_since.pop(host.name, None) is not None:
@@ -186,7 +187,7 @@ class World:
                 turn.close()
 
     def happens(self, kind: str) -> None:
-        """Those of the kind that are expected have come to something."""
+        """The expected faults of this kind have taken effect."""
         self.happened[kind] += self.expected.pop(kind, 0)
 
     # The lock on the journal
@@ -203,14 +204,14 @@ class World:
 
     @property
     def lock_is_free(self) -> bool:
-        """A server takes it from a host that it does not hear for as long as a lease."""
+        """The server releases the lock of a host that is unreachable for longer than the lease."""
         if self.storage.holder is None:
             return True
         since = self.unserved_since.get(self.storage.holder_host)
         return since is not None and self.timeline.now - since > LEASE_S
 
     def records(self, now: float) -> HostRecords:
-        """What earlier jobs and people have recorded about the hosts."""
+        """Strikes and pins of the hosts."""
         found = host_strikes.fold(self.strikes, now)
         return HostRecords(
             path=STRIKES,
@@ -219,11 +220,11 @@ class World:
         )
 
     def agent_left(self, agent: "AgentProcess", code: int) -> None:
-        self.history.note(agent.host.name, f"its agent has left with code {code}")
+        self.history.note(agent.host.name, f"its agent exited with code {code}")
         if self.scenario.scheduled:
             self.scheduler.agent_left(agent, code)
 
-    # Orders to the world
+    # Effects of actions
 
     def starts_ranks(self, agent: "AgentProcess", start: Start) -> HostRanks:
         training = self.trainings.get(start.attempt)
@@ -259,17 +260,17 @@ class World:
         return ranks
 
     def restart_agent(self, leader: "AgentProcess", name: str) -> None:
-        """On a machine without a scheduler."""
+        """Restart an agent of the local backend."""
         host = self.hosts[name]
         host.end_agents()
         if host.up and not host.dead_on_arrival and leader.alive:
             host.agents.append(self.starts(self, host, self.job.launch, 0, lead=False))
 
     def parts(self) -> None:
-        """Ranks are about to be told to leave, for no failure."""
+        """Called before ranks are told to stop without a failure."""
         happen, self.at_parting = self.at_parting, None
         if happen is not None:
-            self.history.note("fault", "something breaks as ranks are about to leave")
+            self.history.note("fault", "a failure while ranks are about to stop")
             happen()
 
     def decided(self, leader: "LeaderProcess", event: Event, actions: tuple[Action, ...]) -> None:
@@ -280,7 +281,7 @@ class World:
         self._met(event, before)
 
     def _met(self, event: Event, before: Run) -> None:
-        """What was to happen when a leader hears of such."""
+        """Record and start the faults that wait for this event."""
         match event:
             case StragglerFound():
                 self.happens("slow")
@@ -307,10 +308,10 @@ class World:
         for action in actions:
             self.history.note(at, f"    -> {type(action).__name__}: {action.reason}")
 
-    # The person
+    # The user
 
     def submits(self, launch: int) -> bool:
-        """`ndctl submit`, with `--resume` from the second time on; False where it is refused."""
+        """`ndctl submit`, with `--resume` from the second launch on. False: it is refused."""
         storage = self.storage
         if not self.lock_is_free or storage.full or not storage.serves(LOGIN):
             return False
@@ -325,7 +326,7 @@ class World:
         event = submitted(self.scenario, hosts, at, launch)
         event = replace(event, plan_number=self.number_of(event.plan))
         if launch > 1:
-            self.troubles.mended()
+            self.troubles.repair()
         supervisor.feed(event)
         self.run = supervisor.run
         self.history.note("person", f"submits the job, launch {launch}")
@@ -347,7 +348,7 @@ class World:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody leads the job and nobody will: a person has to."""
+        """No process leads the job or will lead it, so a user must resubmit it."""
         if not self.lock_is_free:
             return False
         if self.scenario.scheduled:
