@@ -1,16 +1,15 @@
-"""How ends of logs, kernel lines and dumps are judged that were not written beside the rules.
+"""How well ends of logs, kernel lines and dumps are classified that the rules were not written from.
 
     python -m benchmarks.corpus [--heldout] [--misses | --heldout-misses]
 
-Reads the cases of `corpus/`: those for development and the rounds that were gathered later, or with
-`--heldout` the fifth of the first that is kept apart. It ends with 0 when the limits hold in each
-of these, and with 1 when they do not. A log is `right` when its class is one that the case accepts,
-and the scope one of its scopes; `generic` when its class is not wrong but says too little. A host
-is `missed` when it is broken and would be used again, `excluded` when it is healthy and would be
-left out.
+Reads the cases of `corpus/`: the development set and the later rounds, or with `--heldout` the
+fifth of the first round that is kept apart. The exit code is 0 if each of these is within its
+limits, otherwise 1. A log is `right` if the case accepts its class and scope, and `generic` if the
+class is not wrong but says too little. A broken host is `missed` if it would be used again. A
+healthy host is `excluded` if it would not.
 
-`--misses` lists each case that is not right. It never lists a case that is held out: whoever reads
-those while he mends a rule makes the score worthless. `--heldout-misses` is for the end.
+`--misses` lists each case that is not right, but never a held-out case: a score is worthless once
+rules were fixed with these cases in view. `--heldout-misses` is for the end.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What a leader's port costs when all agents of a large job come at once.
+"""What the leader's port costs while all agents of a large job connect at the same time.
 
-python -m benchmarks.door [AGENTS]
+    python -m benchmarks.door [AGENTS]
 
-The door and the reception are the real ones; a few helper processes open the connections as agents
-do, over loopback, each with a registration and an answer. For comparison the same over plain HTTP
-with a header, as it was. CPU seconds are the leader's process alone.
+The TLS port and the leader's server are the real ones. A few helper processes open the connections
+as agents do, over loopback, each with a registration and an answer. The same over plain HTTP with a
+header is measured for comparison. CPU seconds are those of the leader's process.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""How soon a new leader of a long job stands where the one before it stood.
+"""How long a new leader of a long job takes to read the job's journal.
 
-python -m benchmarks.journal [ATTEMPTS] [HOSTS]
+    python -m benchmarks.journal [ATTEMPTS] [HOSTS]
 
-A job of 8 ranks a host is told to the real `step` for so many attempts of three hours: most end by
-a rank that is killed, some by an agent that is lost, and now and then the leader begins anew. What
-its journal would have is written, and then read and folded as a leader does, from the beginning and
-from where its last snapshot was taken; and what a person types is timed.
+The real `step` handles the events of a job with 8 ranks per host and so many attempts of three
+hours. Most attempts end because a rank is killed, some because an agent is lost, and a few because
+the leader is. The journal is written, then folded as a new leader does it, from the beginning and
+from the last snapshot. The commands that read a journal are timed as well.
 """
 
 import resource

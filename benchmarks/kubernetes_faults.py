@@ -1,12 +1,12 @@
-"""What becomes of a job on Kubernetes when something breaks: one row of a table for each fault.
+"""What happens to a job on Kubernetes at each fault: one row of a table per fault.
 
     python -m benchmarks.kubernetes_faults [FAULT...]
 
 A PyTorchJob of 2 hosts x 2 ranks, a checkpoint every ten steps, on a real API server, scheduler and
-controller manager; operator and kubelets are stand-ins. Seconds are from the
-fault to the first step that the attempt after it has done; where the job goes on as it was, the
-longest between two steps. `lost` are steps that were done twice; `left` is what is there once the
-job was cancelled: processes of it. A step that was done twice must have the same loss, bit by bit.
+controller manager; operator and kubelets are stand-ins. Seconds are counted from the fault to the
+first step of the next attempt, or between two steps if the attempt survives. `lost` are steps that
+were repeated, and `left` are processes that remain after the job was cancelled. A repeated step
+must have the same loss, bit by bit.
 """
 
 import os

@@ -1,9 +1,9 @@
-"""How long a leader of many ranks is deaf when they all stand still at once, and when they stop.
+"""How long the leader of many ranks cannot answer while all ranks hang, and while they stop.
 
-python -m benchmarks.leader [RANKS]
+    python -m benchmarks.leader [RANKS]
 
-The detectors, the queue, `step` and the journal are the real ones, with a disk to write to and a
-fence that is looked at before each write; the ranks are digests that say the same step again.
+The detectors, the queue, `step` and the journal are the real ones. The journal is on a disk, and
+the fence is read before each write. The ranks are digests that report the same step again.
 """
 
 import asyncio

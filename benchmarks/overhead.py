@@ -2,11 +2,11 @@
 
     python -m benchmarks.overhead [ALTERNATIONS]
 
-The same trainer, model, data, seed and four ranks. ndctl adds two agents with a leader, keepers,
-heartbeats and the flight recorder, which bare torchrun runs without. Compared are tokens/s, which
-on a busy machine say little, and the processor time of all processes a step, which says more. What
-a rank does in any case, the stopwatch around its own work, is timed by itself, with the heartbeat.
-Target: at least 0.99 of the tokens/s.
+Trainer, model, data, seed and the four ranks are the same. ndctl adds two agents with a leader,
+rank watchers, heartbeats and the flight recorder. Tokens/s and the processor time of all processes
+per step are compared; on a busy machine the second says more. The stopwatch around a rank's own
+work, which runs in any case, is measured alone, with the heartbeat. Target: at least 0.99 of the
+tokens/s.
 """
 
 import os

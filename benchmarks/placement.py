@@ -47,8 +47,8 @@ def main(cases: int) -> int:
 
 
 def seconds_for(hosts: int, worn_out: bool) -> float:
-    """Of one core, to place on so many hosts; on worn ones, of which every tenth is not free or
-    short of a device, on 4/5 of them."""
+    """Seconds of one core for a placement on so many hosts. If they are worn out, every tenth host
+    is busy or lacks a device, and the job uses 4/5 of them."""
     pp, replicate, shard = SIZES[hosts]
     inventory = regular(None, hosts, 8, (16, 256))
     if worn_out:

@@ -1,10 +1,10 @@
-"""What it costs one host to tell which of thousands are alive, when a check of all of them fails.
+"""What one host spends to find out which of thousands of hosts are alive, if a check of all fails.
 
     python -m benchmarks.signs [HOSTS ...]
 
-Real TCPStores. Rank 0 is a process of its own, as in a check; the other hosts are threads of a few
-processes, each with its own connection and its own beat. A few never come. Then all ask at once who
-is missing, as when time is over.
+The TCPStores are real. Rank 0 is a process of its own, as in a check. The other hosts are threads
+of a few processes, each with its own connection and heartbeat. A few never connect. Then all ask at
+the same time which hosts are missing, as they do when the limit is over.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How fast histories of simulated clusters are, against the limit of 20 minutes for 10,000.
+"""How fast the simulation is, against the limit of 20 minutes for 10,000 histories on two cores.
 
 python benchmarks/simulation.py [SEEDS]
 """

@@ -1,11 +1,11 @@
-"""What becomes of a job on a real Slurm when something breaks: one row of a table for each fault.
+"""What happens to a job on a real Slurm at each fault: one row of a table per fault.
 
     python -m benchmarks.slurm_faults [FAULT...]
 
 A job of 2 hosts x 1 rank, a checkpoint every ten steps, on a testbed of 4 nodes with Slurm's
-default KillWait. Seconds are from the fault to the first step that the attempt after it has done;
-`lost` are steps that were done twice; `left` is what is there once the job was cancelled: processes
-and steps of it. A step that was done twice must have the same loss, bit by bit.
+default KillWait. Seconds are counted from the fault to the first step of the next attempt. `lost`
+are steps that were repeated, and `left` are processes and Slurm steps that remain after the job was
+cancelled. A repeated step must have the same loss, bit by bit.
 """
 
 import os
