@@ -1,4 +1,4 @@
-"""How well ends of logs, kernel lines and dumps are classified that the rules were not written from.
+"""How well logs, kernel lines and dumps are classified that no rule was written from.
 
     python -m benchmarks.corpus [--heldout] [--misses | --heldout-misses]
 
