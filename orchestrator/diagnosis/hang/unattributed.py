@@ -86,8 +86,16 @@ def not_known(case: EvidenceIndex) -> Diagnosis:
         cause=cause,
         evidence=tuple(signs),
         waiting=tuple(case.waiting(stuck) for stuck in case.stuck[:SHOWN]),
-        advice="set TORCH_FR_BUFFER_SIZE and collect dumps and stacks of all ranks next time",
+        advice=_what_would_tell(case),
     )
+
+
+def _what_would_tell(case: EvidenceIndex) -> str:
+    if case.no_dump or not case.scene.dumps:
+        return "set TORCH_FR_BUFFER_SIZE and collect dumps and stacks of all ranks next time"
+    if len(case.stacks) < len(case.ranks):
+        return "collect the stacks of all ranks as well next time (`py-spy dump --pid PID`)"
+    return "compare the stacks of all ranks, and look at what they share: storage, the program"
 
 
 def _waits_unseen(case: EvidenceIndex) -> Iterator[str]:

@@ -374,7 +374,9 @@ def test_an_unreadable_one_is_reported(tmp_path: Path) -> None:
 
 def test_a_dump_of_nccl_itself_is_read() -> None:
     """Two groups of one rank on an H200: NCCL 2.28.9, torch 2.11; all operations have completed."""
-    dump = read_folder(FLIGHT.parent / "nccl").dumps[0]
+    scene = read_folder(FLIGHT.parent / "nccl")
+    assert analyse(scene).advice.startswith("collect the stacks"), "the recorder was on"
+    dump = scene.dumps[0]
     groups = {group.desc: seat for group, seat in dump.seats.items()}
     assert {desc: (seat.behind, seat.pending) for desc, seat in groups.items()} == {
         "default_pg": (6, ()),
