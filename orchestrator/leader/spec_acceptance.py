@@ -43,8 +43,7 @@ class SpecAcceptance:
             await self.worker(self._accept)
         except FileNotFoundError:
             return  # an older ndctl started the launch and wrote only spec.yaml
-        # This includes GivenUp: the file is then left to the new leader. A write is not tried
-        # again, because the ranks train already.
+        # This includes GivenUp: the file is then left to the new leader.
         except OSError as exc:
             log.warning("failed to update %s: %s", self.run_dir.spec, exc)
 

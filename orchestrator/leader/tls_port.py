@@ -187,6 +187,7 @@ class Door:
     def _met(self, visitor: Visitor, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self.strangers.pop(task, None)
         self.one_less.set()
+        # Before the TLS handshake begins there is no transport to abort, only the socket.
         if not visitor.entered.is_set():
             visitor.abort()
             sock.close()
