@@ -331,6 +331,7 @@ class Attempt:
         if self.launching is not None:
             self.launching.cancel()
         if self.torchrun is not None:
+            # If torchrun has ended already, something else ended it, and `_above` tells what.
             self.killed = self.killed or self.torchrun.ended is None
             self.torchrun.kill()
 
