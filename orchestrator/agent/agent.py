@@ -177,6 +177,8 @@ class Agent:
             await self.processes.open(self.attempts.hear)
             await self._serve()
         finally:
+            # The ranks end first, because closing the processes kills the fork server and, with it,
+            # every rank at once.
             await self.attempts.end(LEAVE_GRACE_S)
             await self.processes.close()
             for task in self.tasks:
@@ -195,6 +197,7 @@ class Agent:
         self._spawn(self._go_when_idle())
 
     async def _go_when_idle(self) -> None:
+        # The leader must hear first that this host leaves, and how its ranks ended.
         while self.outbox or self.attempts.attempt is not None:
             # Normally the leader lets the ranks save a checkpoint and then stops them. If it is
             # gone, no order will come, so the agent stops its ranks itself.
@@ -211,6 +214,7 @@ class Agent:
         async with self.connector:
             while self.exit_code is None:
                 leader = self.storage.leader_of(self.config.term)
+                # The job ended while this agent was not connected. No order to leave will come.
                 if leader.get("over"):
                     log.info("the leader has exited: the job is over")
                     self.exit_code = exit_codes.OK
@@ -227,6 +231,7 @@ class Agent:
                     # A leader was heard here. The next round starts with `leader.json` again.
                     if self.exit_code is not None or self.last_heard > heard:
                         break
+                # The order to leave came on the line that has just ended. Then nothing is lost.
                 if self.exit_code is None and (
                     self.silent_for() > patience or await self._leader_has_ended()
                 ):
@@ -237,9 +242,13 @@ class Agent:
         """Check once that the name of the leader's host resolves to its address. The leader checks
         the name of this host when the agent registers."""
         named = (leader.get("name", ""), leader.get("address", ""))
+        # A leader writes no name where names do not resolve. A known name is not looked up at each
+        # reconnection.
         if named == self.looked_up or not all(named):
             return
         self.looked_up = named
+        # A name server that does not respond must not use up the time in which the leader counts
+        # this agent as lost.
         patience_s = min(NAME_S, self.config.agent_timeout / 2)
         self.leader_name = await looked_up(*named, self.config.place.host, patience_s)
 
@@ -264,6 +273,7 @@ class Agent:
             if not self.alone.is_set():
                 log.error("leader silent for %.1f s: asking the scheduler", self.silent_for())
             self.alone.set()
+        # Where the cluster replaces a lost leader, this agent waits for the new one.
         elif alone_s >= self.config.patience_s:
             log.error("leader silent for %.1f s: exiting", self.silent_for())
             self.exit_code = exit_codes.LEADER_LOST
@@ -291,6 +301,8 @@ class Agent:
             incarnation=self.incarnation,
         )
         try:
+            # A dead host refuses nothing, so without a limit this try would last for the minutes of
+            # a TCP timeout.
             async with asyncio.timeout(self.config.agent_timeout):
                 ws = await self.connector.connect(place, claim)
         except WrongLeader:
@@ -306,6 +318,7 @@ class Agent:
             await self._converse(ws)
 
     async def _converse(self, ws: Line) -> None:
+        # The leader accepted the secret, so earlier refusals were accidents.
         self.refusals = 0
         both: list[asyncio.Task[None]] = []
         try:
@@ -358,6 +371,8 @@ class Agent:
             while self.outbox:
                 await self._send(ws, self.outbox[0])
                 self.outbox.popleft()  # only now: if sending fails, it is sent after reconnecting
+            # Cleared before the digest is sent: a report that arises during that wakes `_rest` at
+            # once.
             self.wake.clear()
             await self._send(ws, self.attempts.digest())
             await self._rest()
@@ -394,6 +409,7 @@ class Agent:
                 return
             self.last_heard = self.clock.monotonic()
             self.alone.clear()
+            # A live leader got the signal of the scheduler too, and acts on it.
             self.unheeded = ""
             order: Order = wire.decode(Order, message.data.encode())
             self._perform(order)
@@ -429,6 +445,8 @@ class Agent:
             case OfferPort():
                 port = self.processes.free_port()
                 self._report(Port(attempt=order.attempt, port=port))
+            # This order and the next three take long. As tasks they do not delay later orders, such
+            # as Stop.
             case CheckFabric():
                 self._spawn(self._check(order))
             case Start():

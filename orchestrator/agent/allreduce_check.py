@@ -54,6 +54,7 @@ async def check_fabric(
     try:
         async with asyncio.timeout(order.timeout_s):
             tried = await standby.try_out(command, known, title=shlex.join(command), given=names)
+    # The child gives up earlier by itself, unless its process is stopped.
     except TimeoutError:
         return _broke(order, place, f"the check timed out after {order.timeout_s:.0f} s")
     except OSError as exc:
@@ -68,6 +69,7 @@ async def check_fabric(
 
 def read_checked(tried: Ended) -> Checked | None:
     """The result in the child's last line; None if it has none. Pure."""
+    # Libraries may print to standard output as well, but only before the result.
     line = tried.out.strip().rpartition("\n")[2]
     try:
         checked: Checked = decode(Checked, read_json(line))

@@ -293,6 +293,7 @@ class Attempt:
 
     async def stop(self, grace_s: float) -> None:
         """Send SIGTERM to every rank, and SIGKILL to what is left after the grace."""
+        # Before `stopping` is set, because from then on each exit counts as an effect of the stop.
         self._note_gone_ranks()
         self.stopping = True
         self._signal(signal.SIGTERM)
@@ -330,6 +331,7 @@ class Attempt:
         if self.launching is not None:
             self.launching.cancel()
         if self.torchrun is not None:
+            # If torchrun has ended already, something else ended it, and `_above` tells what.
             self.killed = self.killed or self.torchrun.ended is None
             self.torchrun.kill()
 
@@ -342,8 +344,11 @@ class Attempt:
         """Wait until no process is left. Returns the exits that were not reported yet, and the end
         of the attempt on this host."""
         code = (await self.torchrun.wait()).code if self.torchrun is not None else None
+        # torchrun may be killed before its ranks have ended, and a rank may leave processes behind.
+        # The next attempt needs their GPUs.
         await self._until_gone()
         unreported = [rank for rank, record in sorted(self.ranks.items()) if record.ended is None]
+        # A rank without a report lost its watcher as well, so something above them was killed.
         above = await self._above() if unreported else {}
         unseen = [self._unseen(rank, above) for rank in unreported]
         done = [record for record in self.ranks.values() if self.is_done(record)]
@@ -391,6 +396,7 @@ class Attempt:
             return {None: ("torchrun", -torchrun.ended.code)}
         try:
             return await within(TAIL_S, keepers_killed, self.log_dir / "torchrun.log")
+        # The log explains the end only in part, so a slow file server must not delay the report.
         except (TimeoutError, OSError):
             return {}
 
@@ -398,6 +404,8 @@ class Attempt:
         path = self.log_dir / "torchrun.log"
         try:
             return "\n".join(await within(TAIL_S, last_lines, path))
+        # The run directory may be on storage that has failed. The leader still needs to hear of the
+        # end.
         except TimeoutError:
             return f"reading {path} timed out after {TAIL_S:.1f} s"
 

@@ -98,6 +98,7 @@ class Attempts:
     async def stop(self, order: Stop) -> None:
         if self.attempt is not None and self.attempt.start.attempt == order.attempt:
             await self.end(order.grace_s)
+        # The order was repeated after a reconnection, so the leader may have missed the end.
         elif self.ended is not None and self.ended.attempt == order.attempt:
             self.report(self._as_of_now(self.ended))
         else:
@@ -120,6 +121,7 @@ class Attempts:
         await self.running
 
     async def gather(self, order: Gather) -> None:
+        # No rank is left to give its stack. Only what the ranks wrote before is left.
         if order.ended:
             await self._gather_last(order)
             return
@@ -152,6 +154,7 @@ class Attempts:
         try:
             await attempt.begin()
             unseen, stopped = await attempt.wait()
+        # Without the report of an end the leader would wait for the ranks until `init_timeout`.
         except OSError as exc:
             unseen = []
             stopped = HostStopped(
@@ -180,6 +183,7 @@ class Attempts:
         return replace(stopped, alone_s=max(0.1, self.clock.monotonic() - self.alone_since))
 
     def _remember(self, stopped: HostStopped) -> None:
+        # A late order to stop an old attempt must not replace the end of a newer one.
         if self.ended is None or self.ended.attempt < stopped.attempt:
             self.ended = stopped
 
@@ -189,6 +193,7 @@ class Attempts:
         # A process of an earlier attempt may still be sending.
         if attempt is None or datagram.attempt != attempt.start.attempt:
             return
+        # Asked before `attempt.hear`, which records the first loss.
         trained = attempt.has_trained(sender_of(datagram))
         exited = attempt.hear(datagram)
         if exited is not None:
@@ -231,6 +236,7 @@ class Attempts:
 
     def _drill_host(self, fired: DrillHappened, attempt: HostAttempt) -> None:
         drill = next((d for d in attempt.start.drills if d.id == fired.drill), None)
+        # All other drills act in the rank that has reported this one.
         if drill is not None and drill.target == "host":
             log.warning("drill kills this agent and its ranks now: %s", drill)
             loop = asyncio.get_running_loop()

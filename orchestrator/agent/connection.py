@@ -77,10 +77,14 @@ class WebSockets:
         except aiohttp.ServerFingerprintMismatch as exc:
             raise WrongLeader(place) from exc
         except aiohttp.ClientConnectorError as exc:
+            # aiohttp hides it. The agent must know that the host is up but that no process listens
+            # there.
             if isinstance(exc.os_error, ConnectionRefusedError):
                 raise ConnectionRefusedError(str(exc)) from exc
             raise
         except aiohttp.WSServerHandshakeError as exc:
+            # Any other status is not about the secret: the leader may not be ready, so the agent
+            # tries again.
             if exc.status == HTTPStatus.UNAUTHORIZED:
                 raise NotAdmitted(f"{exc.status}: {exc.message}") from exc
             raise

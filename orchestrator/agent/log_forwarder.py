@@ -59,6 +59,7 @@ class LogForwarder:
     ) -> None:
         self.over.set()
         self.thread.join()
+        # Lines that the ranks wrote just before their end would be lost otherwise.
         self.look()
 
 

@@ -51,8 +51,10 @@ class _Receiver(asyncio.DatagramProtocol):
 
 def free_port(address: str) -> int:
     """A free TCP port at `address`. Raises OSError if none is found."""
+    # The port is free again until torchrun takes it. A random one is unlikely to be taken meanwhile.
     for port in random.sample(PORTS, PORTS_TRIED):
         with socket.socket() as sock:
+            # Connections of the former attempt may still be in TIME_WAIT at this port.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 sock.bind((address, port))

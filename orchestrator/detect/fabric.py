@@ -60,8 +60,10 @@ def _slow(
     fault, so neither is named.
     """
     links = _ring(hosts, reports)
+    # With two hosts there is only one link, and nothing shows which of its ends is slow.
     if len(links) < 3:
         return {}
+    # Not the median: a slow host has two slow links, so a few of them can slow half of the ring.
     usual = sorted(links.values())[(len(links) - 1) // 4]
     slow = {pair for pair, took in links.items() if took > max(limit * usual, LEAST_S)}
     fine = {host for pair in links for host in pair if pair not in slow}

@@ -120,6 +120,7 @@ class HeartbeatMonitor:
                 continue
             if digest.rank == 0:
                 self._time_save(rank, digest, now)
+            # A digest that was delayed must not make the rank look older than a later one did.
             rank.heard = max(rank.heard, now - digest.age_s)
             rank.step, rank.phase, rank.ended = digest.step, digest.phase, digest.ended
             # During start-up a rank reports only when it advances, so its last report counts as
@@ -133,6 +134,8 @@ class HeartbeatMonitor:
 
     def _time_save(self, before: _RankWatch, digest: RankDigest, now: float) -> None:
         """Rank 0 enters the phase `checkpoint` before a save and leaves it afterwards."""
+        # Digests come only now and then, so the time of the change is computed from the agent's
+        # clock.
         changed = now - digest.still_s
         if before.phase != "checkpoint" and digest.phase == "checkpoint":
             self.save_begun = changed
@@ -155,6 +158,7 @@ class HeartbeatMonitor:
         # before any training. Only a second step without a loss is certainly progress.
         done = digest.loss is not None or self.trained
         self.step, self.trained = digest.step, True
+        # A line for each step would make the journal of a job of weeks too long to fold.
         if not done or now - self.recorded < RECORD_EVERY_S:
             return None
         self.recorded = now
@@ -234,6 +238,7 @@ class HeartbeatMonitor:
         """An event if a rank in these digests made progress again after `hang`."""
         for digest in digests:
             rank = self.ranks.get(digest.rank)
+            # A rank that has ended, or that has reported nothing yet, releases no other rank.
             if rank is None or rank.ended or rank.step < 0:
                 continue
             if _standstill(rank, now) <= hang.limit_s:
@@ -267,6 +272,8 @@ class HeartbeatMonitor:
                 health = "silent"
             elif rank.phase == "train" and step_s is not None and age > slow:
                 health = "slow"
+            # Only changes are events. A job of 16,384 ranks would fill the journal with the same
+            # news.
             if health != rank.health:
                 rank.health = health
                 changed.setdefault(health, {})[number] = age
@@ -307,4 +314,5 @@ def _lengths(steps: StepTimes) -> list[float]:
     told = (*steps.next_s, steps.longest_s)
     rest = steps.count - len(told)
     others = max(0.0, steps.total_s - sum(told)) / rest if rest > 0 else 0.0
+    # More steps than the window keeps would only push the known ones out.
     return [*[others] * max(0, min(rest, STEPS_KEPT - len(told))), *told]

@@ -81,7 +81,10 @@ class Stragglers:
     def observe(self, digests: Iterable[RankDigest]) -> None:
         for digest in digests:
             steps, known = digest.steps, self.sums.get(digest.rank)
+            # Only some digests have the rate of the job. The others must not erase it.
             self.rate = digest.tokens_per_second or self.rate
+            # Without its own times a rank is not judged, because the whole step has the waiting for
+            # its peers too.
             if known is not None and steps is not None and steps.own_s is not None:
                 known.count += steps.count
                 known.own_s += steps.own_s

@@ -73,6 +73,7 @@ def remedy(
     if own.phase != "running":
         # The process that requeued the job also set the hosts to exclude.
         return Leave(_why_over(own))
+    # The journal names the leader of an earlier allocation, whose host says nothing about this one.
     if runs_without_leader(run, term) > 0:
         return QueueAgain(_first(own.hosts, but=host), "no leader has started in this allocation")
     if was_given_back(run, term):
@@ -87,8 +88,11 @@ def remedy(
         return QueueAgain(
             (run.scheduler.leader,), f"its leader is gone with {run.scheduler.leader}: {gone}"
         )
+    # The scheduler has given up the leader's host, so there is nothing to clear, and enough other
+    # hosts are left.
     if gone:
         return TakeOver(f"its host is lost: {gone}")
+    # Clearing this host would end this agent too.
     if run.scheduler.leader == host:
         return TakeOver("its process on this same host had ended")
     return ClearHost(run.scheduler.leader)
@@ -159,6 +163,7 @@ def _others(run: Run, own: CurrentRun) -> list[str]:
 def _ends_soon(run: Run, own: CurrentRun, now: float) -> bool:
     """Whether the scheduler is about to end the allocation."""
     leaving = run.interruption.leaving
+    # The scheduler had warned the former leader that it takes the hosts.
     if leaving is not None and leaving.requeue and not leaving.by_choice:
         return True
     notice_s = (run.scheduler.allocation.notice_s if run.scheduler.allocation else None) or 0.0

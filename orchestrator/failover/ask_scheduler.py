@@ -51,6 +51,7 @@ class Asking:
             self.refused_at = None
             return False
         now = self.clock.monotonic()
+        # A refusal may be temporary, so only one that lasts for `REFUSED_S` counts.
         self.refused_at = now if self.refused_at is None else self.refused_at
         if now - self.refused_at < REFUSED_S:
             log.error("the scheduler refused to requeue the job, retrying: %s", why)

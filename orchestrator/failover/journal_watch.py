@@ -65,11 +65,14 @@ class Following:
     def look(self) -> Seen:
         if size_of(self.run_dir.journal) < self.tail.offset:
             self.forget()  # `ndctl submit --new` started another journal
+        # Not in `__init__`: it may read a snapshot, which blocks.
         if not self.begun:
             self._begin()
         for entry in self.tail.each():
             self.run, _ = step(self.run, entry.event)
             self.last = entry.event
+        # Asked after the lines are read, so that a leader that has ended since cannot count as
+        # alive.
         led = _is_led(self.run_dir)
         return seen_by(self.host, self.run, self.tail.lines, self.last, led=led)
 
@@ -77,6 +80,7 @@ class Following:
 def size_of(journal: Path) -> int:
     try:
         return journal.stat().st_size
+    # No leader has started yet, so there is nothing to read.
     except FileNotFoundError:
         return 0
 
@@ -94,6 +98,7 @@ def seen_by(host: str, run: Run, lines: int, last: Event | None, *, led: bool) -
     others = any(
         h.alive for h in run.hosts.by_name.values() if h.name not in (host, run.scheduler.leader)
     )
+    # A leader that wrote only the loss of this host may have died right after it.
     more = not (isinstance(last, AgentLost) and last.host == host)
     return Seen(run, lines, led, given_up, others or more)
 

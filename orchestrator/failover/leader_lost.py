@@ -121,6 +121,7 @@ class Leaderless:
         return await retry_io_in(self.worker, work, what, self.pause)
 
     async def _settle(self) -> Outcome:
+        # Read first: a fence that changes from now on shows that another agent takes over.
         self.former = await self._served(self.storage.read_fence, "failed to read the fence")
         mark = f"{self.term}, {self.former}: settled\n"
         opened = partial(self.storage.open_turn, mark)
@@ -141,6 +142,7 @@ class Leaderless:
             if not self.is_alone():
                 return "follow"
             await self.pause(RETRY_S)
+        # A thousand agents need not ask the scheduler what the first one has found out.
         if await self._served(turn.is_settled, UNREADABLE):
             log.info("leaving: another agent has found that nothing is left to do")
             return "leave"
@@ -193,6 +195,7 @@ class Leaderless:
             log.info("leaving: %s", why)
             await self.worker(turn.settle)
             return "leave"
+        # Another agent has had its turn. Taking the fence from it would end a leader that works.
         if now is not None and now.leader != (self.former.leader if self.former else None):
             log.info("another agent takes over: waiting for it")
             return "follow"
@@ -223,6 +226,7 @@ class Leaderless:
         assert fixed_hosts is not None, "elsewhere the cluster replaces a lost leader"
         try:
             own = await self.worker(granted.own_run, launch, hosts_given(run))
+        # Without the answer it is not known whether the allocation lasts, so nothing is taken over.
         except BackendError as exc:
             return "leave" if self.asking.is_hopeless(launch.job, exc) else None
         found: Leave | QueueAgain | ClearHost | TakeOver | AskAgain

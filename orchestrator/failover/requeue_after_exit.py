@@ -42,11 +42,15 @@ def see_to_the_job(
         log.info("the job is not queued again: %s", why)
         return code
     run = retry_io(partial(replay, run_dir), UNREADABLE, clock)
+    # A leader has ended the job, so the allocation ends with the result of the job, not with the
+    # code of `srun`.
     if run.ending is not None:
         return exit_codes.FAILED if run.ending == "FAILED" else exit_codes.OK
+    # A person has cancelled the job, but no leader was left to end it.
     if run.job is None or run.interruption.cancelled_by is not None:
         return code
     most = run.job.max_allocations or UNLED
+    # A job that fails in each allocation before it saves would be requeued without end.
     if (vain := restarts_in_vain(run, term.restarts)) >= most:
         log.error(
             "no new checkpoint in %s allocations in a row, so the job is not queued again: read %s,"
@@ -60,6 +64,7 @@ def see_to_the_job(
     # no host is known to be bad.
     without = run.scheduler.left_out if was_given_back(run, term) else ()
     asking = Asking(backend_named, clock)
+    # This script is the last process of the allocation, so no other one can ask later.
     while not asyncio.run(asking.settles(run, without, why)):
         clock.sleep(RETRY_S)
     return code

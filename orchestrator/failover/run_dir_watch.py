@@ -39,6 +39,7 @@ class RunDirWatch:
     def look(self) -> None:
         """Raises RunDirGone if the directory is certainly gone, OSError if that cannot be told."""
         what = self._what_is_lost()
+        # If an earlier check found a loss, it saw a stale name cache.
         if what is None:
             self.lost = None
             return
@@ -52,8 +53,10 @@ class RunDirWatch:
         journal = _identity(self.run_dir.journal)
         if journal is None:
             return f"{self.run_dir.journal} is gone"
+        # The directory was moved, and another job has got its name since.
         if journal != self.journal:
             return f"{self.run_dir.journal} is another file than this job's"
+        # Without the fence the ranks stop too, because they count the run directory as lost.
         if _identity(self.run_dir.fence) is None:
             return f"{self.run_dir.fence} is gone"
         return None

@@ -24,6 +24,7 @@ def superseded(
 ) -> str | None:
     """Why this agent must not start; None if it may."""
     counts = current_launch(run_dir)
+    # No launch is recorded yet, so none can have replaced this one.
     if counts is None:
         return None
     if counts.launch.launch != term.launch:
@@ -32,6 +33,7 @@ def superseded(
         try:
             fixed_hosts = backend_named(counts.backend).fixed_hosts
             rival = None if fixed_hosts is None else fixed_hosts.rival(counts.launch)
+        # Starting without an answer could run the job twice, so ask until there is one.
         except Unanswered as exc:
             log.error("failed to ask whether the job has other hosts, retrying: %s", exc)
             clock.sleep(RETRY_S)

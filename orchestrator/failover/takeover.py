@@ -53,6 +53,7 @@ async def run_follower(agent: Agent, seams: FollowingSeams, *, scheduled: bool, 
             return await agent.run()
         finally:
             seeing.cancel()
+    # Without a scheduler SIGTERM comes from a person and ends this agent.
     if not scheduled:
         loop.add_signal_handler(signal.SIGTERM, agent.leave, exit_codes.LEADER_LOST)
         return await agent.run()
@@ -103,6 +104,7 @@ async def _is_over(agent: Agent, following: "asyncio.Task[int]") -> bool:
         await asyncio.wait([alone, following], return_when=asyncio.FIRST_COMPLETED)
     finally:
         alone.cancel()
+    # The agent may get the order to leave while it is alone. Then no leader is needed.
     return following.done() or agent.exit_code is not None
 
 

@@ -38,9 +38,11 @@ class Turn:
     def settle(self) -> None:
         with contextlib.suppress(OSError):  # the disk is full: each agent finds it out itself
             self.file.write(self.mark)
+            # Other hosts read the file, so the mark must not stay in this process's buffer.
             self.file.flush()
 
     def is_settled(self) -> bool:
+        # The file is open for appending, so it is at its end.
         self.file.seek(0)
         return self.mark in self.file.read()
 

@@ -44,6 +44,7 @@ def current_spec(run_dir: RunDir) -> Path:
     """The spec of the current launch, even if that has not started to train."""
     launched = current_launch(run_dir)
     own = run_dir.spec if launched is None else run_dir.spec_of(launched.launch.launch)
+    # An older ndctl wrote only `spec.yaml`.
     return own if own.exists() else run_dir.spec
 
 

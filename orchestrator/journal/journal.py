@@ -109,11 +109,15 @@ def _of_this_ndctl(line: bytes) -> Entry | None:
         seq, event_text, action_texts = _parts(line)
     except (ValueError, RecursionError):
         return None
+    # The text is not checked here. Encoding the entry again below shows whether it was read
+    # exactly.
     event = wire.decode_unverified(Event, event_text)
     actions: tuple[Any, ...] = tuple(wire.decode_unverified(Action, one) for one in action_texts)
     if event is None or None in actions:
         return None
     entry = Entry(seq=seq, event=event, actions=actions)
+    # Another ndctl may have written fields that this one does not know. The codec reads such a
+    # line.
     if to_line(entry) != (line if line.endswith(b"\n") else line + b"\n"):
         return None
     check_time(entry.event.at)
@@ -122,6 +126,7 @@ def _of_this_ndctl(line: bytes) -> Entry | None:
 
 def _parts(line: bytes) -> tuple[int, Any, Sequence[Any]]:
     """Number, event and actions of a line; the caller verifies them. Raises ValueError."""
+    # Nearly all lines are like this, so their parts are cut out without reading the JSON.
     if line.startswith(HEAD) and line.endswith(TAIL):
         seq, _, event = line[len(HEAD) : -len(TAIL)].partition(b',"event":')
         return int(seq), event, ()
@@ -165,6 +170,8 @@ def _entry(line: bytes, number: int | None) -> Entry:
 def complete_length(data: bytes | bytearray) -> int:
     """Length of the part at the beginning that consists of complete lines."""
     hole = data.find(b"\0")  # JSON escapes zeros, so only a crash leaves them
+    # Zeros further back than one write are damage that no crash explains. They stay, so that the
+    # reader reports them.
     if hole >= 0 and data.count(b"\n", hole) <= MOST_LINES:
         data = data[:hole]
     return data.rfind(b"\n") + 1
@@ -187,6 +194,7 @@ class Tail:
 
     def each(self) -> Iterator[Entry]:
         """One entry at a time, because a journal of weeks needs gigabytes of memory."""
+        # An agent may look before the first launch has written a line.
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -200,8 +208,11 @@ class Tail:
 def _whole(file: BinaryIO) -> Iterator[bytes]:
     """Lines from the file's position on, up to what a crash cut short."""
     for line in file:
+        # The leader is writing this line, or a crash cut it short.
         if not line.endswith(b"\n"):
             return
+        # A line with zeros is ignored only if they are in the last write. Else reading it raises an
+        # error.
         if b"\0" in line and not complete_length(line + file.read()):
             return
         yield line
@@ -328,6 +339,8 @@ def _end_of(fd: int, end: int) -> tuple[int, bytes]:
         data = os.pread(fd, end - first, first)
         whole = complete_length(data)
         last = data.rfind(b"\n", 0, max(0, whole - 1)) + 1
+        # More lines than one write can have must be read, because zeros at the end count only up to
+        # that many lines.
         if first == 0 or (last and data.count(b"\n") > MOST_LINES + 1):
             return first + whole, data[last:whole]
         length *= 2
@@ -354,15 +367,19 @@ class Journal:
         """
         self.path = path
         self.guard = guard
+        # The lock comes first: without it another leader could still add lines to the end that is
+        # read next.
         self.fd = _open_alone(path, clock, patience_s)
         try:
             self.size, last = _end_of(self.fd, os.fstat(self.fd).st_size)
             self.seq = _entry(last, None).seq if last else 0
             if lost := _lost(path, self.fd):
                 log.warning("removing damaged end of journal: %s", lost)
+        # Else this process would keep the lock on a journal that it does not use.
         except JobError:
             os.close(self.fd)
             raise
+        # Only now, because a journal that cannot be read stays as it was.
         self._drop_torn()
 
     @property
@@ -390,6 +407,8 @@ class Journal:
         as it was before.
         """
         assert len(decided) <= MOST_LINES, f"{len(decided)} lines in one write"
+        # The lock is not enough: a file server takes it from a host that it considers dead, while a
+        # leader there may still run.
         if self.guard is not None:
             self.guard()
         entries = tuple(
@@ -400,9 +419,12 @@ class Journal:
         self._drop_torn()  # an earlier failed write may have left bytes that could not be removed
         try:
             written = os.write(self.fd, data)
+            # A full disk takes a part of the line without an error.
             if written != len(data):
                 raise OSError(errno.ENOSPC, "only part of a line was written", str(self.path))
+            # The actions are performed next. A crash must not lose the line that explains them.
             os.fsync(self.fd)
+        # A reader must not see lines whose events were not acted on.
         except OSError:
             self._drop_torn()
             raise

@@ -39,6 +39,8 @@ def write_files(run_dir: RunDir, handover: Handover, number: int, *, token: bool
     if token and not run_dir.token.exists():
         from orchestrator.job_secret import draw  # imported late: no other command needs it
 
+        # Other users must not read the secret, not even for a moment, so the file is created with
+        # its mode.
         fd = os.open(run_dir.token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(fd, "w") as file:
             file.write(draw())
@@ -49,6 +51,7 @@ def archive(run_dir: RunDir, at: float) -> Path:
     stamp = datetime.fromtimestamp(at, UTC).strftime("%Y%m%dT%H%M%SZ")
     shelf = run_dir.path.parent / ARCHIVE
     shelf.mkdir(exist_ok=True)
+    # Two runs may be archived within one second.
     return run_dir.path.rename(shelf / f"{run_dir.path.name}-{stamp}-{secrets.token_hex(2)}")
 
 
@@ -103,6 +106,8 @@ def begin(run_dir: RunDir, handover: Handover, clock: Clock, *, token: bool) -> 
         archive(run_dir, clock.now())
         run = Run()
     run_dir.make(access_of(handover.launch))
+    # Opening the journal waits for a former leader. Its files must not be replaced before it has
+    # exited.
     with Journal(run_dir.journal, clock, PATIENCE_S) as journal:
         plans = run.current.number + 1 if run.job else handover.job.plan_number
         write_files(run_dir, handover, plans, token=token)
@@ -133,11 +138,14 @@ def _admit(run_dir: RunDir, handover: Handover, run: Run, former: int) -> None:
         )
     if former == 0 and not handover.new and (left := files_without_journal(run_dir)):
         raise unknown_run(run_dir, left)
+    # A wrong volume or run root looks like a job without a run. Starting at step 0 would waste the
+    # earlier work.
     if former == 0 and handover.job.resume:
         raise JobError(
             f"job {name} has no run to resume in {run_dir.path}",
             fix="submit it without --resume, or with the volume that has its run directory",
         )
+    # Neither continuing nor replacing a run is a safe default, so the user must choose.
     if former and not (handover.job.resume or handover.new):
         raise JobError(
             f"job {name} exists in {run_dir.path}: {run.state}",

@@ -131,6 +131,7 @@ def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:
         head: Head = decode(Head, read_json(line))
     except (ValueError, Invalid) as exc:
         raise Unfit(f"another ndctl wrote it, or it is damaged: {exc!r}") from exc
+    # The rules of another ndctl may fold the same journal to another state.
     if (head.v, head.made_by) != (VERSION, maker):
         raise Unfit("another ndctl wrote it")
     if _before(head.place, read_before) != head.before:
@@ -142,6 +143,7 @@ def _before(place: Place, read_before: ReadBefore) -> str:
     if place.offset < 1:
         raise Unfit("it was taken before the first line")
     data = read_before(place.offset, min(BEFORE, place.offset))
+    # A crash may have cut lines off that the snapshot has already folded.
     if len(data) < min(BEFORE, place.offset) or not data.endswith(b"\n"):
         raise Unfit("it is of another journal, or of a longer version of this one")
     return sha256(data).hexdigest()
@@ -162,6 +164,7 @@ def write(run_dir: RunDir, folded: Folded, guard: Callable[[], None]) -> None:
     """
     data = to_bytes(folded, made_by(), _reader(run_dir.journal))
     with written_beside(run_dir.state, data, durable=True) as fresh:
+        # Right before the file is replaced: a new leader may have written a newer snapshot.
         guard()
         fresh.replace(run_dir.state)
 
@@ -182,6 +185,7 @@ def load(run_dir: RunDir) -> Folded:
         return from_bytes(run_dir.state.read_bytes(), maker, _reader(run_dir.journal))
     except FileNotFoundError:
         return NOTHING
+    # The journal has everything that a snapshot has, so a bad one costs only time.
     except (OSError, Unfit) as exc:
         log.info("ignoring snapshot %s, folding the whole journal: %s", run_dir.state, exc)
         return NOTHING
@@ -189,6 +193,8 @@ def load(run_dir: RunDir) -> Folded:
 
 def recall(run_dir: RunDir) -> tuple[Run, Tail]:
     """State at some line of the journal, and a reader of the lines after it."""
+    # `load` reads all sources for their digest, which a command need not wait for if there is no
+    # snapshot.
     found = load(run_dir) if run_dir.state.exists() else NOTHING
     return found.run, Tail(run_dir.journal, found.place)
 

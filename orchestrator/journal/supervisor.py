@@ -98,7 +98,9 @@ class Supervisor:
             count += 1
         if lines:
             self.journal.extend(lines)
+        # Set only now: if the write fails, the same events are decided again on the old state.
         self.run = run
+        # After the write, so that a cluster never shows what a crash could still undo.
         if self.tell is not None:
             for change in changes:
                 self.tell(*change)

@@ -70,11 +70,17 @@ class AgentSessions:
         # A restarted agent has the same host name but another incarnation. It knows of no attempt,
         # so it counts as new.
         same = known is not None and known.incarnation == agent.incarnation
+        # An awaited agent counts as new too. This leader needs its registration, which says which
+        # attempt its ranks run.
         if known is not None and same and not known.awaited:
+            # The old line may still be waiting for an order. With the same queue it would take one
+            # that the new line needs.
             known.ws, known.heard, known.orders = ws, now, asyncio.Queue()
             for order in known.said:
                 known.orders.put_nowait(order)
             return known, False
+        # An older line of this host may still look alive. It is dropped at its next message,
+        # because `knows` is now false for it.
         connection = AgentSession(agent.host, agent.incarnation, ws=ws, heard=now)
         self.by_host[agent.host] = connection
         return connection, True
@@ -89,6 +95,8 @@ class AgentSessions:
     def order(self, host: str, order: Order) -> None:
         """Send `order` to the agent of `host`. Without an agent the order is dropped."""
         connection = self.by_host.get(host)
+        # The agent was given up meanwhile. It must register as a new one, and gets other orders
+        # then.
         if connection is None:
             return
         # A new attempt makes all orders for the previous one obsolete.
@@ -100,6 +108,8 @@ class AgentSessions:
     async def speak(self, connection: AgentSession, ws: Line) -> None:
         """Send orders as they come, and a pulse when there is none, until `ws` breaks."""
         orders = connection.orders  # after a reconnection the new `ws` gets a new queue
+        # The line broke. The agent reconnects and gets its orders again, or is given up for its
+        # silence.
         with contextlib.suppress(ConnectionError):
             while True:
                 order: Order = Pulse(launch=self.launch, still_s=self.still_s)
@@ -116,6 +126,7 @@ class AgentSessions:
         """Ignore a time in which the leader did not run: it could not hear its agents."""
         now = self.clock.monotonic()
         for connection in self.by_host.values():
+            # An agent that was heard after the pause must not count as heard in the future.
             connection.heard = min(now, connection.heard + seconds)
 
     def hears(self, hosts: Iterable[str]) -> bool:
@@ -140,6 +151,7 @@ class AgentSessions:
             elif connection.awaited:
                 why = f"it did not connect to the new leader within {silent:.1f} s"
             del self.by_host[connection.host]
+            # The scheduler is asked later what it did to this host since then.
             self.last_heard[connection.host] = connection.heard
             silences.append(Silence(connection.host, why, silent))
         return silences

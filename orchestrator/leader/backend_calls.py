@@ -147,6 +147,8 @@ class BackendCalls:
         """Why the scheduler took the former agent of `host`; empty if it did not, or if that is
         unknown. Called when a new agent connects before the silence of the former was noticed."""
         known = self.run().hosts.by_name.get(host)
+        # If the loss of the former agent is known, the scheduler was asked then. Only a scheduler
+        # that replaces hosts takes them without a warning.
         if known is None or not known.alive or not has_successors(self.run()):
             return ""
         return (await self._taken({host: silent_s})).get(host, "")

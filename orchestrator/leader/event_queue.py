@@ -52,11 +52,16 @@ class EventQueue:
         while not self.waiting:
             self.came.clear()
             await self.came.wait()
+        # Wait before the journal is written: another leader may have taken over from one that was
+        # cut off.
         await self.in_touch.wait()
+        # A new leader expects at most `MOST_LINES` lines in a write that a crash cut short.
         events = list(islice(self.waiting, MOST_LINES))
         begun = asyncio.get_running_loop().time()
         count, actions, why = await self._journalled(events)
         waited_s = asyncio.get_running_loop().time() - begun
+        # The supervisor stops at the first event that leads to actions. The others stay in the
+        # queue until these actions are performed.
         for _ in range(count):
             self.waiting.popleft()
         # The notice is written like any event. One about the write of a notice would never end
@@ -80,6 +85,7 @@ class EventQueue:
         while True:
             try:
                 return *await self.worker(self.supervisor.take, events), why
+            # GivenUp is an OSError too, but trying again cannot help: another leader has the job.
             except GivenUp:
                 raise
             except OSError as exc:

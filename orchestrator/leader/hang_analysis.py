@@ -68,8 +68,11 @@ class HangAnalysis:
     async def judge(
         self, attempt: int, happened: Callable[[Event], None], now: Callable[[], float]
     ) -> None:
+        # If no agent has answered in time, `heard` still has the evidence of an earlier attempt.
         parts = list(self.heard.values()) if self.attempt == attempt else []
         hosts = self.run().attempt.placement
+        # The scheduler is asked while the thread works, so that its answer does not delay the
+        # restart.
         said = asyncio.create_task(self._scheduler(attempt, hosts))
         judged = await self.worker(self._analyse, attempt, parts)
         happened(replace(judged, at=now(), signs=(*judged.signs, *await said)))
@@ -91,6 +94,8 @@ class HangAnalysis:
             found = await asyncio.wait_for(asking, SCHEDULER_S)
             said = {notice.host: f"{notice.state}: {notice.reason}" for notice in found}
             words = tuple(f"the scheduler says {h} is {w}" for h, w in said.items())[:MOST_FLAGGED]
+        # The ranks stand still until the verdict, so it does not wait longer. It says what is
+        # missing.
         except (BackendError, TimeoutError) as exc:
             why = str(exc) or f"no answer within {SCHEDULER_S:.0f} s"
             said, words = {}, (f"missing: the scheduler's report: {why}",)
@@ -98,6 +103,7 @@ class HangAnalysis:
         try:
             data = json.dumps(body, indent=1).encode()
             await self.worker(self.storage.write_trace, attempt, "scheduler.json", data)
+        # The trace is for people only. The verdict has these words already.
         except OSError as exc:
             log.warning("failed to write the scheduler's report: %s", exc)
         return words
@@ -118,8 +124,11 @@ def judged_of(run: Run, attempt: int, parts: Sequence[Evidence]) -> HangJudged:
         for rank in range(plan.world_size)
     }
     scene = replace(scene, facts=facts, world=plan.world_size, axes=axes_of(plan.mesh))
+    # A silent agent could not report itself what is missing, so that is added here.
     silent = [host for host in hosts if host not in {part.event.host for part in parts}]
     lost = [*(f"all of {host}: its agent sent nothing in time" for host in silent), *lost]
+    # The ranks have ended already, because the sizes of a collective differed. So the question is
+    # not why they wait, but which rank differs.
     if run.interruption.findings is not None and run.interruption.findings.asked_after:
         found = differing(scene, mismatched(run.interruption.findings))
         return judged_as(found, scene, at=0.0, attempt=attempt, missing=lost)
@@ -145,10 +154,12 @@ def scene_of(parts: Sequence[Evidence]) -> tuple[HangEvidence, list[str]]:
         for rank, text in part.dumps.items():
             try:
                 read.append(from_text(text))
+            # One damaged dump must not cost the verdict on all other ranks.
             except Unreadable as exc:
                 lost.append(f"dump of rank {rank} ({event.host}): {exc}")
         for dump in read:
             share(dump, same)
         dumps |= {dump.rank: dump for dump in read}
+    # The verdict shows only the first ones. It depends most on the dumps.
     lost.sort(key=lambda words: not words.startswith("dump"))
     return HangEvidence(dumps=dumps, facts=facts), lost

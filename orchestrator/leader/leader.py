@@ -248,6 +248,8 @@ class Leader:
             GivenUp: another leader has taken over. This leader has changed nothing since.
         """
         self.backend_calls.host, self.backend_calls.address = host, address
+        # The new leader was an agent of the former one. Except for the agent of the former leader,
+        # the agents still run and look for it.
         if takes_over(run := self.supervisor.run, self.granted.allocation):
             followers = expected_back(run, host)
             known = run.hosts.by_name
@@ -270,6 +272,8 @@ class Leader:
         try:
             port = await self.server.open(bind, port, folder)
             allocation = self.granted.allocation
+            # Agents check that this name resolves to the address. Where no name resolves, the check
+            # would only report that.
             name = host if allocation and allocation.names_resolve else ""
             announced = partial(self.storage.announce, self.granted.term, address, port, name)
             # Inside `try`: the leader's own agent may exit meanwhile and cancel this task. Then the
@@ -284,6 +288,8 @@ class Leader:
                 tasks.append(asyncio.create_task(self.backend_calls.hear_notices()))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = _ending_of(deciding, done)
+            # The agents exit before the hosts are released, because the release kills what still
+            # runs there.
             await self._farewell(ending)
             if isinstance(ending, EndJob) and self.granted.allocation is not None:
                 await self.backend_calls.release()
@@ -304,15 +310,20 @@ class Leader:
         """The scheduler sent a signal: stop the ranks after their next step, and ask it why."""
         # A signal after the ending is decided changes nothing.
         if self.ending is None:
+            # First the event, so that the ranks stop soon. The scheduler may take seconds to say
+            # why.
             self._happened(LeaveAsked(at=self.steady.now(), cause=None, words=signal_name))
             self._in_background(self.backend_calls.ask_why(signal_name))
 
     async def _listen(self, register: Register, ws: Line) -> None:
         """Handle an agent's messages until its connection breaks or the agent is given up."""
         agent = register.agent
+        # Asked before `admit`, which counts the agent as heard.
         silent_s = self.sessions.silent_for(agent.host)
         connection, is_new = self.sessions.admit(register, ws)
         if is_new:
+            # Without a scheduler all agents run on this machine, so there is no second host to
+            # compare.
             own = await self.backend_calls.look_at(register) if self.granted.allocation else ()
             taken = await self.backend_calls.taken_before(agent.host, silent_s)
             self._take_in(replace(agent, findings=(*agent.findings, *own), taken=taken))
@@ -354,6 +365,8 @@ class Leader:
 
     def _evidence(self, report: Evidence) -> None:
         event = report.event
+        # An agent sends evidence unasked when one of its ranks has ended. That is not evidence of a
+        # hang.
         if not event.unasked:
             self.hang_analysis.hear(report)
         few = self.supervisor.run.plan.world_size <= JOURNALLED_STACKS
@@ -389,10 +402,13 @@ class Leader:
         A fence that cannot be read does not end the leader: all that it writes waits until the
         fence is readable again.
         """
+        # The scheduler has ended this run or given up this host. The fence still names this leader
+        # until another one starts.
         if self.outlived:
             raise GivenUp(self.outlived)
         try:
             await self.worker(self.storage.check_leader, self.name)
+        # GivenUp is an OSError too, and the only one that ends this leader.
         except GivenUp:
             raise
         except OSError as exc:
@@ -449,9 +465,12 @@ class Leader:
         while self.ending is None:
             before = self.supervisor.run
             await self.events.decide()
+            # Only hosts of a cluster have a history. Local jobs record no strikes.
             if self.granted.strikes is not None:
                 for strike in new_strikes(before, self.supervisor.run):
                     await self.worker(self.storage.record_strike, self.granted.strikes, strike)
+            # Between two decisions, because only then the state matches the last line of the
+            # journal.
             if self.snapshots.is_due():
                 self._in_background(self.snapshots.remember(self.supervisor.folded))
             if self.log_retention.is_due():
@@ -529,6 +548,7 @@ class Leader:
     def _start_attempt(self, action: StartAttempt) -> None:
         self.monitor.begin(action.attempt, self.supervisor.run, self.clock.monotonic())
         self.pending = action
+        # The store of torchrun listens on the first host, so that host's agent chooses a free port.
         self.sessions.order(action.hosts[0], OfferPort(attempt=action.attempt))
 
     def _port_offered(self, offer: Port) -> None:
@@ -563,6 +583,8 @@ class Leader:
             )
 
     async def _requeue(self, action: Requeue) -> None:
+        # If the scheduler refuses for good, the refusal is an event, and `step` ends the job with
+        # it.
         if await self.backend_calls.requeue(action):
             self.ending = action
 
@@ -573,10 +595,14 @@ class Leader:
         # After a requeue new agents read the file, so it must not say that the job is over. After a
         # loss of the run directory another job's directory may be in its place.
         if isinstance(ending, EndJob) and self.storage.watch.lost is None:
+            # Without the file an agent that starts late looks for a leader in vain and then exits.
+            # The other agents are told by `Leave`.
             with contextlib.suppress(OSError):
                 self.storage.announce_end(self.granted.term)
         for host in list(self.sessions.by_host):
             self.sessions.order(host, self._goodbye(ending))
+        # An agent that hangs keeps its connection open. It must not delay the exit of the leader
+        # for ever.
         deadline = self.clock.monotonic() + FAREWELL_S
         while self.sessions.open and self.clock.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -590,8 +616,10 @@ def _ending_of(
     deciding: asyncio.Task[EndJob | Requeue], done: set[asyncio.Task[Any]]
 ) -> EndJob | Requeue:
     try:
+        # The task that ended first has the ending, or raises what must end this leader.
         for task in done:
             task.result()
+    # The journal is gone too, so the job ends even if `step` could not decide it.
     except RunDirGone as exc:
         return EndJob(state="FAILED", reason=str(exc))
     return deciding.result()

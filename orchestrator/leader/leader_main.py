@@ -104,6 +104,7 @@ async def lead(
         InUse: another process keeps the journal.
     """
     worker, storage, name = seams.worker, seams.storage, secrets.token_hex(8)
+    # First the fence: a former leader that still runs sees it, exits, and so releases the journal.
     taking = partial(storage.take_over, name)
     await retry_io_in(worker, taking, "failed to take the fence", asyncio.sleep)
     # A leader that was replaced needs time to see the fence and to close the journal.
@@ -142,7 +143,9 @@ async def lead_on(
     this one continues to follow.
     """
     config = agent.config
+    # The turn is released also when this agent fails to lead. Else no other agent could take over.
     with contextlib.closing(claim.turn), claim.journal as journal:
+        # A longer journal shows later that this leader has already changed the job.
         supervisor, begun = await _supervisor(journal, seams), journal.seq
         leader = await _granted_leader(config, supervisor, seams, claim.name, claim.how)
         if leader is None:
@@ -219,6 +222,8 @@ async def _run_both(
     stays = False
     try:
         await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
+        # At the end of the job the leader orders its own agent to exit, with OK, before it returns
+        # itself. With any other exit this host has lost its agent.
         if not leading.done() and following.result() != exit_codes.OK:
             log.critical("exiting: the agent of the leader's host exited")
             return exit_codes.FAILED
@@ -258,6 +263,7 @@ async def _granted_leader(
         try:
             granted = await _granted(config, backend, supervisor.run, seams, former)
             break
+        # An exit now would count as one more allocation in which no leader started.
         except Unanswered as exc:
             log.error("failed to read the allocation, retrying: %s", exc)
             await asyncio.sleep(RETRY_S)
@@ -265,6 +271,8 @@ async def _granted_leader(
             log.critical("the leader cannot start: %s", exc)
             at, why = seams.clock.now(), f"{exc.message}; {exc.fix}"
             host, pid = config.place.host, os.getpid()
+            # The job ends with this event. Without it the other agents would find that no leader
+            # has started here, and have the job requeued.
             unable = LeaderStarted(at=at, host=host, pid=pid, unable=why)
             await seams.worker(supervisor.feed, unable)
             return None
@@ -291,7 +299,10 @@ async def _granted(
     allocation = await seams.worker(backend.granted.allocation, launch)
     leader = run.scheduler.leader
     taken: Mapping[str, str] = {}
+    # The scheduler may have taken the former leader's host itself, for example to preempt the job.
+    # Then the host is not at fault.
     if leader and backend.successors is not None:
+        # The last line of the journal is the last sign of life of the former leader.
         silent_s = {leader: max(0.0, seams.clock.now() - run.history.last_at)}
         try:
             taken = await seams.worker(backend.successors.taken, launch, silent_s)

@@ -56,6 +56,7 @@ class Monitor:
 
     def hear(self, digest: Digest, now: float) -> Iterator[Event]:
         """Take in an agent's report on its ranks."""
+        # A digest of the former attempt may arrive after the next one was ordered to start.
         if self.watch is None or digest.attempt != self.attempt:
             return
         now -= self.excused_s
@@ -82,6 +83,8 @@ class Monitor:
         yield from self.watch.changes(now)
         yield from self.stragglers.changes(now)
         hang = self.watch.hang(now)
+        # After a false alarm the agents may still be gathering evidence, so a second hang would mix
+        # with it.
         if hang is None or self.hang is not None or now < self.gathered_by:
             return
         # A silent host explains a stall better than a hang does, so wait until that host is heard

@@ -37,15 +37,19 @@ class SpecAcceptance:
         return not self.accepted and isinstance(self.run().stage, Running)
 
     async def accept(self) -> None:
+        # Set before the write, because the leader asks `is_due` again while the write is under way.
         self.accepted = True
         try:
             await self.worker(self._accept)
         except FileNotFoundError:
             return  # an older ndctl started the launch and wrote only spec.yaml
+        # This includes GivenUp: the file is then left to the new leader.
         except OSError as exc:
             log.warning("failed to update %s: %s", self.run_dir.spec, exc)
 
     def _accept(self) -> None:
         spec = self.run_dir.spec_of(self.launch).read_bytes()
+        # Called right before the write: a replaced leader must not overwrite the spec of a later
+        # launch.
         self.guard()
         write_whole(self.run_dir.spec, spec)

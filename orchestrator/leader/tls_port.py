@@ -63,6 +63,7 @@ class Visitor(web.RequestHandler):
         return nonce
 
     def data_received(self, data: bytes) -> None:
+        # After the proof the limits of aiohttp apply, which count each message for itself.
         if not self.entered.is_set():
             self.sent += len(data)
             if self.sent > STRANGER_BYTES:
@@ -72,6 +73,8 @@ class Visitor(web.RequestHandler):
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        # A client that leaves without a proof must not keep its place among the strangers until
+        # `ENTER_S`.
         self.entered.set()
         super().connection_lost(exc)
 
@@ -86,6 +89,7 @@ class Visitor(web.RequestHandler):
             return super().handle_error(request, status, exc, message)
         self.door.turned_away("sent an invalid HTTP request")
         refusal = web.Response(status=status, text="invalid request")
+        # Nothing can be parsed after an invalid request, so the connection ends.
         refusal.force_close()
         return refusal
 
@@ -112,6 +116,7 @@ class Door:
         """Listen at `port`. Returns the port, which the kernel chooses if `port` is 0. Raises
         OSError."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        # asyncio has no parameter for the size of the buffer.
         sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES
         self.listening = socket.create_server((bind, port), family=family, backlog=BACKLOG)
         self.listening.setblocking(False)
@@ -136,6 +141,8 @@ class Door:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            # Without a free place the next connection stays in the kernel's queue, where it costs
+            # nothing.
             await self._have_room()
             try:
                 sock, _ = await loop.sock_accept(listening)
@@ -156,6 +163,7 @@ class Door:
             oldest, came = next(iter(self.strangers.items()))
             left = came + GRACE_S - asyncio.get_running_loop().time()
             if left <= 0:
+                # The task ends only at the next turn of the loop, but its place is free at once.
                 del self.strangers[oldest]
                 oldest.cancel()
                 self.turned_away("had to make room for later ones")
@@ -179,6 +187,7 @@ class Door:
     def _met(self, visitor: Visitor, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self.strangers.pop(task, None)
         self.one_less.set()
+        # Before the TLS handshake begins there is no transport to abort, only the socket.
         if not visitor.entered.is_set():
             visitor.abort()
             sock.close()
@@ -196,6 +205,7 @@ class Refusals:
     def count(self, why: str) -> None:
         self.counts[why] += 1
         self.total += 1
+        # Nothing was logged within the last minute, so a person sees the first refusal at once.
         if self.later is None:
             self.later = asyncio.get_running_loop().call_later(TELL_S, self._tell_more)
             self._tell()
@@ -207,6 +217,7 @@ class Refusals:
 
     def _tell_more(self) -> None:
         self.later = None
+        # A minute without refusals ends the series. The next refusal is logged at once again.
         if self.counts:
             self.later = asyncio.get_running_loop().call_later(TELL_S, self._tell_more)
             self._tell()

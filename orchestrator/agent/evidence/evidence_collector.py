@@ -84,6 +84,7 @@ async def _kernel(
 ) -> tuple[tuple[str, ...], tuple[Reading, ...]]:
     """Lines of the kernel's log that may be the cause, and their failure classes. OOM kills are
     added from the cgroup's counter, because the log may be unreadable."""
+    # A message from before the attempt cannot explain its end.
     since = max(attempt.begun, attempt.last_common_progress() - NEAR_S)
     logged = await within(None, telling, found.kernel, since, attempt.start.classes)
     lines = (*logged, *attempt.kills.after(since, attempt.clock.monotonic()))
@@ -103,6 +104,7 @@ def _asking(attempt: Attempt) -> Asking:
 async def gather_last(attempt: Attempt, timeout_s: float) -> Evidence:
     """The last collectives that the ranks of an ended attempt called, from the dumps that they
     wrote before they exited."""
+    # A rank without a reported end may have written a dump as well.
     ended = dict.fromkeys(attempt.running(), how_ended(None, None)) | attempt.ended()
     dumps = await last_dumps(ended, _asking(attempt), timeout_s)
     event = EvidenceGathered(

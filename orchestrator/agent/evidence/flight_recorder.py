@@ -76,9 +76,12 @@ async def gather_dumps(
     why = {rank: SILENT.get(state, _mute(timeout_s)) for rank, state in states.items()}
     why |= {rank: f"it had ended ({how}) without a dump" for rank, how in ended.items()}
     try:
+        # A dump may be there already, for example of an earlier hang of this attempt. Only a newer
+        # one is an answer.
         before = await limit.within(_stamps, asking, list(pids))
     except TimeoutError:
         return Dumps(missing=dict.fromkeys(why, mute(asking.traces)))
+    # A stopped rank or one in state D is asked too. It may continue before the time is over.
     asked = [rank for rank, state in states.items() if state not in ("gone", "Z")]
     for rank in asked:
         send_signal(pids[rank], DUMP_SIGNAL)
@@ -154,6 +157,8 @@ def _ask_monitor(asking: Asking, rank: int) -> None:
     pipe = nccl_pipe(str(asking.socket), asking.attempt, rank)
     with contextlib.suppress(OSError):
         if stat.S_ISFIFO(pipe.stat().st_mode):
+            # Without O_NONBLOCK this would block until the monitor thread reads, which may never
+            # happen.
             out = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
             with contextlib.closing(os.fdopen(out, "wb", buffering=0)) as file:
                 file.write(b"1\n")

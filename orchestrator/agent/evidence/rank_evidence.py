@@ -35,6 +35,7 @@ def process_state(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return "gone"
+    # The name of the program is in parentheses, and may have parentheses and spaces itself.
     return stat[stat.rindex(")") + 2]
 
 
@@ -83,6 +84,7 @@ def holders(path: Path) -> list[int]:
         with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
             if wanted in map(_target, (process / "fd").iterdir()):
                 found.add(int(process.name))
+    # The agent opens the lock to test it, and must not kill itself.
     return sorted(found - {os.getpid()})
 
 
@@ -128,6 +130,7 @@ async def gather_stacks(
     asked, why = dict(pids), {} if missing is None else missing
     limit, reading = Limit(timeout_s), Limit(timeout_s + READ_S)
     try:
+        # The ranks append, so the file may have the stacks of an earlier hang.
         before = await limit.within(_sizes, traces, asked)
     except TimeoutError:
         why.update(dict.fromkeys(asked, mute(traces)))

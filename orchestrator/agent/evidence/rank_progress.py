@@ -67,6 +67,7 @@ class Pace:
         """
         self._count += steps
         self._total += seconds
+        # Only the total of these steps is known, so each counts with the mean.
         each = [seconds / steps] * min(steps, LONGEST)
         self._longest = sorted([*self._longest, *each], reverse=True)[:LONGEST]
         if own_s is not None:
@@ -81,6 +82,7 @@ class Pace:
         waited = max(0.0, waited_for_cpu - self._waited)
         self._waited = waited_for_cpu
         self.starved = min(self.starved + waited, now - self.changed)
+        # Excused time and the wait for a processor may overlap. A standstill is never negative.
         self.since = min(now, self.since + waited)
         self.told = now - self.since
         return self.told

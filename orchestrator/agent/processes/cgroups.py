@@ -49,6 +49,7 @@ class Counted:
         """The counter's value at `then` and its value now."""
         self._look(now)
         place = bisect_right(self.changes, then, key=lambda change: change[0])
+        # The first reading also stands for the time before it, which is unknown.
         return self.changes[max(0, place - 1)][1], self.changes[-1][1]
 
     def grew(self, then: float, now: float) -> bool:

@@ -72,6 +72,7 @@ def become(
             the environment behind that stays readable in /proc.
     """
     try:
+        # The kernel does not pass this setting on to a fork, so each process makes it itself.
         die_with_parent(parent)
         share(lock)
         os.environ.clear()
@@ -87,6 +88,7 @@ def become(
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as exc:
+        # As the interpreter does: a text goes to standard error, and the exit code is 1.
         if isinstance(exc.code, str):
             sys.stderr.write(f"{exc.code}\n")
         code = exc.code if isinstance(exc.code, int) else FAILED if exc.code else 0
@@ -141,6 +143,7 @@ def _let_go() -> None:
     """
     null = os.open(os.devnull, os.O_RDWR)
     for fd, name in list(_open_files()):
+        # Plain files stay open, among them the lock, which shows that this process lives.
         if fd > 2 and not name.startswith("/"):
             os.dup2(null, fd, inheritable=False)
 

@@ -90,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     adopt_orphans()
     imports = Imports(args.modules)
+    # Each order needs the first module. The others are imported while no order waits.
     imports.next()
     orders = os.fdopen(os.dup(sys.stdin.fileno()))  # children must not inherit buffered orders
     child = None
@@ -100,6 +101,7 @@ def main(argv: Sequence[str]) -> int:
             os.waitpid(child, 0)
         _reap_orphans()
         order: LaunchOrder = decode(LaunchOrder, read_json(line))
+        # An all-reduce check does not need the other modules, so it does not wait for them.
         if isinstance(order, Run):
             imports.rest()
         child = _carry_out(order, answers, args.lock, afresh=imports.failed)
@@ -168,6 +170,7 @@ def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool)
     try:
         with _files(order) as files:
             launcher = os.getpid()
+            # Else the child would inherit buffered text and print it again.
             sys.stdout.flush()
             child = os.fork()
             if child == 0:
@@ -176,6 +179,7 @@ def _carry_out(order: LaunchOrder, answers: TextIO, lock: Path, *, afresh: bool)
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
             assert ended is not None  # None is possible only with WNOHANG
             _answer(answers, _ended(ended, files if isinstance(order, Try) else None))
+    # The log cannot be opened, or no process can be created. A later order may succeed.
     except OSError as exc:
         _answer(answers, Ended(code=FAILED, out="", err=str(exc)))
         return None
@@ -195,6 +199,7 @@ def _files(order: LaunchOrder) -> Iterator[tuple[int, int, int]]:
         out = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         files = (os.open(os.devnull, os.O_RDONLY), out, os.dup(out))
     else:
+        # Not pipes: they hold 64 KiB, and this process reads nothing before the child has ended.
         files = (os.memfd_create("given"), os.memfd_create("out"), os.memfd_create("err"))
         os.write(files[0], order.given.encode())
         os.lseek(files[0], 0, os.SEEK_SET)

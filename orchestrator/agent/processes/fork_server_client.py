@@ -44,6 +44,7 @@ class Running:
         self._waiting = asyncio.create_task(self._wait())
 
     async def wait(self) -> Ended:
+        # A cancelled caller must not cancel the task that takes the fork server back.
         return await asyncio.shield(self._waiting)
 
     def kill(self) -> None:
@@ -120,6 +121,8 @@ class Standby:
             with contextlib.suppress(ConnectionError):  # it was killed; `_answer` returns KILLED
                 await launcher.stdin.drain()
             answer = await _answer(launcher)
+        # The answer may still come. It would be read as the answer to the next order, so the fork
+        # server is not used again.
         except BaseException:
             await self._give_up(launcher)
             raise
@@ -135,6 +138,7 @@ class Standby:
     async def _take(self) -> Process:
         """The idle fork server, or a new one. It runs one process, so it is not idle any more."""
         waiting, self.waiting = self.waiting, None
+        # Something may have killed the idle fork server since it was started.
         if waiting is not None and _is_there(waiting):
             return waiting
         return await self._start()
@@ -158,6 +162,7 @@ def _is_there(launcher: Process) -> bool:
 
 async def _answer(launcher: Process) -> LaunchAnswer:
     assert launcher.stdout is not None
+    # A fork server answers each order, even one that fails. Its output ends only with itself.
     line = await launcher.stdout.readline()
     answer: LaunchAnswer = decode(LaunchAnswer, read_json(line)) if line else KILLED
     return answer

@@ -92,6 +92,7 @@ def report_end(env: RankEnv, status: int, step: int) -> int:
         env.heartbeat_socket,
         RankExited(attempt=env.attempt, rank=env.rank, exit_code=code, signal=number, step=step),
     )
+    # Not the signal itself: to torchrun it would look as if this watcher had been killed.
     return 128 + os.WTERMSIG(status) if killed else os.WEXITSTATUS(status)
 
 
@@ -101,6 +102,7 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("command", nargs="+")
     args = parser.parse_args(argv)
+    # torchrun may have ended by now. `getppid` would then name another process as the parent.
     die_with_parent(int(environ.get(TORCHRUN_PID, os.getppid())))
     leave_network()  # the fork inherited the sockets of torchrun's store
     share(args.lock)

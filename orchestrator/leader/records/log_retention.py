@@ -42,6 +42,8 @@ class LogRetention:
         return isinstance(run.stage, Running) and run.attempt.number > self.tidied
 
     async def tidy(self) -> None:
+        # Set before the work, because the leader asks `is_due` again while the thread removes
+        # files.
         self.tidied = self.run().attempt.number
         over = Event()
         try:
@@ -75,6 +77,7 @@ def _folders_before(run_dir: RunDir, first: int) -> Iterator[Path]:
 
 def _remove(path: Path, failed: list[OSError]) -> None:
     try:
+        # `rmdir` does not remove a link to a folder.
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         else:

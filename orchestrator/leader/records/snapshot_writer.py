@@ -52,6 +52,8 @@ class SnapshotWriter:
 
     async def remember(self, folded: Folded) -> None:
         """Write a snapshot of `folded`. A failure only makes the next leader start slower."""
+        # Set also if the write fails: then the next try is after as many lines, not at each
+        # decision.
         self.known, self.writes = folded.place.lines, True
         try:
             await self.worker(self._write, folded)

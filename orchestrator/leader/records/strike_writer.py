@@ -49,6 +49,7 @@ def record(path: Path, strike: host_strikes.Strike) -> None:
     except OSError as exc:
         log.warning("failed to write a strike against %s: %s", strike.host, exc)
         return
+    # The strike is on disk. That the file could not be shortened loses nothing.
     try:
         shed(path, strike.at)
     except OSError as exc:
