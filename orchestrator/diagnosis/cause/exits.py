@@ -37,16 +37,21 @@ def signal_name(number: int | None) -> str | None:
 
 def kind_of(exit_code: int | None, number: int | None, *, raised: bool) -> str:
     """The kind of incident for such an exit; `number` is the signal's."""
+    # The order of these checks matters: the trainer's own codes say more than a signal or an
+    # exception that came with them.
     if exit_code == exit_codes.REFUSED:
         return "refused"
     if exit_code == exit_codes.OK:
         return EARLY
+    # An exception that was recorded explains the exit better than the signal that ended the process
+    # after it.
     if raised:
         return "exception"
     if number is not None:
         return "rank-killed"
     if exit_code == exit_codes.CHECKPOINTED:
         return "rank-stopped"
+    # No code and no signal: the process that would have collected them is gone, too.
     return "rank-lost" if exit_code is None else "rank-exited"
 
 
@@ -54,6 +59,7 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
     """What this exit means. `hardware`: the line of the host's kernel that explains it, if any."""
     culprit = Culprit(host=exited.host, rank=exited.rank)
     found = hardware or failure_of(exited)
+    # The line of the kernel comes first, because it outweighs what the rank printed.
     seen = (f"the kernel of {exited.host}: {hardware.line}",) if hardware else ()
     evidence = Evidence(
         exit_code=exited.exit_code,
@@ -91,6 +97,7 @@ def exited_verdict(exited: RankExited, hardware: Reading | None) -> Verdict:
 
 
 def _fix_of(exited: RankExited) -> str:
+    # The trainer's error text carries the fix, and the report shows it in a place of its own.
     return exited.error.message.partition(FIX)[2].strip() if exited.error else ""
 
 
@@ -147,6 +154,7 @@ def name_of(exited: RankExited) -> tuple[str, str, str]:
 def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
     """Cause and signature."""
     unstable = exited.exit_code == exit_codes.UNSTABLE
+    # An empty signature: the refusal is final already, so no repetition is counted.
     if kind == "refused":
         text = exited.error.message.partition(FIX)[0] if exited.error else _last_line(exited)
         return f"the trainer refused its configuration: {text}", ""
@@ -158,9 +166,12 @@ def _cause(kind: str, exited: RankExited) -> tuple[str, str]:
         if unstable:
             return f"all ranks failed alike: {text} (rank {exited.rank} reported it first)", where
         return f"rank {exited.rank} raised {where}", where
+    # The signal hit torchrun or the launcher above the rank, and the rank died with it.
     if exited.above is not None:
         what = f"the {exited.above} of rank {exited.rank}"
         return f"{what} was killed by {signal_name(exited.signal)}", ""
+    # An empty signature: a kill says nothing about the program, so a second one is no repeated
+    # error.
     if kind == "rank-killed":
         return f"rank {exited.rank} was killed by {signal_name(exited.signal)}", ""
     if kind == "rank-stopped":
@@ -210,18 +221,27 @@ def explained_by_kernel(lines: tuple[Reading, ...], exited: RankExited) -> Readi
 
 
 def _explains(line: Reading, exited: RankExited, rank: Reading | None) -> bool:
+    # A rank that got SIGTERM left because someone asked it to, so a line about a slow disk is not
+    # its reason.
     asked = asked_to_leave(exited)
     if line.scope == "host" or line.own:
         own_fault = rank is not None and rank.scope == "user"
+        # Example: a rank raises "shapes differ" on a host whose kernel logs a CPU stall. The stall
+        # is not the cause. But a line that asks to replace the host (broken memory, a lost GPU) is.
         another = own_fault or (asked and not line.own)
         return line.action == "replace" or not another
     if line.name == OUT_OF_MEMORY:
         asked_first = exited.signal == signal.SIGTERM and "SIGTERM" in line.line  # earlyoom
+        # The kernel kills by SIGKILL when memory is short. Another signal, such as SIGSEGV, has a
+        # cause of its own.
         killed = exited.signal == signal.SIGKILL
         return killed or asked_first or exited.exit_code == BY_SHELL + signal.SIGKILL
+    # Example: Xid 45 is logged while the driver cleans up after any exit, so it is not a cause.
     if line.symptom or line.action == "stop" or asked:
         return False
     if rank is None or not rank.line:
         # The rank said nothing of its own. A crash is not the fabric's or the storage's doing.
         return line.scope not in SHARED or exited.signal not in CRASHES
+    # The rank reported only that a peer or the network was lost. A line about fabric or storage
+    # explains that; the rank's own error stands in all other cases.
     return rank.symptom and line.scope in SHARED

@@ -20,9 +20,11 @@ SHOWN_MISSING = 8
 def judged_from(findings: Findings, attempt: int) -> HangJudged:
     """The verdict from the journal alone, after the loss of the leader that had the dumps."""
     facts: dict[int, RankFacts] = {}
+    # The journal keeps states and stacks but no dumps, so this verdict rests on less.
     for part in findings.evidence:
         facts |= facts_of(part)
     missing = [f"{what}: {why}" for part in findings.evidence for what, why in part.missing.items()]
+    # No clock is read here: a replay of the journal must give the same event.
     at = findings.evidence[-1].at if findings.evidence else findings.opened_at
     return judgement(HangEvidence(facts=facts), at=at, attempt=attempt, missing=missing)
 
@@ -57,6 +59,7 @@ def judged_as(
         verdict=diagnosis.kind,
         cause=diagnosis.cause,
         scope=diagnosis.scope,
+        # A verdict about thousands of ranks must not make an event of thousands of entries.
         ranks=diagnosis.ranks[:SHOWN_RANKS],
         hosts=diagnosis.hosts,
         confidence=diagnosis.confidence,
@@ -71,6 +74,7 @@ def judged_as(
 
 
 def _scene_words(scene: HangEvidence, diagnosis: Diagnosis) -> list[str]:
+    # Tell a person that the verdict rests on weaker evidence than usual.
     if not scene.dumps:
         return ["no flight recorder was dumped: judged from states, stacks and heartbeats"]
     mute = ranks_words(diagnosis.no_dump) if diagnosis.no_dump else ""
@@ -83,9 +87,12 @@ def _telling(scene: HangEvidence, diagnosis: Diagnosis) -> dict[str, tuple[str, 
     known = {rank: python_stacks.main_stack(facts.stack) for rank, facts in scene.facts.items()}
     first: dict[tuple[tuple[str, str], ...], int] = {}
     for rank, stack in sorted(known.items()):
+        # Most ranks of a hang have the same stack, so one of them stands for all.
         first.setdefault(python_stacks.place(stack), rank)
     asked = [rank for rank, facts in sorted(scene.facts.items()) if facts.asked]
     order = dict.fromkeys([*diagnosis.ranks[:SHOWN_STACKS], *first.values(), *asked])
+    # A rank that was never asked has no stack to show, and an empty one would read as "gave no
+    # stack".
     shown = [rank for rank in order if rank in scene.facts and scene.facts[rank].asked]
     return {str(rank): scene.facts[rank].stack for rank in sorted(shown[:SHOWN_STACKS])}
 
@@ -97,6 +104,8 @@ def facts_of(part: EvidenceGathered) -> dict[int, RankFacts]:
             rank=found.rank,
             host=part.host,
             process_state=found.process_state,
+            # Its silence is the fault of the storage, so it must not count as a sign against its
+            # host.
             asked=found.rank not in part.unread,
             stack=found.stack,
             withheld=found.rank in part.withheld,

@@ -29,6 +29,7 @@ def mismatch_verdict(verdict: Verdict, exited: RankExited, findings: Findings) -
     judged, cause = findings.judged, f"collectives of ranks did not match ({verdict.cause})"
     if judged is None:
         return replace(verdict, culprit=Culprit(), cause=f"{cause}; {UNKNOWN}", signature="")
+    # Another scope means that the analysis found a stuck or missing rank, not a wrong call.
     sure = judged.scope == "user" and judged.confidence >= SURE and bool(judged.ranks)
     known = f"{judged.verdict} ({judged.confidence:.0%} sure): {judged.cause}"
     notes = (*verdict.evidence.notes, *judged.signs)
@@ -38,6 +39,8 @@ def mismatch_verdict(verdict: Verdict, exited: RankExited, findings: Findings) -
         culprit=Culprit(rank=judged.ranks[0] if sure else None),
         cause=f"{cause}; {known}" if judged.ranks else f"{cause}; {UNKNOWN}: {judged.cause}",
         evidence=replace(verdict.evidence, notes=notes),
+        # Without a sure rank two failures may have different causes. An equal signature would end
+        # the job as a repeated error of the program.
         signature=signature if sure else "",
         confidence=judged.confidence,
     )

@@ -28,15 +28,22 @@ def analyse(scene: HangEvidence) -> Diagnosis:
     case = EvidenceIndex(scene)
     found = (
         mismatch(case)
+        # A certain case comes before weaker signs of a wrong path. Example: a rank may call two
+        # axes in another order than its peers without harm, while another rank is stuck.
         or elsewhere(case)
         or strayed(case)
         or never_entered(case)
         or left_inside(case)
         or skipped(case)
+        # The checks above use dumps. From here on, ranks without a dump are judged by their state
+        # or stack.
         or not_waiting(case)
         or went_past(case)
+        # Ranks without a dump and without any other sign are named only now. Most hangs with lost
+        # dumps have better evidence, such as a stopped process.
         or never_entered(case, guess=True)
         or without_dumps(case)
+        # The remaining verdicts name no culprit, so they come after all checks that can name one.
         or network(case)
         or all_stopped(case)
         or together(case)
@@ -54,13 +61,18 @@ def _most_direct_first(case: EvidenceIndex, found: Diagnosis) -> Diagnosis:
     explained the same way, but its host is not excluded: the job's CPU limits may be the cause.
     """
     how = case.how_it_is(found.ranks) if found.kind in FOLLOWS else ""
+    # An empty text means one of three things: the process runs, the ranks differ in how they are,
+    # or the kind of verdict is not explained by a process that does not run.
     if not how:
         return found
     starved = how.startswith(STARVED)
     verb = "is" if len(found.ranks) == 1 else "are"
     what = f"{ranks_words(found.ranks)} {verb} {how}"
+    # The cause now has this sign in its own words, so the evidence does not list it a second time.
     said = (f"its process is {case.odd_states.get(found.ranks[0])}", f"it is {STARVED}")
     signs = tuple(sign for sign in found.evidence if sign not in said)
+    # A verdict "stopped" has no more to say than the state. The other kinds keep what the rank did
+    # not do, with a pronoun for the ranks that `what` names already.
     if found.kind != "stopped" or starved:
         subject = "it " if len(found.ranks) == 1 else "they "
         what = f"{what}; {subject}{found.cause.removeprefix(f'{ranks_words(found.ranks)} ')}"

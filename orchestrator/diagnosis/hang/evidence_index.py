@@ -62,11 +62,15 @@ class EvidenceIndex:
         self.odd_states = {
             rank: STATES[facts.process_state]
             for rank, facts in scene.facts.items()
+            # Running (R) and sleeping (S) are not listed: a rank that waits for others is in either
+            # of them.
             if facts.process_state in STATES and not self._harmless(facts)
         }
         self.starved = {
             rank
             for rank, facts in scene.facts.items()
+            # A rank whose stack is in a collective waits for its peers, so the lack of a CPU is not
+            # why it makes no progress.
             if _is_starved(facts) and not self._talks(rank)
         }
         """Weak evidence: on a busy host many ranks are late by some seconds."""
@@ -94,10 +98,12 @@ class EvidenceIndex:
         places = {one.place for one in facts}
         states = {self.odd_states.get(rank) for rank in ranks}
         alone = facts[0] if len(ranks) == 1 and facts else None
+        # One kernel function for all of them, such as an NFS read, tells a person where to look.
         if states == {STATES["D"]} and len(places) == 1 and (place := places.pop()):
             return f"blocked in the kernel in {place} (state D){_for_how_long(alone)}"
         if len(states) == 1 and (state := states.pop()):
             return state
+        # An empty set would count as starved, because a superset of nothing is always true.
         if not ranks or not self.starved.issuperset(ranks):
             return ""
         limit = any(one.throttled for one in facts)
@@ -116,10 +122,12 @@ class EvidenceIndex:
 
         Weight -1: the rank itself waits for others; 0: no evidence; 1: weak; 2: strong.
         """
+        # A process that does not run explains the hang, whatever its stack is.
         if rank in self.odd_states:
             return (f"its process is {self.odd_states[rank]}",), 2
         if rank in self.starved:
             return (f"it is {STARVED}",), 1
+        # If no rank gave a stack, the reason is shared, and silence tells nothing about this one.
         if rank in self.mute and len(self.mute) < len(self.scene.facts):
             return ("it gave no stack when asked",), 2
         stack = self.stacks.get(rank)
@@ -127,8 +135,11 @@ class EvidenceIndex:
             return (), 0
         if python_stacks.talks(stack):
             return (f"but its stack is in {stack[0]}, inside torch.distributed",), -1
+        # The stack is taken without the GIL and the dump needs it. If many ranks wrote no dump, the
+        # reason is shared, such as slow storage.
         if rank in self.withheld and 2 * len(self.withheld) < len(self.scene.dumps):
             return (f"its stack is in {stack[0]}, and it gave no dump: the GIL is held",), 2
+        # A unique place tells something only if most other ranks are together.
         crowd = max(self.crowds.values())
         if (
             self.crowds[python_stacks.place(stack)] == 1
@@ -147,6 +158,8 @@ class EvidenceIndex:
         ops: Sequence[Stuck],
     ) -> Diagnosis:
         hosts = {self.scene.host(rank) for rank in ranks}
+        # With half of the dumps missing, the culprit may be among those ranks. A process that does
+        # not run is certain evidence even without dumps.
         thin = 2 * len(self.no_dump) >= len(self.ranks) and not set(ranks) & set(self.odd_states)
         sure = confidence >= SURE and len(hosts) == 1 and None not in hosts and not thin
         named = tuple(str(host) for host in hosts) if sure else ()

@@ -57,10 +57,12 @@ def work_of(
     """Rank -> work. `axes` adds groups that no rank with a dump used."""
     labels: dict[int, set[str]] = {rank: set() for rank in ranks}
     lines = [(desc, line) for desc, lines in axes.items() for line in lines]
+    # A rank without a dump has work too. The mesh says which groups it uses.
     for name, members in [*((label(group.id), group.members) for group in groups), *lines]:
         for rank in members:
             labels.setdefault(rank, set()).add(name)
     same: dict[frozenset[str], frozenset[str]] = {}
+    # Thousands of ranks share a few sets. One object for each keeps hashing and comparison cheap.
     kinds = {rank: frozenset(found) for rank, found in labels.items()}
     return {
         rank: (stages.get(rank, 0), same.setdefault(kind, kind)) for rank, kind in kinds.items()
@@ -84,9 +86,11 @@ def groups_of(
     groups = list(found.values())
     for group in groups:
         if not group.members:
+            # gloo's dumps do not name members.
             group.members = _known(group, axes)
     _complete(groups, ranks)
     for group in groups:
+        # A pipeline group reaches over all stages, so it belongs to none of them.
         if not is_pipeline(group.id.desc):
             group.stage = stages.get(min(group.members, default=0), 0)
     return groups
@@ -132,21 +136,29 @@ def _complete(groups: list[Group], ranks: set[int]) -> None:
             group.members = tuple(sorted(group.seats))
             by_desc[group.id.desc].append(group)
     for desc, kin in by_desc.items():
+        # All ranks of the job are in the default group, including those that gave no dump.
         if desc == WORLD and len(kin) == 1:
             kin[0].members = tuple(sorted(ranks))
             continue
+        # A group that the program created itself may have any members. To guess them would blame
+        # ranks that do not belong to it.
         if not _is_axis(desc, kin):
             _leave_open(kin, ranks)
             continue
         left = ranks - {rank for group in kin for rank in group.members}
         size = max(len(group.members) for group in kin)
+        # Each group that was seen misses a member, for example because the ranks of one host gave
+        # no dumps. The ranks divided by the groups give the real size.
         if len(kin) * size < len(ranks) and len(ranks) % len(kin) == 0:
             size = len(ranks) // len(kin)
         small = [group for group in kin if len(group.members) < size]
+        # Exactly one group has room, and exactly for the ranks that are left.
         if len(small) == 1 and len(small[0].members) + len(left) == size:
             small[0].members = tuple(sorted({*small[0].members, *left}))
             continue
         forms = Counter(_form(group.members) for group in kin)
+        # The longest form has the fewest members missing; among equal ones the most frequent is the
+        # least likely to be an accident.
         full = max(forms, key=lambda form: (len(form), forms[form]))
         for group in kin:
             if len(group.members) < len(full):
@@ -173,6 +185,8 @@ def _stretched(group: Group, form: tuple[int, ...], left: set[int]) -> tuple[int
     for offset in form:
         base = group.members[0] - offset
         wanted = {base + each for each in form}
+        # Each rank is in one group of the axis, so a rank of another group cannot complete this
+        # one.
         if known <= wanted and wanted - known <= left:
             fits.append(wanted)
     return tuple(sorted(fits[0])) if len(fits) == 1 else group.members
@@ -208,6 +222,8 @@ def stuck_operations(
     """`silent`: ranks without a dump."""
     for group in groups:
         pending = [seat.pending[0].seq for seat in group.seats.values() if seat.pending]
+        # The oldest pending number of any member: a member with a later one has completed this one,
+        # and counts among `out`.
         if pending:
             yield _stuck(group, min(pending), dumps, silent)
 
@@ -227,6 +243,8 @@ def _stuck(group: Group, seq: int, dumps: Mapping[int, RankDump], silent: Sequen
         elif seat.done >= seq:
             out.append(member)
         else:
+            # The exact number may be lost in a full buffer, so the next call that is left stands
+            # for it.
             entered[member] = next(call for call in seat.calls if call.seq >= seq)
     unsure = _complete_or_missing(missing, entered, group, dumps)
     missing = [member for member in missing if member not in unsure]
@@ -272,6 +290,7 @@ def ended_in(groups: Iterable[Group], dumps: Mapping[int, RankDump]) -> Iterator
 
 def calls_of_kin(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> list[Op]:
     """Operations of other groups of the same axis and stage at the same number."""
+    # A group must not vote for its own members.
     others = (group for group in kin.get(stuck.group.kin, []) if group is not stuck.group)
     return [op for group in others for op in _calls_at(group, stuck.seq).values()]
 
@@ -283,17 +302,22 @@ def odd_ones(stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group]]) -> t
     """
     calls = _calls_at(stuck.group, stuck.seq)
     clusters = _clusters(calls)
+    # If most members gave no dump, those that agree may still be the wrong ones. Example: a pair in
+    # which only the wrong rank wrote a dump.
     alone = len(calls) <= len(stuck.unknown)
     if len(clusters) == 1 and alone and _unusual(clusters[0][0], stuck, kin):
         return tuple(sorted(calls))
     if len(clusters) < 2:
         return ()
     sizes = sorted((len(ranks) for _, ranks in clusters), reverse=True)
+    # A clear majority within the group is right. Other groups are asked only on a tie, such as in a
+    # pair.
     if sizes[0] > sizes[1]:
         right = max(clusters, key=lambda cluster: len(cluster[1]))
     else:
         votes = _votes([op for op, _ in clusters], stuck, kin)
         best = max(votes)
+        # Nothing shows which side is right, and to name one by chance would blame a correct rank.
         if votes.count(best) > 1:
             return tuple(sorted(calls))
         right = clusters[votes.index(best)]
@@ -331,11 +355,13 @@ def _votes(
     groups = kin.get(stuck.group.kin, [])
     there = calls_of_kin(stuck, kin)
     votes = [sum(op.fits(other) for other in there) for op in ops]
+    # Other groups of the axis have called it at the same number, the most direct comparison.
     if votes.count(max(votes)) == 1:
         return votes
     before = _before(stuck)
     for length in CONTEXTS:
         context = before[-length:] if length else ()
+        # The buffer does not reach back this far.
         if len(context) < length:
             continue
         usual = Counter(_followers(groups, context, stuck.seq))
@@ -352,6 +378,8 @@ def _unusual(op: Op, stuck: Stuck, kin: Mapping[tuple[str, int, int], list[Group
     if there:
         return not any(op.fits(other) for other in there)
     before = _before(stuck)
+    # Only long contexts: after one or two operations many different ones may follow, so an unusual
+    # one proves nothing.
     for length in CONTEXTS[:3]:
         if len(before) >= length:
             usual = list(_followers(groups, before[-length:], stuck.seq))
@@ -372,6 +400,7 @@ def _before(stuck: Stuck) -> tuple[Op, ...]:
         tuple(call.op for call in seat.calls if call.seq < stuck.seq)
         for seat in stuck.group.seats.values()
     ]
+    # Buffers wrap at different places, and the longest history allows the longest comparison.
     return max(histories, key=len, default=())
 
 
@@ -380,6 +409,7 @@ def _followers(groups: Iterable[Group], context: tuple[Op, ...], before: int) ->
     length = len(context)
     for group in groups:
         for seat in group.seats.values():
+            # The doubtful operation itself must not count as usual, nor one that is pending.
             ops = [call.op for call in seat.calls if call.seq <= seat.done and call.seq != before]
             for i in range(length, len(ops)):
                 if tuple(ops[i - length : i]) == context:

@@ -35,6 +35,7 @@ def _mismatched(case: EvidenceIndex, stuck: Stuck, odd: tuple[int, ...]) -> Diag
         for call in seat.calls
         if call.seq == stuck.seq
     }
+    # `odd_ones` names all members if it cannot tell which side is right.
     split = len(odd) == len(called)
     others = Counter(str(op) for rank, op in called.items() if rank not in odd)
     theirs = others.most_common(1)[0][0] if others else "something else"
@@ -63,6 +64,8 @@ def strayed(case: EvidenceIndex) -> Diagnosis | None:
     """One rank called another next operation than all other ranks with the same work."""
     nexts: dict[Work, dict[Step, dict[Step, list[int]]]] = defaultdict(dict)
     for rank, dump in case.scene.dumps.items():
+        # Ranks with other work, such as an evaluator or another pipeline stage, take another path
+        # by design.
         work = nexts[case.work[rank]]
         for step, following in chain.from_iterable(map(pairwise, dump.paths)):
             work.setdefault(step, {}).setdefault(following, []).append(rank)
@@ -71,6 +74,8 @@ def strayed(case: EvidenceIndex) -> Diagnosis | None:
             if len(ways) < 2:
                 continue
             usual, odd = sorted(ways.items(), key=lambda way: len(way[1]), reverse=True)[:2]
+            # Only one rank against several can be named. With two ranks on a path, or three paths,
+            # it is open which path is the wrong one.
             single = len(odd[1]) == 1 and len(usual[1]) > 1 and len(ways) == 2
             if single:
                 return _strayed(case, odd[1][0], step, odd[0], usual)
@@ -82,6 +87,7 @@ def _strayed(
 ) -> Diagnosis:
     ops = [s for s in case.stuck if rank in {*s.missing, *s.unknown, *s.entered}]
     ops.sort(key=lambda s: (rank in s.entered, -len(s.entered), s.group.id))
+    # Name the operation only if it is the one that its peers wait in for this rank.
     where = f": {named(ops[0])}" if ops and rank in ops[0].missing else ""
     return Diagnosis(
         kind="skipped",
@@ -102,6 +108,8 @@ def _strayed(
 def skipped(case: EvidenceIndex) -> Diagnosis | None:
     crowds: dict[tuple[str, int, Work], list[RankDump]] = defaultdict(list)
     for rank, dump in case.scene.dumps.items():
+        # Compare only ranks that wait in the operation that they called last. A rank that still
+        # runs is at another count because its dump is from another moment.
         if dump.last is not None and dump.seats[dump.last].pending:
             place = (label(dump.last), dump.seats[dump.last].entered, case.work[rank])
             crowds[place].append(dump)
@@ -109,16 +117,19 @@ def skipped(case: EvidenceIndex) -> Diagnosis | None:
     for (desc, seq, _), crowd in crowds.items():
         known = _known_of_all(crowd)
         usual = Counter(_counts(dump, known) for dump in crowd).most_common(2)
+        # All agree, or no majority shows what is usual.
         if len(usual) < 2 or usual[0][1] <= usual[1][1]:
             continue
         common = dict(usual[0][0])
         for dump in crowd:
             for other, count in _counts(dump, known):
+                # A rank that called more did not skip anything.
                 if count < common.get(other, 0):
                     odd[dump.rank] = (
                         f"it called operation {seq} of {desc} after {count} operations of {other};"
                         f" its peers called {common[other]} of these before"
                     )
+    # If many ranks differ, the counts single out no culprit. Another order of calls may.
     if not odd or len(odd) > max(1, len(case.scene.dumps) // 4):
         return _out_of_order(case)
     ranks = tuple(sorted(odd))
@@ -144,10 +155,13 @@ def _out_of_order(case: EvidenceIndex) -> Diagnosis | None:
         for stuck in case.stuck
         if len(stuck.missing) == 1 and not stuck.unknown and len(stuck.entered) > 1
     }
+    # In a real swap all others wait for one rank. With several such ranks this is an ordinary chain
+    # of waits.
     if len(alone) != 1:
         return None
     (rank, stuck), *_ = alone.items()
     theirs = [s for s in case.stuck if rank in s.entered and len(s.missing) > len(s.entered)]
+    # The rank waits in no operation that most of its peers skipped, so the order was the same.
     if not theirs:
         return None
     return Diagnosis(

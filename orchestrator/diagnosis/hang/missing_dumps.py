@@ -25,6 +25,8 @@ def suspects(case: EvidenceIndex, direct: Counter[int]) -> list[int]:
     """
     missed: set[int] = set()
     for stuck in case.stuck:
+        # Where a dump shows a missing member, that member explains the wait, and ranks without a
+        # dump are not needed to explain it.
         if stuck.unknown and not stuck.missing:
             missed.update(stuck.unknown)
             for rank in stuck.unknown:
@@ -32,11 +34,15 @@ def suspects(case: EvidenceIndex, direct: Counter[int]) -> list[int]:
     for peer in _unheard(case):
         missed.add(peer)
         direct[peer] += 1
+    # Do not narrow the choice by votes here: a stopped process outweighs any count of waiting
+    # ranks.
     if any(case.signs_against(rank)[1] > 0 for rank in missed):
         return sorted(missed)
     votes, places = _waited_for_by_the_last(case)
     most = max(votes.values(), default=0)
     likely = sorted(rank for rank, times in votes.items() if times == most) or sorted(missed)
+    # Example: two of four ranks gave no dump, and the stack of one is in the same all-reduce as its
+    # peers. Only the other one is likely. If stacks exclude all, they decide nothing.
     return [rank for rank in likely if _is_elsewhere(case, rank, places)] or likely
 
 
@@ -51,6 +57,8 @@ def _waited_for_by_the_last(case: EvidenceIndex) -> tuple[Counter[int], set[Plac
     waits = {rank: found for rank in case.scene.dumps if (found := _waits_for(case, rank))}
     by_work: dict[Work, list[int]] = defaultdict(list)
     for rank in waits:
+        # Counts of operations can be compared only between ranks with the same work: an evaluator
+        # is always behind the trainers.
         by_work[case.work[rank]].append(rank)
     votes: Counter[int] = Counter()
     places: set[Place] = set()
@@ -58,6 +66,7 @@ def _waited_for_by_the_last(case: EvidenceIndex) -> tuple[Counter[int], set[Plac
         done = {rank: _done(case, rank) for rank in ranks}
         least = min(done.values())
         for rank in ranks:
+            # A rank that is further on may wait for one of these, not for the rank without a dump.
             if done[rank] == least:
                 votes.update(waits[rank])
                 if stack := case.stacks.get(rank):
@@ -72,6 +81,7 @@ def _waits_for(case: EvidenceIndex, rank: int) -> set[int]:
         stuck = case.at.get(dump.first)  # none where its operations are not numbered in order
         unsure = stuck is not None and rank in stuck.entered and not stuck.missing
         return set(stuck.unknown) if stuck is not None and unsure else set()
+    # Its oldest pending operation is a send or receive. Later ones are only queued behind it.
     return {talk.peer for talk in dump.talks[:1] if talk.peer not in dumps}
 
 
@@ -83,6 +93,7 @@ def _done(case: EvidenceIndex, rank: int) -> int:
 def _unheard(case: EvidenceIndex) -> Iterable[int]:
     """Ranks without a dump that are the peer of a pending send or receive."""
     for dump in case.scene.dumps.values():
+        # Only the oldest send or receive of a rank blocks it.
         for talk in dump.talks[:1]:
             if talk.peer not in case.scene.dumps:
                 yield talk.peer
@@ -137,6 +148,8 @@ def _past(
     at_it: dict[int, Counter[str]] = defaultdict(Counter)
     for rank in stuck.entered:
         dump = case.scene.dumps[rank]
+        # A rank whose oldest pending operation is in another group has only queued this one, so its
+        # counts do not show where the ranks that wait here are.
         if dump.first == stuck.group.id:
             done = at_it[case.stages.get(rank, 0)]
             for group, seat in dump.seats.items():
@@ -144,6 +157,8 @@ def _past(
     for rank in stuck.unknown:
         done = at_it.get(case.stages.get(rank, 0), Counter())
         for desc, newest in reached[rank].items():
+            # Zero means that no waiting rank used a group of this kind, so there is nothing to
+            # compare with.
             if desc != label(stuck.group.id) and newest > done[desc] > 0:
                 yield rank, f"operation {newest} of {desc}"
 
@@ -181,14 +196,19 @@ def _lonely(case: EvidenceIndex) -> tuple[int, ...]:
 
 def _first(case: EvidenceIndex, *suspects: Suspects) -> Diagnosis | None:
     facts = case.scene.facts
+    # Every rank has a dump and every member is known. A rank's state or stack then says less than
+    # the dumps, which the earlier checks read.
     if case.stuck and not case.no_dump and not any(stuck.lacks for stuck in case.stuck):
         return None
     for ranks, kind, why, confidence in suspects:
         hosts = {case.scene.host(rank) for rank in ranks}
         single = len(ranks) == 1 or (len(hosts) == 1 and None not in hosts)
+        # A sign that all ranks share does not tell them apart, and ranks on several hosts have no
+        # host to blame in common. One broken host explains several ranks.
         if not ranks or len(ranks) >= len(facts) or not single:
             continue
         sign = why or f"is {case.odd_states[ranks[0]]}"
+        # For the other kinds the sign is the cause already.
         extra = case.signs_against(ranks[0])[0] if kind == "alone" else ()
         what = f"{ranks_words(ranks)} {sign}"
         return case.blame(kind, ranks, confidence, what, extra, case.stuck)

@@ -34,6 +34,7 @@ def _only_rank_without_dump(
 ) -> Diagnosis | None:
     """The verdict if all dumps agree and exactly one aborted rank has no dump."""
     mute = [rank for rank in ended if rank not in case.scene.dumps]
+    # With no such rank all dumps are there and agree. With several, it is open which one is wrong.
     if len(mute) != 1:
         return None
     (rank,) = mute
@@ -43,6 +44,7 @@ def _only_rank_without_dump(
     telling = [stuck for stuck in with_it if _peers_are_right(case, stuck)]
     if not telling:
         return None
+    # The operation with the most agreeing peers is the strongest evidence.
     stuck = max(telling, key=lambda one: len(one.entered))
     peers = len(stuck.entered)
     return Diagnosis(

@@ -75,6 +75,7 @@ def where_words(scene: HangEvidence, first: Sequence[int]) -> list[str]:
     own = [rank for rank in first if rank in known][:SHOWN]
     places: dict[python_stacks.Place, list[int]] = {}
     for rank, stack in known.items():
+        # A culprit has a line of its own already.
         if rank not in own:
             places.setdefault(python_stacks.place(stack), []).append(rank)
     lines = [f"rank {rank} is in {python_stacks.words_of(known[rank])}" for rank in own]
@@ -95,10 +96,13 @@ def _culprit(diagnosis: Diagnosis, scene: HangEvidence, decided: str) -> str:
         return "no culprit"
     hosts = sorted({host for rank in diagnosis.ranks if (host := scene.host(rank))})
     where = f" on {', '.join(hosts[:SHOWN])}" if hosts else ""
+    # ndctl has acted on the verdict, and the report says what it did, so no advice about the host
+    # follows.
     if diagnosis.hosts and decided:
         return f"{ranks_words(diagnosis.ranks)}{where}"
     if diagnosis.hosts:
         leave = "exclude the host"
+    # The program fails on any host, so a replacement changes nothing.
     elif diagnosis.scope == "user":
         leave = "the program is wrong; do not exclude a host"
     else:

@@ -11,8 +11,11 @@ from orchestrator.diagnosis.stacks import python_stacks
 def network(case: EvidenceIndex) -> Diagnosis | None:
     inside = [s for s in case.stuck if not (s.missing or s.unknown or s.out)]
     idle = {rank for stuck in case.stuck for rank in stuck.missing} - case.waiters
+    # An idle rank, a rank without a dump or an unlisted member could be what all wait for. Then the
+    # network is not to blame.
     if not inside or idle or any(stuck.unknown or stuck.lacks for stuck in case.stuck):
         return None
+    # With one caller in each group no data had to pass between ranks.
     groups = [stuck for stuck in inside if len(stuck.entered) > 1]
     if not groups:
         return None
@@ -35,6 +38,8 @@ def all_stopped(case: EvidenceIndex) -> Diagnosis | None:
     """No process of the job runs, for one reason: something outside stopped all, so none is the
     culprit. The only rank of a job is such a rank, too."""
     states = set(case.odd_states.values())
+    # A rank without facts may still run. Then the others may wait for it, and something outside did
+    # not stop the whole job.
     if len(states) != 1 or set(case.odd_states) != case.ranks:
         return None
     state = states.pop()
@@ -53,6 +58,8 @@ def all_stopped(case: EvidenceIndex) -> Diagnosis | None:
 
 def together(case: EvidenceIndex) -> Diagnosis | None:
     known = {python_stacks.place(stack) for stack in case.stacks.values()}
+    # A rank that waits in a recorded operation waits for another rank, and one stack cannot be
+    # compared.
     if case.stuck or len(known) != 1 or len(case.stacks) < 2:
         return None
     stack = next(iter(case.stacks.values()))
@@ -69,6 +76,8 @@ def together(case: EvidenceIndex) -> Diagnosis | None:
 
 
 def not_known(case: EvidenceIndex) -> Diagnosis:
+    # The three causes ask for different things next time: collect evidence at all, enable the
+    # recorder, or collect it from all ranks.
     if not case.scene.dumps and not case.scene.facts:
         cause = "no dump and no stack was found"
     elif not case.stuck:
@@ -106,6 +115,8 @@ def _waits_unseen(case: EvidenceIndex) -> Iterator[str]:
     """
     for stuck in case.stuck:
         away = (*stuck.missing, *stuck.unknown)
+        # With several absent members it is open which one the others wait for, so the stack of one
+        # of them explains nothing. -1 is no rank.
         rank = away[0] if len(away) == 1 else -1
         stack = case.stacks.get(rank)
         if rank not in case.waiters and stack and python_stacks.talks(stack):

@@ -68,6 +68,8 @@ def note(
                 " send requests to the controller",
                 fix="submit the job again, or apply the output of `ndctl render`",
             )
+        # The change is computed again from the new values at each try, so that another pod's note
+        # is kept.
         changed = change(object_fields.annotations_of(found))
         if not changed:
             return True
@@ -87,9 +89,12 @@ def avoid(hosts: Sequence[str]) -> Callable[[Notes], Changed]:
     def change(notes: Notes) -> Changed:
         before = _listed(notes, names.AVOID_ANNOTATION)
         every = list(dict.fromkeys((*before, *hosts)))
+        # Nothing is written if nothing changes, because each write wakes all watchers.
         if len(every) == len(before):
             return {}
         if len(every) > MOST_NODES:
+            # The newest are kept: the controller would refuse the whole list, and the newest
+            # failures matter most.
             log.warning(
                 "the job excludes %d nodes but the controller accepts %d: ignoring %s",
                 *(len(every), MOST_NODES, ", ".join(every[:-MOST_NODES])),
@@ -126,19 +131,26 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: Gan
     """
     kind = JOB_KINDS[(launch.kubernetes or KubernetesSpec()).kind]
     job = api.get(kind.resource, namespace, launch.job)
+    # The object belongs to a later launch, whose pods must not be replaced.
     if job is None or object_fields.launch_of(job) != launch.launch:
         return False
     duration_s = lives_for(api, clock, job)
+    # No controller is alive, so do not wait for an answer.
     if duration_s is None:
         return False
     text = request.text()
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: text})
     deadline = clock.monotonic() + duration_s + PATIENCE_S
+    # The Lease duration is included: the controller may have just died, and a standby takes over
+    # only after it.
     while clock.monotonic() < deadline:
         if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
             return True
         clock.sleep(LOOK_S)
+    # Otherwise a controller that starts later would restart the job, although the caller has
+    # replaced the pods by then.
     note(api, namespace, launch.job, lambda _: {names.GANG_ANNOTATION: None})
+    # It may have begun between the last look and the withdrawal.
     if _is_begun(kind, api.get(kind.resource, namespace, launch.job), text):
         return True
     log.warning("no answer from the controller: requeueing the pods without it")
@@ -147,6 +159,7 @@ def ask(api: Api, clock: Clock, namespace: str, launch: LaunchPlan, request: Gan
 
 def _is_begun(kind: JobKind, job: Object | None, text: str) -> bool:
     """The controller has suspended the job, or (for a queued job) is already done."""
+    # A deleted job ends its pods as well, so the caller has nothing to do.
     if job is None or lookup(job, kind.suspend) is True:
         return True
     return object_fields.annotations_of(job).get(names.RESTARTED_ANNOTATION) == digest_of(text)
@@ -174,6 +187,8 @@ def _is_kept_off(api: Api, namespace: str, kind: Kind, name: str, hosts: Sequenc
     job = api.get(JOB_KINDS[kind].resource, namespace, name)
     if job is None or not {*hosts} <= {*excluded_of(job)}:
         return False
+    # The job's pod template excludes the nodes, which takes effect at once. Other kinds need a
+    # placeholder pod on each node.
     if kind in CHANGEABLE:
         return True
     placeholders = (names.placeholder_of(name, host) for host in hosts)
@@ -200,6 +215,7 @@ def end(api: Api, clock: Clock, namespace: str, kind: Kind, job: str, pod: Objec
     deadline = clock.monotonic() + duration_s + PATIENCE_S
     while clock.monotonic() < deadline:
         now = api.get(PODS, namespace, name)
+        # Another uid: the operator has created the successor already.
         if now is None or now["metadata"]["uid"] != uid or object_fields.is_leaving(now):
             return True
         clock.sleep(LOOK_S)
@@ -225,8 +241,11 @@ def lease_s(api: Api, clock: Clock, home: str) -> float | None:
         return None
     spec: Mapping[str, Any] = lookup(lease, ("spec",), {})
     duration_s = float(spec.get("leaseDurationSeconds") or 0)
+    # A controller that ended has released the Lease.
     if not spec.get("holderIdentity") or not spec.get("renewTime"):
         return None
     renewed = datetime.fromisoformat(spec["renewTime"]).astimezone(UTC).timestamp()
+    # The times are from two clocks, so a Lease counts as alive a little longer. Too long only
+    # delays the caller.
     age_s = clock.now() - renewed
     return duration_s if age_s <= duration_s + SKEW_S else None

@@ -114,6 +114,7 @@ class Timers:
         """Whether the condition has lasted this long."""
         self.after[what] = self.before.get(what, self.now)
         left = self.after[what] + limit_s - self.now
+        # The loop sleeps until the first of these times, because no watch event marks it.
         if left > 0:
             self.due_s = left if self.due_s is None else min(left, self.due_s)
         return left <= 0
@@ -125,6 +126,8 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
     pods = _by_job(seen.pods)
     every = [(kind, job) for kind, jobs in seen.jobs.items() for job in jobs]
     ours = [(kind, job) for kind, job in every if is_ours(job) and not _is_made_or_gone(job)]
+    # Two controllers may watch the same namespaces. A job belongs to the one whose name is noted on
+    # it, so that they do not undo each other's changes.
     anothers = {_place(job) for _, job in ours if _is_anothers(job, scope)}
     ours = [(kind, job) for kind, job in ours if _place(job) not in anothers]
     asked = [(kind, job, _asked(kind, job, seen)) for kind, job in ours]
@@ -134,9 +137,11 @@ def decide(seen: Seen, scope: Scope, since: Mapping[str, float], now: float) -> 
         there = pods.get(_place(job), ())
         chains += filter(None, [_served(kind, job, there, pod_requests, scope)])
         chains += [(one,) for one in _ended(pod_requests, there)]
+    # These pods may belong to a job that is deleted already, so they are not looked up by job.
     mine = [pod for pod in seen.pods if is_ours(pod) and _job_of(pod) not in anothers]
     chains += [(one,) for one in _lost(mine, seen.nodes, timers)]
     chains += [(one,) for one in _late([job for _, job in ours], pods, timers)]
+    # Every job counts here, also one of another controller: its helper objects are not orphans.
     places = {_place(job) for _, job in every}
     for resource, items in seen.beside.items():
         chains += [(one,) for one in _orphans(resource, items, places, timers)]
@@ -236,6 +241,7 @@ def _served(
     if _is_over(job):
         # The requests of an ended job no longer matter, and it need not be resumed.
         return (_forget(kind, job),) if names.SUSPENDED_ANNOTATION in notes else None
+    # The job's pods send requests only after they find the controller's name here.
     if names.CONTROLLER_ANNOTATION not in notes:
         return (_look_after(kind, job, scope),)
     # Exclude nodes before a restart, because new pods must not start on them.
@@ -269,6 +275,8 @@ def _ended(pod_requests: PodRequests, pods: Sequence[Object]) -> Iterator[Delete
     """Only pods of this job: matched by label, name and uid."""
     wanted = {*pod_requests.end}
     for pod in pods:
+        # A uid and not the name alone: an operator gives the successor the same name, and the
+        # request must not delete it too.
         if (name_of(pod), pod["metadata"]["uid"]) in wanted and not object_fields.is_leaving(pod):
             why = "its job requested a replacement"
             yield Delete(what=Ref.of(PODS, pod), reason=why)
@@ -280,17 +288,25 @@ def _restart(
     notes = object_fields.annotations_of(job)
     suspended = lookup(job, JOB_KINDS[kind].suspend) is True
     by_us = names.SUSPENDED_ANNOTATION in notes
+    # A pod that is being deleted still holds its devices, so it counts until it is gone.
     there = [pod for pod in pods if object_fields.alive([pod]) or object_fields.is_leaving(pod)]
+    # The annotation may be there without a request: the leader withdrew it, or its ConfigMap was
+    # deleted. The job must still be resumed.
     if pod_requests.restart is None and not by_us:
         return None
     if lookup(job, ("metadata", "labels", names.QUEUE_LABEL)):
         return _restart_queued(kind, job, there, pod_requests)
+    # The steps of a gang restart: suspend, wait until no pod is left, resume. Each round does one
+    # of them, so a new controller continues where the former one stopped.
     if not suspended:
         if by_us:
             return (_settle(kind, job, pod_requests, reason="it was resumed by someone else"),)
         return (_suspend(kind, job, pod_requests, scope),)
+    # If the job were resumed now, new pods could not get the devices of the old ones.
     if there:
         return None
+    # The annotation shows that the controller suspended the job. A person who suspended it wants it
+    # to stay so.
     if by_us:
         return (_resume(kind, job, pod_requests),)
     words = "it was suspended by someone else and has no pods"
@@ -332,6 +348,8 @@ def _why(pod_requests: PodRequests) -> str:
 def _resume(kind: Kind, job: Object, pod_requests: PodRequests) -> Patch:
     what, change = Ref.of(JOB_KINDS[kind].resource, job), _settled(job, pod_requests)
     change["spec"] = merged(change.get("spec", {}), nested(JOB_KINDS[kind].suspend, False)["spec"])
+    # In the same patch as `suspend`: a count that is written separately could be lost with the
+    # controller.
     number = number_in(job, names.RESTARTS_ANNOTATION) + 1
     reason = f"no pod is left; restart {number}"
     return Patch(what=what, change=change, does=f"resume {what}", reason=reason)
@@ -378,6 +396,8 @@ def _restart_queued(
     reason = f"{_why(pod_requests)}, and `suspend` is Kueue's"
     staying = [pod for pod in there if not object_fields.is_leaving(pod)]
     return (
+        # Settle first. If the deletes came first and the controller died, its successor would
+        # delete the new pods as well.
         _settle(kind, job, pod_requests, reason=reason),
         *(Delete(what=Ref.of(PODS, pod), reason=reason) for pod in staying),
     )
@@ -394,12 +414,15 @@ def _lost(pods: Iterable[Object], nodes: Iterable[Object], timers: Timers) -> It
         if not (host and object_fields.is_leaving(pod)):
             continue
         node = parsed.get(host)
+        # A reachable node ends the pod itself. By force, Kubernetes would forget a process that
+        # still runs.
         if node is not None and node.ready == READY:
             continue
         limit_s = _force_after(pod)
         if timers.over(f"lost {pod['metadata']['uid']}", limit_s):
             said = "was deleted" if node is None else f"is unreachable ({node.why})"
             why = f"{host} {said}, and the pod's deletion is {limit_s:g} s overdue"
+            # See `finalizers`: without this the pod of a Job stays even after a deletion by force.
             status = failed(pod) if is_held(pod) else None
             yield Delete(what=Ref.of(PODS, pod), reason=why, grace_s=0, status=status)
 

@@ -48,6 +48,7 @@ class Election:
 
     def begin(self) -> None:
         """Raises BackendError without the right to the Lease."""
+        # An unreachable server is no missing right: the election waits for it.
         with contextlib.suppress(Unanswered):
             self.api.get(LEASES, self.namespace, LEASE)
         self.lock = self._made_lock()
@@ -62,15 +63,19 @@ class Election:
         made = config.Config(
             self.lock,
             lease_duration=self.duration_s,
+            # The holder gives up before its Lease expires, so that it has stopped when another one
+            # begins.
             renew_deadline=self.duration_s * 2 / 3,
             retry_period=max(1.0, self.duration_s / 7),
             onstarted_leading=lambda: self._turn(self.leading.set, "leads"),
             onstopped_leading=lambda: self._turn(self.leading.clear, "no longer leads"),
         )
         while not self.stopping.is_set():
+            # The client's `run` returns when the Lease is lost. The loop contends for it again.
             electing.LeaderElection(made).run()
 
     def _turn(self, change: Callable[[], None], words: str) -> None:
+        # At the end the Lease is released on purpose, and the loop no longer needs to know.
         if not self.stopping.is_set():
             change()
             log.info("%s %s", self.me, words)
@@ -89,6 +94,8 @@ class Election:
         """A Lease that changes while another controller holds it shows that it is alive."""
         spec = lease.spec
         now = (spec.holder_identity or "", spec.renew_time)
+        # A Lease that is only read shows nothing: its holder may have died. A changed time shows
+        # that it lives.
         renewed = self.seen is not None and self.seen != now and self.seen[0] == now[0]
         if renewed and now[0] not in ("", self.me) and self.other is None:
             self.other = now[0]
@@ -98,8 +105,10 @@ class Election:
     def end(self) -> None:
         """Release the Lease, so that a standby need not wait until it expires."""
         self.stopping.set()
+        # The Lease belongs to another controller, or to none.
         if not self.leading.is_set():
             return
+        # Stop acting before the release, because another controller may act right after it.
         self.leading.clear()
         self.asking.acquire()  # never released, so that the election's thread stops renewing
         now = str(datetime.fromtimestamp(self.api.clock.now(), UTC))
@@ -135,6 +144,7 @@ class _Bounded:
             try:
                 with self.one_by_one:
                     lease = call(*args, **options, _request_timeout=(CONNECT_S, self.most_s))
+            # The server is unreachable: the client tries again until `renew_deadline`.
             except (HTTPError, OSError) as exc:
                 raise ApiException(status=0, reason=str(exc)) from exc
             self.saw(lease)

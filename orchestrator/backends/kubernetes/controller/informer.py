@@ -43,6 +43,8 @@ class Informer:
             namespace=self.namespace,
             labels=self.labels,
             trim=self.trim,
+            # The controller may act again as soon as its view is current, not only at the next
+            # change.
             list_after_silence=True,
         )
 
@@ -63,12 +65,15 @@ class Informer:
             except Missing:  # without the operator, no object of this kind exists
                 self._nothing_known(())
                 self.clock.sleep(ABSENT_S)
+            # For example, a right was taken away. The thread keeps trying, because an administrator
+            # may give it back.
             except BackendError as exc:
                 log.error("cannot watch %s: %s", self.resource.word, exc)
                 self._nothing_known(None)
                 self.clock.sleep(AGAIN_S)
 
     def _nothing_known(self, items: Sequence[Object] | None) -> None:
+        # The next round must list again: deletions may have been missed.
         self.watching.cache.version = ""
         self.items = items
         self.changed.set()

@@ -103,8 +103,11 @@ class Controller:
             pause_s: float | None = None
             while not self.stopping.is_set():
                 self.woken.wait(pause_s)
+                # An operator changes many objects at once. One round for all of them costs less
+                # than one for each.
                 if self.stopping.wait(TOGETHER_S):
                     return
+                # Clear it before the look: a change during the look must wake the loop once more.
                 self.woken.clear()
                 decision = self._look()
                 pause_s = self._pause(decision)
@@ -118,6 +121,7 @@ class Controller:
         if self.election.other is not None:
             log.info("%s leads", self.election.other)
             return True
+        # The Lease may still be contended, or an action failed and is tried again.
         if decision is None or not self.election.acts or self.refused:
             return False
         return not (decision.busy or decision.chains)
@@ -129,17 +133,23 @@ class Controller:
         known = {kind: items for kind, items in jobs.items() if items is not None}
         # The other kinds are needed only for cleanup, which can wait.
         beside = {one: informer.known or () for one, informer in self.beside.items()}
+        # With an incomplete view, a job could look deleted or a node lost, and the controller would
+        # delete what belongs to it.
         if pods is None or nodes is None or len(known) < len(jobs):
             return None
         if self.beside[CONFIG_MAPS].known is None:
             return None  # they hold the requests of pods
         seen = Seen(jobs=known, pods=pods, nodes=nodes, beside=beside)
         decision = decide(seen, self.scope, self.since, self.clock.monotonic())
+        # A request stays in the ConfigMap until its pod removes it, so it is logged once and not
+        # each round.
         for words in sorted({*decision.refused} - self.told):
             log.warning("%s", words)
         self.told = frozenset(decision.refused)
         self.since = decision.since  # standbys measure these times too, in case they take over
         orders = {order_of(action) for chain in decision.chains for action in chain}
+        # An order that is no longer decided was carried out, or the object changed. To keep it
+        # would let the set grow for ever.
         self.done &= orders
         self.refused = {key: one for key, one in self.refused.items() if key in orders}
         for chain in decision.chains:
@@ -150,6 +160,7 @@ class Controller:
         waits = [one.again_at - self.clock.monotonic() for one in self.refused.values()]
         if decision is not None and decision.due_s is not None:
             waits.append(decision.due_s)
+        # A standby wakes for its timers, but it cannot act, so it does not hurry.
         if not self.election.acts:
             return max([*waits, self.duration_s]) if waits else None
         return max(TOGETHER_S, min(waits)) if waits else None
@@ -158,10 +169,14 @@ class Controller:
         for action in chain:
             order = order_of(action)
             before = self.refused.get(order)
+            # The watch has not shown the result yet. Without this check the action would be sent
+            # again each round.
             if order in self.done:
                 continue
+            # The rest of the chain needs this action, so it waits as well.
             if before is not None and before.again_at > self.clock.monotonic():
                 return
+            # The Lease may be lost in the middle of a round.
             if self.stopping.is_set() or not self.election.acts:
                 return
             try:
@@ -200,12 +215,15 @@ def perform(api: Api, action: Action) -> None:
     """Raises BackendError; Conflict if the object changed."""
     what = action.what
     if isinstance(action, Patch):
+        # The version makes the server refuse the patch with a conflict if the object has changed
+        # since the decision.
         metadata = {**action.change.get("metadata", {}), "resourceVersion": what.version}
         change = {**action.change, "metadata": metadata}
         api.merge(what.resource, what.namespace or None, what.name, change)
     elif isinstance(action, Create):
         api.create(action.item, what.namespace)
     else:
+        # The status first: without it the deletion would not remove the pod.
         if action.status is not None:
             api.merge(what.resource, what.namespace, what.name, action.status, "status")
         api.delete(what.resource, what.namespace, what.name, grace_s=action.grace_s, uid=what.uid)

@@ -38,11 +38,15 @@ def placeholders(
     known = {name_of(node) for node in nodes}
     for kind, job in jobs:
         place = (str(lookup(job, ("metadata", "namespace"), "")), name_of(job))
+        # A pod that is bound to a node that does not exist is deleted by Kubernetes, and would be
+        # created again each round.
         wanted = _left_out(kind, job) & known
         for host in sorted(wanted):
             found = there.pop((*place, host), None)
             if found is None:
                 yield from _make(kind, job, host, pods)
+            # A placeholder that ended no longer keeps pods off. A new one needs its name, so it is
+            # deleted first.
             elif not object_fields.alive([found]):
                 yield _delete(found, f"it has ended, and {host} is still excluded")
         for host in sorted(host for *of, host in there if tuple(of) == place):
@@ -68,6 +72,8 @@ def _make(kind: Kind, job: Object, host: str, pods: Sequence[Object]) -> Iterato
         for pod in object_fields.pods_of(job, pods)
         if lookup(pod, ("metadata", "namespace"), "") == namespace
     ]
+    # Without a pod there is no image to copy. The next round, when a pod exists, creates the
+    # placeholder.
     if theirs:
         made = _placeholder(kind, job, host, theirs[0])
         uid = str(job["metadata"].get("uid", ""))
@@ -83,6 +89,7 @@ def _placeholder(kind: Kind, job: Object, host: str, like: Object) -> dict[str, 
     name, resource = name_of(job), JOB_KINDS[kind].resource
     spec: Mapping[str, Any] = like["spec"]
     own = names.CONTAINERS[kind]
+    # A user's own containers may be in the pod too. The image must have Python.
     main = next((one for one in spec["containers"] if one["name"] == own), spec["containers"][0])
     pull = {"imagePullPolicy": main["imagePullPolicy"]} if "imagePullPolicy" in main else {}
     return {
@@ -106,10 +113,15 @@ def _placeholder(kind: Kind, job: Object, host: str, like: Object) -> dict[str, 
             ],
         },
         "spec": {
+            # The scheduler is bypassed: it would not choose a cordoned or full node, and the
+            # placeholder must be on this one.
             "nodeName": host,
             **{key: spec[key] for key in LIKE if key in spec},
+            # It needs no rights.
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
+            # An excluded node may have a NoExecute taint, as an unreachable node has, which would
+            # evict the placeholder.
             "tolerations": [{"operator": "Exists"}],
             "containers": [
                 {

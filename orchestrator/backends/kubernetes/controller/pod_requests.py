@@ -78,6 +78,7 @@ def requests_of(kind: Kind, job: Object, config_map: Object | None) -> PodReques
 
     The ConfigMap must belong to this job, because an earlier job of that name may have left one.
     """
+    # Its requests are about nodes and pods of the earlier job.
     if config_map is None or not belongs_to(config_map, job):
         return PodRequests()
     notes = annotations_of(config_map)
@@ -85,6 +86,7 @@ def requests_of(kind: Kind, job: Object, config_map: Object | None) -> PodReques
     found: dict[str, object] = {}
     text = notes.get(names.GANG_ANNOTATION)
     done = annotations_of(job).get(names.RESTARTED_ANNOTATION)
+    # Each request is parsed on its own: a malformed one must not block the others.
     try:
         found["avoid"] = nodes_in(notes.get(names.AVOID_ANNOTATION, ""))
     except InvalidRequest as exc:
@@ -93,6 +95,7 @@ def requests_of(kind: Kind, job: Object, config_map: Object | None) -> PodReques
         found["end"] = pods_in(kind, name_of(job), notes.get(names.END_ANNOTATION, ""))
     except InvalidRequest as exc:
         refused.append(f"{names.END_ANNOTATION}: {exc}")
+    # The controller may not remove the request, so the digest on the job shows that it is done.
     if text is not None and digest_of(text) != done:
         try:
             found |= {"restart": restart_in(text), "digest": digest_of(text)}
@@ -132,6 +135,7 @@ def pods_in(kind: Kind, job: str, text: str) -> tuple[tuple[str, str], ...]:
         match = POD.fullmatch(word)
         if match is None:
             raise InvalidRequest(f"{_shown(word)} is not POD/UID")
+        # A program in a pod must not be able to delete pods of another job.
         if not names.is_pod_of(kind, job, match[1]):
             raise InvalidRequest(f"{match[1]} is not a pod of {job}")
         found.append((match[1], match[2]))
@@ -148,6 +152,7 @@ def restart_in(text: str) -> GangRestart:
     by, at, exclude = said.get("by", SOMEBODY), said.get("at"), said.get("exclude", [])
     if not isinstance(by, str) or BY.fullmatch(by) is None:
         raise InvalidRequest(f"by: {_shown(by)} is not the name of a pod or a person")
+    # In Python a bool is an int, so it is excluded by name.
     if at is not None and (isinstance(at, bool) or not isinstance(at, int | float)):
         raise InvalidRequest(f"at: {_shown(at)} is not a number of seconds")
     if not isinstance(exclude, list):
@@ -168,6 +173,8 @@ def _shown(value: object) -> str:
 def number_in(item: Object, annotation: str) -> int:
     """The value of a counter annotation; 0 if unset."""
     said = annotations_of(item).get(annotation, "")
+    # The annotation may hold any text. `int` would also accept signs, spaces and digits of other
+    # scripts, and it is slow for very long text.
     return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else 0
 
 

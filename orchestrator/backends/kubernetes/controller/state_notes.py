@@ -35,6 +35,7 @@ def state_notes(
         namespace, name = _place(job)
         found = maps.get((namespace, names.state_map_of(name)))
         report = from_annotation(found) if found is not None else None
+        # The ConfigMap of an earlier launch may still be there.
         if report is None or report.launch != object_fields.launch_of(job):
             continue
         notes: Mapping[str, str] = lookup(job, ("metadata", "annotations"), {})
@@ -54,6 +55,7 @@ def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | No
     wanted = {annotation: data[key] for key, annotation in NOTED.items()}
     wanted[names.STEP_ANNOTATION] = f"{report.step}/{report.steps}"
     wanted[names.UPDATED_ANNOTATION] = data["updated"]
+    # The time of the report differs each time, so it alone is no reason to write.
     differs = {key for key, said in wanted.items() if notes.get(key, "") != said}
     stepped = names.STEP_ANNOTATION in differs and _age_s(report, notes) >= STEPS_S
     more = differs - {names.STEP_ANNOTATION, names.UPDATED_ANNOTATION}
@@ -63,6 +65,7 @@ def notes_of(report: JobReport, notes: Mapping[str, str]) -> dict[str, str] | No
 def _age_s(report: JobReport, notes: Mapping[str, str]) -> float:
     try:
         return report.updated - object_fields.seconds_of(notes[names.UPDATED_ANNOTATION])
+    # Never noted, or a person changed it: write now.
     except (KeyError, ValueError):
         return STEPS_S
 

@@ -27,12 +27,16 @@ def taints(
             continue
         for host in excluded_of(job):
             place = f"{job['metadata'].get('namespace', '')}/{name_of(job)}"
+            # Several jobs may exclude a node. The smallest name is the same each round, so the note
+            # does not change back and forth.
             by[host] = min(place, by.get(host, place))
     for node in nodes:
         said = object_fields.annotations_of(node).get(names.EXCLUDED_ANNOTATION)
         wanted = by.get(name_of(node))
+        # A controller of another namespace has set it and knows when to remove it.
         if said is not None and not _is_of(said, namespace):
             continue
+        # The taint may be missing although it is noted, because a person removed it.
         if wanted is not None and (said is None or not _has_taint(node)):
             yield _tainted(node, wanted)
         elif wanted is None and said is not None:
