@@ -130,7 +130,9 @@ def _signs_of_hosts(findings: Findings, *, failed: bool) -> Iterator[Sign]:
     for lost in findings.lost:
         # An agent that stopped its ranks because it was alone was there all the time.
         if lost.host not in {stopped.host for stopped in alone}:
-            yield Weight.CAUSE, lost.at - lost.silent_s, host_lost(lost)
+            # The same holds for a host that was silent while the leader itself was cut off.
+            weight = Weight.WEAK if failed and lost.cut_off_s else Weight.CAUSE
+            yield weight, lost.at - lost.silent_s, host_lost(lost)
     for stuck in findings.stuck:
         yield Weight.WEAK, stuck.at, host_lost(stuck)
 

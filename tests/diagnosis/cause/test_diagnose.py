@@ -334,6 +334,8 @@ def test_a_rank_that_failed_by_itself_is_the_cause_although_agents_were_cut_off_
     failed = raised(1, "CUDA out of memory", kind="OutOfMemoryError", at=START + 66)
     said = verdict(failed, *PEERS, stopped=(alone("host-5", since=START + 40),))
     assert (said.kind, said.culprit.rank) == ("exception", 1)
+    silent = replace(lost("host-5", at=START + 60, silent_s=20.0), cut_off_s=27.0)
+    assert verdict(failed, lost=(silent,)).culprit.rank == 1
 
 
 def test_a_host_lost_while_the_leader_was_cut_off_is_no_culprit() -> None:
