@@ -51,7 +51,7 @@ class _Receiver(asyncio.DatagramProtocol):
 
 def free_port(address: str) -> int:
     """A free TCP port at `address`. Raises OSError if none is found."""
-    # The port is free again until torchrun takes it. Another program rarely takes a random one.
+    # Until torchrun binds the port, another process may take it. A random one makes that unlikely.
     for port in random.sample(PORTS, PORTS_TRIED):
         with socket.socket() as sock:
             # Connections of the former attempt may still be in TIME_WAIT at this port.

@@ -159,6 +159,7 @@ class BackendCalls:
         asking = self.worker(self.backend.successors.taken, self.job.launch, silent_s)
         try:
             return await asyncio.wait_for(asking, TAKEN_S)
+        # The loss is reported without the answer: then it counts as a failure of the host.
         except (BackendError, TimeoutError) as exc:
             hosts = ", ".join(silent_s)
             log.warning("failed to ask whether the scheduler took %s: %s", hosts, exc)
@@ -185,6 +186,7 @@ class BackendCalls:
                 log.error("all agents are silent and the scheduler is unreachable: %s", exc)
                 cut_off_s = waited_s + CUT_OFF_POLL_S
                 self.in_touch.clear()
+            # The scheduler is reachable, so this host is not cut off: the other agents are lost.
             except BackendError as exc:
                 log.error("failed to ask the scheduler about this host: %s", exc)
                 return cut_off_s
@@ -250,6 +252,7 @@ class BackendCalls:
             cause = "unknown"
         words = signal_name
         if cause == "failed":  # for example a node failed
+            # The words tell what failed, for example which node. The signal alone does not.
             words = await self._schedulers_words() or signal_name
             await self._requeue_early()
         self.happened(LeaveAsked(at=self.now(), cause=cause, words=words))
@@ -371,6 +374,8 @@ class BackendCalls:
         try:
             run = self.run()
             hosts, switches = usable(run), switches_of(run)
+            # The hosts are all there, but a rank ran out of device memory. So a plan that needs
+            # less is looked for.
             if action.device_bytes is not None:
                 short = Shortage(
                     device_bytes=action.device_bytes, adopt=action.adopt, words=action.reason

@@ -39,6 +39,9 @@ from orchestrator.seams import AllocationBackend, Clock, Worker
 
 log = logging.getLogger(__name__)
 
+ORDERED = (exit_codes.OK, exit_codes.REQUEUED)
+"""Exit codes of an agent that its leader ordered to exit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecords:
@@ -222,9 +225,10 @@ async def _run_both(
     stays = False
     try:
         await asyncio.wait([leading, following], return_when=asyncio.FIRST_COMPLETED)
-        # At the end of the job the leader orders its own agent to exit, with OK, before it returns
-        # itself. With any other exit this host has lost its agent.
-        if not leading.done() and following.result() != exit_codes.OK:
+        # At the end the leader orders its own agent to exit before it returns itself: with OK, or
+        # with REQUEUED where hosts are replaced one by one. With any other exit this host has lost
+        # its agent.
+        if not leading.done() and following.result() not in ORDERED:
             log.critical("exiting: the agent of the leader's host exited")
             return exit_codes.FAILED
         return _exit_code(await leading)

@@ -62,6 +62,7 @@ class LeaderServer:
         try:
             return self.door.open(bind, port)
         except OSError as exc:
+            # The kernel may choose any port already, so trying another one would not help.
             if port == 0:
                 raise
             log.warning("port %s is not available, using another one: %s", port, exc)
@@ -96,6 +97,7 @@ class LeaderServer:
         if claim is None or claim.purpose != PURPOSES.get(request.path):
             visitor.door.turned_away("gave an invalid proof")
             return _ask_for_proof(visitor, "the proof is invalid")
+        # From here on the time limit for strangers does not apply.
         visitor.entered.set()
         request[CLAIM] = claim
         return await handler(request)
@@ -118,10 +120,13 @@ class LeaderServer:
         await ws.prepare(request)
         try:
             register = report_in(await ws.receive())
+            # The proof is of one host and one launch. With another host's name the agent could
+            # replace its session.
             if not isinstance(register, Register) or not self._is_of(register, request[CLAIM]):
                 await ws.close(code=WSCloseCode.POLICY_VIOLATION, message=b"not of this launch")
                 return ws
             await self.listen(register, ws)
+        # The message is from a defective or older agent. Only its own connection ends.
         except (ValueError, TypeError) as exc:
             log.error("closing a connection after an invalid message: %s", exc)
             await ws.close(code=WSCloseCode.INVALID_TEXT, message=b"not a report")
