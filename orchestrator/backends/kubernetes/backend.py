@@ -105,6 +105,7 @@ class KubernetesBackend:
         from orchestrator.backends.kubernetes.render import objects, text
 
         spec = spec_of(handover.launch)
+        # The text is complete without a request to the cluster, so it can be rendered offline.
         if spec.namespace is not None or spec.service_account is not None:
             return text(objects(handover))
         return text(objects(handover, self.namespace(spec)))
@@ -137,6 +138,7 @@ class KubernetesBackend:
         path = folder_of(run_root, self.api(spec).context, self.namespace(spec), launch.job)
         remote = Mirror(path, self.api(spec)).remote if is_mirror(path) else None
         number = remote.launch if remote is not None else None
+        # Pods without a job object are still being deleted, so the former launch is not gone yet.
         if seen.meaning != "missing" or seen.pods:
             # A copy of another launch's journal does not show the progress of this launch.
             copy = RunDir(path) if number is not None and number == seen.launch else None
@@ -240,6 +242,7 @@ class KubernetesBackend:
             one.node: HostNotice(one.node, one.state, one.reason)
             for one in shut_nodes(nodes.values(), tolerations_of(spec))
         }
+        # An autoscaler deletes the node object together with its machine.
         for host in set(hosts) - set(nodes):
             found[host] = HostNotice(host, "REMOVED", "the node was deleted from the cluster")
         return tuple(found[host] for host in hosts if host in found)
@@ -340,14 +343,19 @@ class KubernetesBackend:
     ) -> None:
         """Delete the pod; the operator then creates another. It may have done so already."""
         spec = spec_of(launch)
+        # A node that is shut (cordoned) gets no new pods anyway.
         if elsewhere and not shut:
             self._keep_off(launch, [host])
         for pod in self._pods(launch):
+            # The leader must not delete its own pod here: this process would end before it has
+            # replaced the others.
             if object_fields.node_of(pod) != host or name_of(pod) == self.environ.get(POD_NAME):
                 continue
             if not object_fields.alive([pod]):
                 continue  # the operator replaces a pod that has ended
             age_s = self.clock.now() - object_fields.begun_at(pod)
+            # The pod is younger than the silence, so it is the successor already, and its agent
+            # needs time to start.
             if not elsewhere and age_s < silent_s + CLOCKS_S:
                 words = "pod %s on %s started %.0f s ago: waiting for its agent"
                 log.info(words, name_of(pod), host, age_s)
@@ -374,6 +382,8 @@ class KubernetesBackend:
         """
         spec = spec_of(launch)
         api, namespace = self.api(spec), self.namespace(spec)
+        # A controller restarts all pods together. Without one, the leader does what its rights
+        # allow.
         if whole and controller_client.ask(
             api,
             self.clock,
@@ -395,6 +405,7 @@ class KubernetesBackend:
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
         job = api.get(kind.resource, namespace, launch.job)
+        # The object belongs to a later launch, whose nodes are not ours to exclude.
         if job is None or object_fields.launch_of(job) != launch.launch:
             raise BackendError(
                 f"{launch.job} no longer exists in the cluster: it cannot be requeued"
@@ -421,6 +432,7 @@ class KubernetesBackend:
         """Suspend the job: its objects stay for inspection, its pods are deleted."""
         spec = spec_of(launch)
         api, namespace, kind = self.api(spec), self.namespace(spec), JOB_KINDS[spec.kind]
+        # The Role of the pods does not allow it, so say at once what to type instead.
         if POD_NAME in self.environ:
             raise BackendError(
                 f"a pod of {launch.job} may not end the job: that requires changing the job object",

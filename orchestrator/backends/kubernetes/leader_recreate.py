@@ -75,14 +75,17 @@ def fate_of(
     if pod is None:
         return None
     host = node_of(pod)
+    # Without a node there is nothing to move the pod away from.
     if not host:
         trouble = pod_problem(pod, events)
         return Fate(pod=pod, does="wait", why=str(trouble or "no node is assigned yet"))
+    # The operator creates a successor only when this pod is gone.
     if is_leaving(pod):
         return Fate(pod=pod, does="end", why=f"it is being deleted but still runs on {host}")
     if has_begun(pod):
         return _of_one_that_runs(pod, now - begun_at(pod), silent_s)
     waited_s = now - scheduled_at(pod)
+    # Image pull and mounts take a while on a healthy node, too.
     if waited_s < min(BEGIN_S, patience_s / 2):
         return Fate(pod=pod, does="wait", why=f"it was scheduled to {host} {waited_s:.0f} s ago")
     trouble = pod_problem(pod, events)
@@ -93,6 +96,7 @@ def fate_of(
 
 
 def _of_one_that_runs(pod: Object, age_s: float, silent_s: float | None) -> Fate:
+    # A new pod first needs time: its agent starts, and it may wait for a lock of its predecessor.
     if silent_s is None or age_s < min(silent_s + CLOCKS_S, YOUNG_S):
         return Fate(pod=pod, does="wait", why=f"started {age_s:.0f} s ago: waiting for its agent")
     return Fate(pod=pod, does="end", why=f"no heartbeat from its agent for {silent_s:.0f} s")
@@ -119,6 +123,8 @@ def revive(
         log.info("the operator has not created the leader's pod yet")
         return
     pod, host = fate.pod, node_of(fate.pod)
+    # A reachable node makes progress with a large image, so moving the pod would only begin the
+    # pull again.
     if fate.does == "move-if-silent" and node_answers(api, host) is not False:
         fate = replace(fate, does="wait", why=f"it is being created on {host}")
     if fate.does == "wait":
@@ -126,6 +132,8 @@ def revive(
         return
     log.warning("replacing the leader's pod %s: %s", name_of(pod), fate.why)
     if fate.does != "end":
+        # The note comes before the deletion: otherwise a crash in between would allow more moves
+        # than `MOST`.
         if not _noted(api, namespace, launch, fate):
             return
         exclude([host])
@@ -147,6 +155,7 @@ def _noted(api: Api, namespace: str, launch: LaunchPlan, fate: Fate) -> bool:
 
     def change(notes: Mapping[str, str]) -> Mapping[str, str]:
         before = moved_from(notes)
+        # Several nodes failed alike, so the image or a volume is the likely reason.
         if len(before) >= MOST:
             where = ", ".join(before)
             words = f"{fate.why}; it was already moved away from {where}, so it is not moved again"

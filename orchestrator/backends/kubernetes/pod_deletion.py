@@ -51,6 +51,8 @@ def end_pod(
     namespace, name, uid = pod["metadata"]["namespace"], name_of(pod), pod["metadata"]["uid"]
     if not is_leaving(pod):
         api.delete(PODS, namespace, name, uid=uid)
+    # Force is the last resort: Kubernetes would forget the pod while its process may still run and
+    # write.
     if _goes(api, clock, host, pod, clock.monotonic() + force_after_s):
         return
     try:
@@ -79,6 +81,8 @@ def _end_by_controller(
             " and none manages this job",
             fix=way,
         )
+    # The controller forces the deletion at the same time as this deadline, so give it a little
+    # longer.
     gone = _goes(api, clock, host, pod, deadline)
     if not gone and not _gone(api, clock, pod, clock.monotonic() + FORCED_S):
         raise BackendError(
@@ -97,10 +101,13 @@ def _goes(api: Api, clock: Clock, host: str, pod: Object, deadline: float) -> bo
     if _gone(api, clock, pod, deadline):
         return True
     answers = node_answers(api, host)
+    # The node is reachable or unknown: the pod may use all of its grace period, for example to save
+    # a checkpoint.
     if answers is not False:
         if _gone(api, clock, pod, deadline + grace_s):
             return True
         answers = node_answers(api, host)
+    # Force would not help here: something in the cluster, such as a finalizer, holds the pod.
     if answers:
         name, namespace = name_of(pod), pod["metadata"]["namespace"]
         raise Unanswered(

@@ -26,6 +26,7 @@ from orchestrator.errors import BackendError
 def look(api: Api, namespace: str, kind: JobKind, launches: Sequence[LaunchPlan]) -> list[Observed]:
     """Launches of one namespace and kind: list objects, pods and events once for all."""
     jobs: dict[str, Object]
+    # One job is read by name. For several, one list of all jobs costs less than a request for each.
     if len(launches) == 1:
         job = api.get(kind.resource, namespace, launches[0].job)
         jobs = {} if job is None else {name_of(job): job}
@@ -95,11 +96,13 @@ def _with_notes(
     api: Api, namespace: str, seen: list[Observed], jobs: Mapping[str, Object]
 ) -> list[Observed]:
     """With the notes of the job's pods, for a single job only: it costs one request each."""
+    # A list of many jobs would need one request for each of them.
     if len(seen) != 1 or not jobs:
         return seen
     ((name, job),) = jobs.items()
     try:
         about = api.about(CONFIG_MAPS, namespace, names.config_map_of(name))
+    # The notes only add details to the status, so it is shown without them.
     except BackendError:
         return seen
     return [observe.with_notes(seen[0], job, object_fields.annotations_of(about))]

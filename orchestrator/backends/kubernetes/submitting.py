@@ -92,10 +92,13 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
     if former is not None and _is_made(former, made[-1]):
         return  # created by an earlier call whose answer was lost
     if former is not None:
+        # The same number but other content: another terminal has drawn this number at the same
+        # time.
         if object_fields.launch_of(former) == launch.launch and not object_fields.is_leaving(
             former
         ):
             raise _by_another(launch.job, namespace)
+        # Check the rights first: a replacement that stops halfway would leave neither job.
         permissions.require(
             api,
             permissions.replacing(spec),
@@ -104,6 +107,7 @@ def submit(api: Api, clock: Clock, namespace: str, handover: Handover) -> None:
         )
         take_away(api, clock, namespace, spec, former)
     _take_remains_away(api, clock, namespace, spec, launch.job)
+    # The token is drawn last, so that no text, such as the output of `ndctl render`, contains it.
     _make(api, clock, namespace, [*made[:-1], token_secret(launch, draw())], made[-1])
 
 
@@ -119,6 +123,8 @@ def _make(api: Api, clock: Clock, namespace: str, helpers: Sequence[Object], job
             there.append(_created(api, clock, namespace, owned))
         made = _created(api, clock, namespace, job)
     except BaseException as exc:  # also after ^C
+        # Not only errors: after ^C the objects of half a job would stay, and block the next
+        # submission.
         found = _take_back(api, namespace, kind, there, job, exc)
         if found is None:
             raise
@@ -133,6 +139,8 @@ def _created(api: Api, clock: Clock, namespace: str, item: Object) -> Object:
         try:
             return api.create(item, namespace)
         except Conflict as exc:
+            # A conflict at the first try is a real one. At a later try, the object may be our own,
+            # created by a try whose answer was lost.
             found = _found(api, namespace, item) if tried else None
             if found is None:
                 raise _another(item, namespace, exc) from exc
@@ -192,8 +200,10 @@ def _take_back(
     name, lost = name_of(job), isinstance(why, Unanswered)
     try:
         found = api.get(kind.resource, namespace, name)
+        # The create of the job has succeeded, and only its answer was lost.
         if found is not None and lost and _is_made(found, job):
             return found
+        # In reverse order, so that the ConfigMap is last: it shows that others may remain.
         for item in reversed(there):
             _delete(api, namespace, item)
         if lost and not there:  # the first create may have succeeded without an answer
@@ -220,6 +230,7 @@ def _delete(api: Api, namespace: str, item: Object) -> None:
     try:
         api.delete(resource, namespace, name_of(item), uid=uid)
     except Forbidden:
+        # The others are deleted with the ConfigMap that owns them. If that one stays, all stay.
         if resource == CONFIG_MAPS:
             raise
     except Conflict:
@@ -290,6 +301,7 @@ def is_ours(item: Object, job: object) -> bool:
 def strangers(api: ApiReader, namespace: str, spec: KubernetesSpec, job: str) -> Iterator[Helper]:
     """Objects with the name of one of the job's objects but another owner."""
     for helper in helpers_of(spec, job):
+        # An object that we may not read is found by the create, which then fails with a conflict.
         with contextlib.suppress(Forbidden, Missing):
             found = api.get(helper.resource, namespace, helper.name)
             if found is not None and not is_ours(found, job):
@@ -311,6 +323,8 @@ def take_away(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec, job:
             labels=f"{LABEL}={name}",
         )
         for cache in watching.changes(deadline):
+            # A new job of this name must not be created while the old one still exists: the create
+            # would fail, and old pods would hold the devices.
             if not cache.items:
                 break
         else:
@@ -334,6 +348,7 @@ def _take_remains_away(
             words = "%s was created %.0f s ago without a job: waiting %.0f s for the job"
             log.warning(words, f"ConfigMap {name_of(found)}", age_s, FRESH_S - age_s)
             clock.sleep(FRESH_S - age_s)
+        # The other submission has finished while we waited.
         if api.get(JOB_KINDS[spec.kind].resource, namespace, job) is not None:
             raise _by_another(job, namespace)
     remove_remains(api, clock, namespace, spec, job)
@@ -363,6 +378,8 @@ def remove_remains(api: Api, clock: Clock, namespace: str, spec: KubernetesSpec,
         asked = ""
         while (found := _looked(api, namespace, helper)) is not None and is_ours(found, job):
             uid = found["metadata"]["uid"]
+            # Ask once for each object. Another uid means that another submission has created a new
+            # one.
             if uid != asked:
                 with contextlib.suppress(
                     Forbidden, Conflict

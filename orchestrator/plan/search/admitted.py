@@ -21,6 +21,7 @@ def first_mesh(request: Request) -> Mesh | None:
     """A mesh that breaks no rule, preferably the likely one; None if there is none."""
     likely = likely_mesh(request)
     world = world_size(request.spec)
+    # The likely mesh usually passes, which saves the walk through all meshes.
     if likely.world_size == world and first_refusal(request, likely) is None:
         return likely
     candidates = meshes(request.spec, world)
@@ -43,6 +44,7 @@ def likely_mesh(request: Request) -> Mesh:
     fits_batch = [
         m for m in fits_world if spec.train.global_batch_size % sequences_per_pass(spec, m) == 0
     ]
+    # If nothing fits, the refusal should name as few broken rules as possible.
     return (fits_batch or fits_world or found)[0]
 
 
@@ -51,6 +53,8 @@ def _with_tp(spec: JobSpec, tp: int) -> Mesh:
     pp, replicate, cp = (1 if d == "auto" else d for d in (wish.pp, wish.dp_replicate, wish.cp))
     rest = max(1, world_size(spec) // (pp * replicate * cp * tp))
     shard = 1 if wish.dp_shard == "auto" else wish.dp_shard
+    # Only one axis may take the remaining ranks; dp_shard is preferred, because it needs less
+    # memory.
     if wish.dp_shard == "auto" and wish.data == "fsdp":
         shard = rest
     elif wish.dp_replicate == "auto":
@@ -61,6 +65,7 @@ def _with_tp(spec: JobSpec, tp: int) -> Mesh:
 def tensor_degrees(request: Request, cp: int) -> list[int]:
     """The tp degrees that no rule about tp refuses with this cp, largest first."""
     hosts, ranks = request.spec.cluster.hosts, request.spec.cluster.gpus_per_host
+    # Groups wider than a host are possible only inside an NVLink block.
     wide = [ranks * many for many in divisors(hosts)[1:]] if request.hosts.blocks else []
     return [tp for tp in reversed([*divisors(ranks), *wide]) if _admits_tensors(request, tp, cp)]
 
@@ -84,6 +89,7 @@ def micro_sizes(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> list[int]:
     """Micro batch sizes that divide a data-parallel rank's share of the batch and that the schedule
     can run, the smallest first."""
     share, left = divmod(spec.train.global_batch_size, mesh.data_parallel)
+    # The rule `batch-ranks` refuses this mesh.
     if left:
         return []
     asked = spec.train.micro_batch_size
@@ -97,6 +103,7 @@ def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Chec
     if wish != "auto":
         return (wish,)
     some: tuple[Checkpointing, ...] = ("every_k",) if spec.train.checkpoint_every else ()
+    # The rule `zbv-selective` refuses it there, so `auto` must not choose it.
     if not splits_backward(pp, pipeline):
         some = ("selective", *some)
     return ("none", *some, "full")
@@ -105,6 +112,7 @@ def checkpointings(spec: JobSpec, pp: int, pipeline: PipelineSpec) -> tuple[Chec
 def reshardings(spec: JobSpec, mesh: Mesh, pipeline: PipelineSpec) -> tuple[bool | int, ...]:
     """The values that `auto` may choose from, fewest gathers first."""
     fsdp = spec.parallel.fsdp
+    # The user has chosen, or nothing is sharded.
     if fsdp.reshard_after_forward != "auto" or spec.parallel.data != "fsdp":
         return (fsdp.reshard,)
     # A single rank has nothing to gather. With several stages per rank, the schedule gathers and

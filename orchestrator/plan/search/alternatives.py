@@ -53,6 +53,7 @@ def nearest_plans(
     hosts: dict[int, Hosts] = {}
     tried = {tuple(sorted(e.items(), key=str)): e for e in _candidates(spec, inventory, shape)}
     for edits in sorted(tried.values(), key=lambda edits: _distance(spec, edits)):
+        # It contains the changes of a nearer alternative, so it changes more than needed.
         if any(known.edits.items() <= edits.items() for known in found):
             continue
         try:
@@ -60,10 +61,12 @@ def nearest_plans(
         except Invalid:
             continue  # the new values exclude each other
         ranks = changed.cluster.gpus_per_host
+        # Thousands of candidates share a few host sizes. The inventory is read once for each.
         if ranks not in hosts:
             hosts[ranks] = Hosts.of(changed, inventory)
         request = Request(changed, shape, hosts[ranks])
         mesh = first_mesh(request)
+        # No edits: the spec itself was refused, so it is no alternative.
         if mesh is None or not edits:
             continue
         kind = (mesh, tuple((path, _grows(spec, path, value)) for path, value in edits.items()))
@@ -88,6 +91,7 @@ def _candidates(spec: JobSpec, inventory: Inventory, shape: ModelShape) -> Itera
             outer = base | _changed_degrees(spec, {"pp": pp, "cp": cp})
             for tp in tensor_degrees(request, cp):
                 rest, left = divmod(hosts * ranks, pp * cp * tp)
+                # The degrees do not fill the world.
                 if left:
                     continue
                 for shard in divisors(rest) if spec.parallel.data == "fsdp" else [1]:
@@ -104,6 +108,7 @@ def _needed(spec: JobSpec, shape: ModelShape) -> dict[str, Value]:
     if spec.model.lora is not None:
         names = linear_names(shape)
         kept = tuple(name for name in spec.model.lora.target_modules if name in names)
+        # Keep the valid names. If none is valid, one module is the smallest change.
         if not kept or len(kept) < len(spec.model.lora.target_modules):
             needed["model.lora.target_modules"] = kept or (names[0],)
     return needed
@@ -125,6 +130,7 @@ def _sizes(spec: JobSpec, inventory: Inventory) -> Iterator[tuple[int, int]]:
     """Hosts and ranks per host: as requested, or what the inventory has."""
     hosts, ranks = spec.cluster.hosts, spec.cluster.gpus_per_host
     available = len(inventory.with_devices(ranks))
+    # The hosts are not the problem, so do not propose other sizes.
     if available >= hosts:
         yield hosts, ranks
         return
@@ -150,10 +156,12 @@ def _batches(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
     """Micro batch and global batch as requested, or the nearest ones that data-parallel ranks and
     pipeline rounds divide."""
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
+    # `dict.fromkeys` drops the duplicate if the spec has `auto` already, and keeps the order.
     for new_micro in dict.fromkeys((micro, "auto")):
         a_pass = mesh.data_parallel * (1 if new_micro == "auto" else new_micro)
         for unit in dict.fromkeys((a_pass, a_pass * mesh.pp)):
             below, above = batch // unit * unit, -(-batch // unit) * unit
+            # The nearest multiple below may be 0, which is no batch.
             for new_batch in {batch} if below == batch else {below or unit, above}:
                 yield {"train.micro_batch_size": new_micro, "train.global_batch_size": new_batch}
 
@@ -162,6 +170,8 @@ def _methods(spec: JobSpec, mesh: Mesh) -> Iterator[dict[str, Value]]:
     """No change, then another method for one axis."""
     wish = spec.parallel
     yield {}
+    # With another pp the requested schedule may work already, so only the requested pp gets other
+    # schedules.
     if wish.pp == mesh.pp > 1:
         for schedule in SCHEDULES:
             auto = "parallel.pipeline.stages_per_rank"
@@ -199,6 +209,7 @@ def _distance(spec: JobSpec, edits: Edits) -> tuple[float, float, str]:
     factors = 0.0
     for path, value in edits.items():
         before = value_at(spec, path)
+        # `auto` and names have no factor, and zero has no logarithm.
         if isinstance(value, int) and isinstance(before, int) and value and before:
             factors += abs(math.log2(value / before))
     return cost, factors, str(sorted(edits.items()))

@@ -100,6 +100,7 @@ def search(space: Space, objective: str) -> Found:
         of_family = _nodes(space, family)
         large = _too_large(space, family, of_family)
         too_large |= large
+        # If no mesh of the family fits, its nodes need not be bounded.
         nodes += of_family if len(large) < len(family) else []
     options = _best_first(space, objective, nodes, too_large.keys())
     slower = sum(map(len, families)) - len(too_large) - len(options)
@@ -163,8 +164,10 @@ def _nodes(space: Space, family: Sequence[Mesh]) -> list[_Node]:
 
 def _is_dominated(space: Space, mesh: Mesh, pipeline: PipelineSpec, micro: int) -> bool:
     """Where 1F1B can run, GPipe has the same bubble and keeps more activations."""
+    # A user who asks for GPipe gets it.
     if pipeline.schedule != "gpipe" or space.spec.parallel.pipeline.schedule == "gpipe":
         return False
+    # 1F1B needs at least as many micro batches as stages.
     return space.spec.train.global_batch_size // (mesh.data_parallel * micro) >= mesh.pp
 
 
@@ -172,6 +175,7 @@ def _too_large(space: Space, family: Sequence[Mesh], nodes: Sequence[_Node]) -> 
     """The meshes of a family that no setup fits, each with its smallest memory need."""
     widest, smallest = _widest(family), _smallest(nodes)
     least = _least_if_none_fits(space, widest, smallest)
+    # The mesh that shards most does not fit, so no other mesh of the family does.
     if least is not None:
         return dict.fromkeys(family, least)
     found = {}
@@ -194,6 +198,7 @@ def _smallest(nodes: Sequence[_Node]) -> Collection[_Node]:
     """The node with the smallest need for each `alike` key."""
     first: dict[tuple[PipelineSpec, bool], _Node] = {}
     for node in nodes:
+        # Nodes are in the order of their micro batch, so the first is the smallest.
         first.setdefault(node.alike, node)
     return first.values()
 
@@ -204,6 +209,7 @@ def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> M
     for node in nodes:
         for widest in reversed(node.setups):
             setup = widest if mesh is widest.mesh else replace(widest, mesh=mesh)
+            # The cheap lower bound shows that this setup neither fits nor is the smallest.
             if least is not None and min_peak_bytes(setup) >= max(least.peak_bytes, space.limit):
                 continue
             peak = space.peak(setup)
@@ -212,6 +218,7 @@ def _least_if_none_fits(space: Space, mesh: Mesh, nodes: Collection[_Node]) -> M
             memory = peak.memory()
             if least is None or memory.peak_bytes < least.peak_bytes:
                 least = memory
+            # Weights, gradients and moments alone are too large, so no other checkpointing helps.
             if space.is_too_large(standing_bytes(memory)):
                 break
     return least
@@ -224,6 +231,8 @@ def _best_first(
     best: dict[Mesh, tuple[Rank, Option]] = {}
     last = math.inf
     # A node whose cheap bound is the lowest gets the next tighter bound and is queued again.
+    # For memory the first bound is already the peak of a setup; a bound in seconds says nothing
+    # about bytes.
     level = 1 if objective == "memory" else 0
     bounds = enumerate(_bounds(space, objective, nodes))
     waiting = [(bound, number, level) for number, bound in bounds]
@@ -235,6 +244,7 @@ def _best_first(
         node = nodes[number]
         if level < LEVELS:
             found = _tighter_bound(space, objective, node, level)
+            # None: no setup of the node fits, so the node is dropped.
             if found is not None:
                 heapq.heappush(waiting, (max(bound, found), number, level + 1))
             continue
@@ -243,8 +253,11 @@ def _best_first(
                 continue
             for option in _options(space, objective, node, mesh, last):
                 place = rank(option)
+                # Several pipelines and micro batches lead to one mesh. Only its best setup is
+                # shown.
                 if mesh not in best or place < best[mesh][0]:
                     best[mesh] = place, option
+        # Before this many meshes are known, every node may still be among the best.
         if len(best) > SHOWN:
             last = heapq.nsmallest(SHOWN + 1, (place for place, _ in best.values()))[-1][0]
     first = heapq.nsmallest(SHOWN + 1, best.values(), key=lambda found: found[0])
@@ -260,6 +273,7 @@ def _bounds(space: Space, objective: str, nodes: Sequence[_Node]) -> Iterator[fl
     least: dict[tuple[int, PipelineSpec, bool], float] = {}
     for node in nodes:
         alike = (id(node.family), *node.alike)
+        # The smallest micro batch comes first and bounds all larger ones.
         if alike not in least:
             least[alike] = min(space.peak(setup).bytes for setup in node.setups)
         yield least[alike]
@@ -272,6 +286,7 @@ def _least_seconds(space: Space, nodes: Sequence[_Node]) -> Iterator[float]:
     for node in nodes:
         mesh = node.family[0]
         cut, key = (mesh.cp, mesh.tp), (mesh.cp, mesh.tp, node.micro)
+        # The cost of a slice does not depend on pp, so it is computed once for each cp and tp.
         if cut not in parts:
             parts[cut] = slice_of(node.setups[0])
         if key not in known:
@@ -318,6 +333,7 @@ def _options(
     for reshard in reshardings(space.spec, mesh, node.pipeline):
         least = math.inf if objective == "memory" else last
         for widest, seconds in zip(node.setups, node.seconds, strict=True):
+            # Even its lower bound is slower than a setup that was found.
             if objective != "memory" and seconds > least:
                 continue
             setup = replace(widest, mesh=mesh, reshard=reshard)

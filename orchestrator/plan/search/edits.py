@@ -31,6 +31,7 @@ def _changed_value(value: Any, edits: Mapping[tuple[str, ...], Value]) -> Any:
     return replace(
         value,
         **{
+            # An empty rest of the path means that the whole value is replaced.
             key: deeper[()] if () in deeper else _changed_value(getattr(value, key), deeper)
             for key, deeper in inside.items()
         },

@@ -19,6 +19,7 @@ def fabric_of(spec: JobSpec, inventory: Inventory) -> Fabric | None:
     known = [host.device_bytes for host in hosts if host.device_bytes is not None]
     profile = fabric.profile
     if known:
+        # All ranks run the same setup, so the smallest device limits all of them.
         profile = replace(profile, memory_bytes=min(known))
     return replace(fabric, profile=profile, hosts=spec.cluster.hosts)
 
@@ -33,6 +34,7 @@ def with_fewest_hosts(space: Space) -> tuple[Space, Found]:
     """The smallest number of hosts on which a plan fits, and the fastest plans on them."""
     for hosts in range(min(least_hosts(space), space.fabric.hosts), space.fabric.hosts):
         smaller = with_hosts(space, hosts)
+        # A cheap test of the rules before the search, which computes memory and time.
         if first_mesh(smaller.request) is not None:
             found = search(smaller, "throughput")
             if found.options:

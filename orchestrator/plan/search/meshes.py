@@ -19,6 +19,7 @@ def meshes(spec: JobSpec, world: int) -> Iterator[Mesh]:
     """Every mesh of `world` ranks with the degrees that the spec fixes, small pp first."""
     wish = spec.parallel
     copies = wish.data != "fsdp"
+    # Without FSDP every rank holds a whole copy of the weights, so nothing is sharded.
     degrees = (wish.pp, wish.dp_replicate, 1 if copies else wish.dp_shard, wish.cp, wish.tp)
     for found in _factors(tuple(degrees), world):
         yield Mesh(**dict(zip(AXES, found, strict=True)))
@@ -27,6 +28,7 @@ def meshes(spec: JobSpec, world: int) -> Iterator[Mesh]:
 def _factors(wishes: tuple[int | str, ...], rest: int) -> Iterator[tuple[int, ...]]:
     wish, *others = wishes
     if not others:
+        # The last axis takes all remaining ranks. A fixed degree must be exactly that number.
         if wish in ("auto", rest):
             yield (rest,)
         return

@@ -37,6 +37,7 @@ def too_few_devices(case: Case) -> Broken | None:
     if case.hosts.usable >= hosts:
         return None
     few = [host for host in case.hosts.inventory.hosts if host.devices < ranks]
+    # The hosts have enough devices but cannot be used: `hosts-usable` names them.
     if not few:
         return None
     shown = ", ".join(f"{host.name} has {host.devices}" for host in few[:SHOWN])
@@ -51,6 +52,7 @@ def unusable_hosts(case: Case) -> Broken | None:
     """Enough hosts with enough devices, but some are busy, drained or of another kind."""
     assert case.hosts.inventory is not None
     hosts, ranks = case.spec.cluster.hosts, case.spec.cluster.gpus_per_host
+    # With too few hosts in the inventory, `hosts-in-inventory` refuses the job already.
     if case.hosts.usable >= hosts or len(case.hosts.inventory.hosts) < hosts:
         return None
     if any(host.devices < ranks for host in case.hosts.inventory.hosts):
@@ -83,6 +85,7 @@ def long_sequence(case: Case) -> Broken | None:
 def sliding_window(case: Case) -> Broken | None:
     """A window at least as long as the sequence is full attention."""
     window = case.shape.window
+    # None: the model has no window. 0: its layers differ, which `full-attention` refuses.
     if not window or case.spec.data.sequence_length <= window:
         return None
     return Broken(
@@ -116,6 +119,7 @@ def unknown_modules(case: Case) -> Broken | None:
         return None
     known = linear_names(case.shape)
     unknown = [name for name in lora.target_modules if name not in known]
+    # An empty list is refused too: no module would be trained.
     if lora.target_modules and not unknown:
         return None
     return Broken(
@@ -133,12 +137,15 @@ def distant_group(case: Case) -> Broken | None:
     if ranks % tp == 0:
         return None
     inside = f"must divide the {ranks} ranks of a host"
+    # No NVLink connects hosts, so a wider group is never allowed, and the message need not explain
+    # it.
     if not case.hosts.blocks:
         return Broken(f"{inside}, so that no tensor-parallel group spans hosts")
     limit = (
         f"{inside}, or be a multiple of them that takes whole hosts of one NVLink block, at most"
         f" {case.hosts.blocks[0]} hosts x {ranks} devices"
     )
+    # A group that takes a part of a host would share the rest of that host with another group.
     if tp % ranks:
         return Broken(limit)
     wide = tp // ranks
@@ -193,6 +200,7 @@ def context_parts(spec: JobSpec, cp: int) -> int:
 
 def uneven_sequence(case: Case) -> Broken | None:
     length, parts = case.spec.data.sequence_length, context_parts(case.spec, case.mesh.cp)
+    # A single cp rank has the whole sequence, so no parts are needed.
     if case.mesh.cp == 1 or length % parts == 0:
         return None
     method = case.spec.parallel.context
@@ -240,6 +248,7 @@ def uneven_reshard(case: Case) -> Broken | None:
 
 def few_layers(case: Case) -> Broken | None:
     layers, stages = case.shape.num_layers, case.mesh.pp * case.pipeline.stages
+    # Without a pipeline there are no stages.
     if case.mesh.pp == 1 or layers >= stages:
         return None
     per_rank = (
@@ -284,6 +293,7 @@ def other_world(case: Case) -> Broken | None:
     if case.mesh.world_size == world:
         return None
     made = f"{case.mesh.world_size}"
+    # dp_shard is a placeholder here, so its number would mean nothing to the user.
     if fills_world(spec):
         made = f"a multiple of {case.mesh.world_size // case.mesh.dp_shard}"
     degrees = " x ".join(f"{axis}={_degree(spec, axis, case.mesh)}" for axis in AXES)
@@ -316,12 +326,14 @@ def uneven_batch(case: Case) -> Broken | None:
 def unusable_micro_batches(case: Case) -> Broken | None:
     """No micro batch size makes a number of micro batches that the schedule can run."""
     spec = case.spec
+    # Any number of micro batches can run without a pipeline.
     if case.mesh.pp == 1 or _data_parallel_unknown(spec, case.mesh):
         return None
     batch, micro = spec.train.global_batch_size, spec.train.micro_batch_size
     most, left = divmod(batch, sequences_per_pass(spec, case.mesh))
     if left:
         return None  # `batch-ranks` refuses it
+    # The largest count first: most schedules need a minimum, so it is the likeliest to pass.
     counts = reversed(divisors(most)) if micro == "auto" else (most,)
     if any(can_run(case.pipeline, case.mesh.pp, count) for count in counts):
         return None

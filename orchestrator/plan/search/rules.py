@@ -245,6 +245,7 @@ def refusals(request: Request, mesh: Mesh) -> tuple[Refusal, ...]:
     wished = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
     case = Case(*request, mesh, wished[0])
     asked = RULES
+    # `auto` can choose a schedule that works, so no rule about schedules is broken.
     if any(first_broken(case._replace(pipeline=one), SCHEDULE_RULES) is None for one in wished):
         asked = tuple(rule for rule in RULES if rule.scope != "schedule")
     found = ((rule, rule.check(case)) for rule in asked)
@@ -258,6 +259,7 @@ def first_refusal(request: Request, mesh: Mesh) -> tuple[Rule, Broken] | None:
     """
     first, *others = wished_pipelines(request.spec.parallel.pipeline, mesh.pp)
     found = first_broken(Case(*request, mesh, first), MESH_RULES)
+    # Rules of scope `mesh` do not read the schedule, so another one would break them too.
     if found is None or found[0].scope == "mesh":
         return found
     # Another schedule may still work: GPipe, for example, can run fewer micro batches than ranks.
@@ -278,6 +280,7 @@ def first_broken(case: Case, rules: tuple[Rule, ...]) -> tuple[Rule, Broken] | N
 @lru_cache(maxsize=1024)
 def wished_pipelines(wish: PipelineSpec, pp: int) -> tuple[PipelineSpec, ...]:
     """The pipelines that `auto` may choose from before any rule is checked; never empty."""
+    # Without stages all schedules do the same, so one entry is enough.
     if pp == 1:
         plain = wish.schedule == "auto" and wish.stages == 1
         return (replace(wish, schedule="1f1b") if plain else wish,)

@@ -57,6 +57,8 @@ class Space:
     def states_bytes(self) -> int:
         """Bytes of model states on all devices together, in any split; 0 if the states are
         offloaded or only adapters are trained."""
+        # Then the states are not in device memory, or most weights have no gradient and moments. A
+        # bound of 0 excludes nothing.
         if self.spec.parallel.fsdp.cpu_offload or self.spec.model.lora is not None:
             return 0
         moments = MOMENTS[self.spec.train.optimizer.name]

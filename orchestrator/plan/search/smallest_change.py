@@ -86,16 +86,19 @@ def _fixed(space: Space) -> Edits:
     if spec.parallel.data == "fsdp":
         values["parallel.fsdp.reshard_after_forward"] = "auto"
     else:
+        # DDP and ZeRO-1 keep whole weights on each rank, so sharding saves the most.
         values |= {"parallel.data": "fsdp"}
     return {path: value for path, value in values.items() if value_at(spec, path) != value}
 
 
 def _offload(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
+    # Only FSDP can offload, and only once.
     if space.spec.parallel.data != "fsdp" or space.spec.parallel.fsdp.cpu_offload:
         return
     price = "slower: weights, gradients and moments stay in host memory"
     offload: Edits = {"parallel.fsdp.cpu_offload": True}
     yield SpecChange(offload, price)
+    # Offloading alone may not fit, because fixed keys still force large activations.
     yield SpecChange({**_fixed(space), **offload}, price)
 
 
@@ -104,6 +107,7 @@ def _more_hosts(space: Space, inventory: Inventory) -> Iterator[SpecChange]:
     asked = space.spec.cluster.hosts
     there = len(inventory.with_devices(space.spec.cluster.gpus_per_host))
     first = max(asked + 1, least_hosts(space))
+    # A few close counts, then powers of two: most degrees divide those.
     steps = {first + more for more in range(4)} | {asked << power for power in range(1, 12)}
     for hosts in islice(sorted(count for count in steps if count >= first), HOSTS_TRIED):
         price = "more hosts" if there >= hosts else f"more hosts; the inventory has {there} free"

@@ -31,6 +31,7 @@ class Access:
         config: Any = import_module("kubernetes.config")
         made = Configuration()
         try:
+            # In a pod no kubeconfig exists.
             if self.in_cluster:
                 config.load_incluster_config(made)
             else:
@@ -55,6 +56,7 @@ class Access:
     @cached_property
     def _active(self) -> tuple[str, str]:
         """Context and namespace."""
+        # A context of a kubeconfig has no meaning in a pod.
         if self.in_cluster:
             with contextlib.suppress(OSError):
                 return IN_CLUSTER, NAMESPACE.read_text().strip()

@@ -111,6 +111,8 @@ def _status(body: bytes) -> Mapping[str, Any]:
 
 def _forbidden(asked: ApiRequest, message: str) -> BackendError:
     """Status 403: a missing right, or a quota or policy of the namespace."""
+    # Rewrite it in the words of the usual refusal, so that the code below can name the right to
+    # grant.
     if asked.verb == "patch" and (wordless := WORDLESS.fullmatch(message)) is not None:
         place = re.search("/namespaces/([^/]+)/", asked.path)
         space = f' in the namespace "{place[1]}"' if place else ""
@@ -124,6 +126,7 @@ def _forbidden(asked: ApiRequest, message: str) -> BackendError:
             fix="an administrator grants it with\n" + role_lines(found),
             user="" if found["user"] == YOU else found["user"],
         )
+    # Kubernetes lets a person pass on only rights that the person has.
     if (grant := GRANT.search(message)) is not None:
         return Forbidden(
             f"{grant['user']} may not grant the job's pods rights that {grant['user']} does not"
@@ -133,6 +136,7 @@ def _forbidden(asked: ApiRequest, message: str) -> BackendError:
             " cluster.kubernetes.service_account",
             user=grant["user"],
         )
+    # A quota answers 403 too, but a right would not help.
     if "exceeded quota" in message:
         return BackendError(
             f"a quota of the namespace rejects it: {message}",
@@ -175,6 +179,7 @@ def _missing(asked: ApiRequest, said: Mapping[str, Any], message: str) -> Backen
     named = bool(details.get("name")) if isinstance(details, Mapping) else False
     for kind in JOB_KINDS.values():
         resource = kind.resource
+        # A 404 without the name of an object is about the whole kind: the path is unknown.
         if not named and f"/apis/{resource.group}/" in asked.path:
             return Missing(
                 f"the cluster has no {resource.kind} ({resource.word}, version"

@@ -106,6 +106,8 @@ class Api:
             found: Object = self.sending.json("get", resource.path(namespace, name), query)
             return found
         except Missing:
+            # The server answers 404 for an absent object and for an unknown kind. The first is a
+            # normal answer; the second means that the operator is not installed.
             if resource.group and not self.has(resource):
                 raise
             return None
@@ -141,6 +143,7 @@ class Api:
         items: list[Object] = []
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE)}
         if cached:
+            # The API server's cache does not page.
             query |= {"resourceVersion": "0", "limit": ""}
         while True:
             page = self.sending.json("list", resource.path(namespace), query)
@@ -174,6 +177,7 @@ class Api:
     def refusal(self, verb: str, path: str) -> BackendError | None:
         """The error for a request without effect; None if it is allowed."""
         query = {"dryRun": "All"}
+        # The API server checks rights before it reads the body, so an empty one is enough.
         body: Object | None = {} if verb in ("create", "patch") else None
         if verb in ("get", "list", "watch"):
             query = {"watch": "true", "timeoutSeconds": "1"} if verb == "watch" else {}
@@ -203,9 +207,11 @@ class Api:
     ) -> None:
         """Does nothing if the object is missing. `uid`: delete only the object with this uid."""
         body: dict[str, Any] = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        # The owner disappears at once, and Kubernetes deletes its dependents afterwards.
         body["propagationPolicy"] = "Background"
         if uid:
             body["preconditions"] = {"uid": uid}
+        # It is gone already, for example because Kubernetes deleted it with its owner.
         with contextlib.suppress(Missing):
             self.sending.json("delete", resource.path(namespace, name), None, body)
 
@@ -234,8 +240,11 @@ class Api:
             "timeoutSeconds": str(max(1, int(timeout_s))),
         }
         asked = ApiRequest(verb="watch", path=resource.path(namespace))
+        # The server closes the watch after `timeout_s`. Silence beyond that means a dead
+        # connection.
         for line in self.sending.lines(asked, query, timeout_s + READ_S):
             event = read_json(line)
+            # A watch has answered 200 already, so an expired version comes as an event.
             if event["type"] == "ERROR":
                 code = int(event["object"].get("code", 500))
                 raise refusal(asked, code, json.dumps(event["object"]).encode())

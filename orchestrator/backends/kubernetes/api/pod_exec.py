@@ -40,6 +40,7 @@ def execute(
         )
         try:
             socket.run_forever(timeout=timeout_s)
+            # The command still runs after the timeout.
             if socket.is_open():
                 raise Unanswered(f"`{' '.join(argv)}` in pod {pod} took over {timeout_s:.0f} s")
             return (
@@ -49,6 +50,7 @@ def execute(
             )
         finally:
             socket.close()
+    # The server refused before the connection became a websocket: the body says why.
     except websocket.WebSocketBadStatusException as exc:
         body = exc.resp_body or b""
         raise refusal(asked, exc.status_code, body) from exc
@@ -64,5 +66,6 @@ def _exit_code(status: bytes) -> int:
             return 0
         causes = said["details"]["causes"]
         return int(next(one["message"] for one in causes if one["reason"] == "ExitCode"))
+    # The connection broke before the kubelet sent the status.
     except (ValueError, KeyError, TypeError, StopIteration):
         return 255

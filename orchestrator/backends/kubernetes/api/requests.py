@@ -59,6 +59,7 @@ class Requests:
                 self.warnings |= dict.fromkeys(warnings_in(answer.headers.get("Warning")))
                 return read_json(answer.data)
             except ApiException as exc:
+                # A refusal is final. Only an overloaded or restarting server gets another try.
                 if wait_s is None or not is_undecided(exc.status, (exc.body or "").encode()):
                     raise _refused(self.access, asked, exc) from exc
                 self.clock.sleep(_retry_after(exc, wait_s))
@@ -84,12 +85,14 @@ class Requests:
         rest = b""
         try:
             for chunk in answer.stream(amt=None, decode_content=False):
+                # A chunk may end in the middle of a line.
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from lines
         except urllib3.exceptions.HTTPError as exc:
             raise unreachable(self.access, exc) from exc
         finally:
             answer.close()
+        # The last line of a log may lack its newline.
         if rest:
             yield rest
 
@@ -138,12 +141,15 @@ def warnings_in(header: str | None) -> list[str]:
 def _retry_after(exc: Any, wait_s: float) -> float:
     said = (exc.headers or {}).get("Retry-After")
     with contextlib.suppress(TypeError, ValueError):
+        # A server may name minutes, for which a terminal command should not wait. Retry-After may
+        # also be a date, which is ignored.
         return min(float(said or ""), MOST_S)
     return wait_s
 
 
 def _refused(access: Access, asked: ApiRequest, exc: Any) -> BackendError:
     """The error for the client's ApiException, which has no status if TLS failed."""
+    # The client reports a failed TLS handshake as an ApiException without a status.
     if not exc.status:
         return unreachable(access, exc)
     return refusal(asked, exc.status, (exc.body or "").encode())
@@ -161,6 +167,7 @@ def _why(exc: Exception) -> str:
     """The cause, without memory addresses of objects and without the host, which the message
     has."""
     cause = exc.__cause__
+    # "Connection refused" says more than urllib3's text about its pools.
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     words = CONNECTION.sub("", str(exc).split("object at 0x")[-1].split(">: ")[-1])

@@ -97,6 +97,7 @@ class ListWatch:
                     self._list()
                     self.silent_since = None
                     yield self.cache
+                # Any event, even a bookmark, proves that the server answers again.
                 for changed in self._changed(left):
                     failures, self.silent_since = 0, None
                     if changed:
@@ -104,9 +105,11 @@ class ListWatch:
                     if self.clock.monotonic() > deadline:
                         return
                 failures = 0
+            # The server keeps versions for some minutes only. Empty: list again.
             except Expired:
                 self.cache.version = ""
             except Unanswered:
+                # Keep the first time: callers measure how long the server has been silent.
                 if self.silent_since is None:
                     self.silent_since = self.clock.monotonic()
                 pause = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
@@ -116,6 +119,7 @@ class ListWatch:
                 self.clock.sleep(min(pause, max(0.0, deadline - self.clock.monotonic())))
 
     def _changed(self, left_s: float) -> Iterator[bool]:
+        # An older Role may have `list` without `watch`.
         if not self.polls:
             try:
                 yield from self._watch(min(WATCH_S, left_s))
@@ -135,6 +139,7 @@ class ListWatch:
             BackendError: the server is unreachable or refused the request.
         """
         try:
+            # The watch returns after a second, with what has changed since the last call.
             if self.cache.version:
                 for _ in self._watch(CATCH_UP_S):
                     pass

@@ -456,6 +456,8 @@ def _orphans(
     deletes objects with an owner."""
     for item in items:
         namespace, job = _job_of(item)
+        # The labels alone are not enough: a person may have copied them to an object of another
+        # name.
         if not is_ours(item) or name_of(item) not in {of(job) for of in BESIDE[resource]}:
             continue
         if lookup(item, ("metadata", "ownerReferences")) or (namespace, job) in jobs:

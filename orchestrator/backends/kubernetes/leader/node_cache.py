@@ -23,6 +23,7 @@ class NodeCache:
     def of(self, api: Api, hosts: Sequence[str]) -> dict[str, Object]:
         """By name; missing nodes are left out."""
         if len(hosts) > FEW:
+            # Two threads of the leader may ask at once, and the watch supports only one reader.
             with self.asking:
                 if self.watching is None:
                     self.watching = ListWatch(

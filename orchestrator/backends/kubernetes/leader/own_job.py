@@ -50,16 +50,21 @@ class OwnJob:
             try:
                 self._look()
                 self.seen.set()
+                # A deleted job has no resourceVersion to watch from.
                 if not self.gone.is_set():
                     begun = self.clock.monotonic()
                     self._watch()
                     if self.clock.monotonic() - begun < SHORT_S:
                         self.clock.sleep(SHORT_S)  # the server may close each watch at once
+            # The server no longer has that version. Read the object again and watch from its new
+            # version.
             except Expired:
                 continue
             except Unanswered:
                 self.clock.sleep(AGAIN_S)
             except BackendError as exc:
+                # Even a refusal counts as an answer: the reporter waits for it before it sends its
+                # first event.
                 self.seen.set()
                 self._refused(exc)
 
@@ -85,6 +90,7 @@ class OwnJob:
             timeout_s=WATCH_S,
         )
         for event in events:
+            # Only this event proves a deletion. A watch that ends or is refused proves nothing.
             if event["type"] == "DELETED":
                 self.gone.set()
                 return

@@ -59,14 +59,18 @@ class Channel:
 
     def told(self, clock: Clock, tell: Callable[[], object]) -> bool:
         """Whether `tell` succeeded."""
+        # The server failed or refused a moment ago. Other channels continue in the meantime.
         if clock.monotonic() < self.again_at:
             return False
         try:
             tell()
         except (BackendError, OSError) as exc:
+            # An unreachable server returns by itself, so retry soon. A rejection stays until a
+            # person changes something.
             silent = isinstance(exc, Unanswered | OSError)
             wait_s = BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)] if silent else REFUSED_S
             self.again_at, self.failures = clock.monotonic() + wait_s, self.failures + 1
+            # The same warning at each retry would fill the leader's log.
             if self.said != str(exc):
                 log.warning("%s; training continues: %s", self.what, exc)
                 self.said = str(exc)
@@ -84,6 +88,7 @@ class Written:
 
 def due_s(report: JobReport, written: Written | None, now: float) -> float:
     """Seconds until the next write is due; 0: now."""
+    # A new leader does not know what the former one wrote, so it writes at once.
     if written is None:
         return 0.0
     before = replace(written.report, updated=report.updated, step=report.step, loss=report.loss)
@@ -135,9 +140,11 @@ class LeaderReporter:
         with self.lock:
             self.run = after
             for one in news:
+                # A job that fails in a loop would flood the namespace with events.
                 self.budget, told = admit(self.budget, one)
                 if told is not None:
                     self.waiting.append(told)
+        # A step alone does not wake the thread: steps are written at intervals.
         if news or (before.state, before.attempt.number) != (after.state, after.attempt.number):
             self.woken.set()
 
@@ -154,6 +161,7 @@ class LeaderReporter:
                 self.closing
             )  # a stop request is checked first, so that everything before it is reported
             try:
+                # A leader that lost its lock must not overwrite the report of its successor.
                 self.guard()
                 wait_s = self._tell(last=closing)
             except GivenUp:
@@ -168,11 +176,13 @@ class LeaderReporter:
 
     def _tell(self, *, last: bool = False) -> float:
         """Send what is due (at the `last` call everything); return seconds until the next."""
+        # The process ends after this. A pause after an error would lose the final state.
         if last:
             for channel in (self.events, self.state, self.owner, self.progress):
                 channel.again_at = 0.0
         with self.lock:
             run = self.run
+        # The leader's loop has reported nothing yet.
         if run is None or run.job is None:
             return STEP_S
         now, pace = self.clock.monotonic(), _pace(self.run_dir.metrics)
@@ -189,6 +199,7 @@ class LeaderReporter:
 
     def _report(self, run: Run, pace: Pace | None) -> JobReport:
         report = report_of(run, self.clock.now())
+        # The metrics are from the previous attempt, whose later steps may be done again.
         if pace is None or pace.attempt != run.attempt.number:
             return report
         return replace(report, step=max(report.step, pace.step), loss=pace.loss)
@@ -197,15 +208,18 @@ class LeaderReporter:
         while self.waiting:
             with self.lock:
                 news = self.waiting[0]
+            # Keep the order: a later event must not be sent before this one.
             if not self.events.told(self.clock, partial(self._post, news, report)):
                 return
             with self.lock:
+                # While the request was sent, a full queue may have dropped this item.
                 if self.waiting and self.waiting[0] is news:
                     self.waiting.popleft()
 
     def _post(self, news: News, report: JobReport) -> None:
         self.own.seen.wait(SOON_S)  # for the object's uid, by which `kubectl describe` finds it
         item = event_of(news, report, self.kind, self.namespace, self.launch.job)
+        # Without the uid the event is still listed, but `kubectl describe` does not find it.
         item["involvedObject"] |= {"uid": self.own.uid} if self.own.uid else {}
         item["reportingInstance"] = item["source"]["host"] = self.pod
         try:

@@ -37,6 +37,7 @@ class TrainerServer:
     def from_mapping(cls, environ: Mapping[str, str]) -> Self | None:
         """None if the operator does not accept progress."""
         url, ca, token = (environ.get(name) for name in (URL, CA, TOKEN))
+        # Older operators, or those without the feature gate, set none of these variables.
         if not (url and ca and token):
             return None
         return cls(url, Path(ca), Path(token))
@@ -61,8 +62,10 @@ class TrainerServer:
                 said = answer.read().decode(errors="replace")
             finally:
                 connection.close()
+        # HTTPException is no OSError, so it would end the reporter's thread.
         except http.client.HTTPException as exc:
             raise Unanswered(f"{self.url} does not answer in HTTP: {exc!r}") from exc
+        # The operator restarts or is overloaded: a retry may succeed, unlike after a rejection.
         if answer.status >= http.HTTPStatus.INTERNAL_SERVER_ERROR:
             raise Unanswered(f"{self.url} answers {answer.status}: {said[:300]}")
         if answer.status != http.HTTPStatus.OK:
@@ -82,6 +85,7 @@ def status_body(report: JobReport, pace: Pace | None) -> dict[str, Any]:
         ],
     }
     left = report.steps - report.step
+    # While ranks restart, no step time is known, and a guess would mislead.
     if report.state == "RUNNING" and pace is not None and pace.step_s is not None:
         status["estimatedRemainingSeconds"] = min(MOST_SECONDS, round(left * pace.step_s))
     elif report.state == "SUCCEEDED":
