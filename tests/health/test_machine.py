@@ -78,10 +78,10 @@ def test_on_another_system_only_that_is_reported(
     ("version", "verdict"),
     [
         ("2.13.0+cpu", "ok"),
-        ("2.11", "ok"),
-        ("2.11rc1", "ok"),
+        ("2.13", "ok"),
+        ("2.13rc1", "ok"),
         ("3.0.0.dev20260101+cu130", "ok"),
-        ("2.10.1", "stops"),
+        ("2.12.1", "stops"),
         (None, "stops"),
     ],
 )
@@ -100,7 +100,7 @@ def test_packages_must_be_there_and_new_enough(
     monkeypatch.setattr(metadata, "version", installed)
     found = look(tmp_path, "torch")
     assert found.verdict == verdict
-    assert found.fix == "pip install 'torch>=2.11'"
+    assert found.fix == "pip install 'torch>=2.13'"
     assert (version or "not installed") in found.found
 
 
