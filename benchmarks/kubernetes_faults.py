@@ -21,7 +21,7 @@ from benchmarks.jobs import redone
 from benchmarks.timing import machine
 from tests.e2e.job import processes_of, wait_for
 from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
-from tests.kubernetes.nodes import Shape
+from tests.kubernetes.standins.nodes import Shape
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
 
 AWAY_S = SUSPENDED_S = 25.0

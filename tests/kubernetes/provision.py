@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.seams import Completed
-from tests.kubernetes import projects
-from tests.kubernetes.containers import why_no_containers
+from tests.kubernetes import real_operators
+from tests.kubernetes.standins.containers import why_no_containers
 from tests.testbeds import run_within, say_what_was_not_run
 
 SCRIPT = Path(__file__).parents[2] / "manifests" / "testbed" / "kube_envtest.sh"
@@ -98,4 +98,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     )
     say_what_was_not_run(terminalreporter, NOT_RUN, "Kubernetes", remedy)
     remedy = "set KUBE_OPERATORS to a directory with their binaries (manifests/testbed/README.md)."
-    say_what_was_not_run(terminalreporter, projects.NOT_RUN, "operator", remedy)
+    say_what_was_not_run(terminalreporter, real_operators.NOT_RUN, "operator", remedy)

@@ -26,7 +26,7 @@ from orchestrator.errors import BackendError, Unsettled
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock
 from tests.backends.kubernetes.rendered import CPU, a_handover
-from tests.kubernetes.e2e.outside import SLEEPS, Person, advised
+from tests.kubernetes.e2e.person import SLEEPS, Person, advised
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import ROOT
 

@@ -11,7 +11,7 @@ from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
 from tests.e2e.job import Done
-from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.kubernetes.e2e.person import SLEEPS, Person, account
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]

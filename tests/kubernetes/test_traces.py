@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
-from tests.kubernetes import projects, traces
-from tests.kubernetes.scenarios import SCENARIOS, Scenario
+from tests.kubernetes import real_operators
 from tests.kubernetes.testbed import KubeTestbed
+from tests.kubernetes.traces.compare import differences
+from tests.kubernetes.traces.record import read, record
+from tests.kubernetes.traces.scenarios import SCENARIOS, Scenario
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 LEFT_OUT = "initContainers"
@@ -17,10 +19,10 @@ have not."""
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda it: it.name)
 def test_an_operator_acts_as_recorded(kube: KubeTestbed, scenario: Scenario) -> None:
-    trace, steps = traces.read(scenario), traces.record(kube, scenario)
-    if "PyTorchJob" not in {project.kind for project in projects.there()}:
+    trace, steps = read(scenario), record(kube, scenario)
+    if "PyTorchJob" not in {project.kind for project in real_operators.available()}:
         trace, steps = _without(trace), _without(steps)
-    assert traces.differences(trace, steps) == []
+    assert differences(trace, steps) == []
 
 
 def _without(thing: Any) -> Any:

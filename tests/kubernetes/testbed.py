@@ -29,10 +29,11 @@ import pytest
 import yaml
 
 from orchestrator.seams import Completed
-from tests.kubernetes import nodes, projects
-from tests.kubernetes.api import GROUPS, admin_of, path
-from tests.kubernetes.nodes import Shape
+from tests.kubernetes import real_operators
 from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
+from tests.kubernetes.standins import nodes
+from tests.kubernetes.standins.api import GROUPS, admin_of, path
+from tests.kubernetes.standins.nodes import Shape
 from tests.testbeds import TestbedError, run_within, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ WHOLE = ("nodes", "persistentvolumes", "namespaces")
 """Resources of the cluster, not of a namespace."""
 SYSTEM = (
     *("default", "kube-system", "kube-public", "kube-node-lease"),
-    *(project.namespace for project in projects.PROJECTS),
+    *(project.namespace for project in real_operators.OPERATORS),
 )
 GONE_S = 300
 """For what a test left to be gone; a namespace takes some 6 s on a quiet machine."""
@@ -117,14 +118,14 @@ class KubeTestbed:
 
     def _start_operators(self) -> None:
         net = self.shape.net
-        for project in projects.there():
+        for project in real_operators.available():
             self.apply(*project.objects(net), namespace=project.namespace)
-            self.operators.append(projects.start(project, self.folder, net))
+            self.operators.append(real_operators.start(project, self.folder, net))
             self.wait_for(project.service, partial(self._has_begun, project), START_S)
 
-    def _has_begun(self, project: projects.Project) -> bool:
+    def _has_begun(self, project: real_operators.RealOperator) -> bool:
         secret = self.get("secrets", project.secret, project.namespace)
-        return projects.listens(project, self.folder, self.shape.net, secret)
+        return real_operators.listens(project, self.folder, self.shape.net, secret)
 
     def _start_standins(self) -> None:
         ready = self.folder / "run" / "standins.sock"
@@ -135,7 +136,7 @@ class KubeTestbed:
                     *(() if self.stays else ("setpriv", "--pdeathsig", "TERM")),
                     *(sys.executable, "-m", "tests.kubernetes.standins", str(self.folder)),
                     json.dumps(asdict(self.shape)),
-                    *(project.kind for project in projects.there()),
+                    *(project.kind for project in real_operators.available()),
                 ],
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -187,7 +188,7 @@ class KubeTestbed:
         crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
         environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
         environ.setdefault("KUBE_TIMEOUT", str(START_S // 2))
-        environ |= projects.environ(self.shape.net)
+        environ |= real_operators.control_plane_environ(self.shape.net)
         if not (self.folder / "etcd").exists():
             environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
         done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, START_S)

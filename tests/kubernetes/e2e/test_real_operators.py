@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.job import kill
-from tests.kubernetes import projects
+from tests.kubernetes import real_operators
 from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl, identity
 
 pytestmark = [
@@ -22,12 +22,12 @@ SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",)}
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
-@pytest.fixture(params=[project.kind for project in projects.PROJECTS])
+@pytest.fixture(params=[project.kind for project in real_operators.OPERATORS])
 def real(request: pytest.FixtureRequest) -> KubeNdctl:
     """A job of the kind, once its own operator is known to be there."""
     kind: str = request.param
-    if kind not in {project.kind for project in projects.there()}:
-        pytest.skip(f"{projects.NOT_RUN}KUBE_OPERATORS names no folder with {kind}'s own")
+    if kind not in {project.kind for project in real_operators.available()}:
+        pytest.skip(f"{real_operators.NOT_RUN}KUBE_OPERATORS names no folder with {kind}'s own")
     job: KubeNdctl = request.getfixturevalue("job")
     return replace(job, kind=kind.lower())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
-from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.kubernetes.e2e.person import SLEEPS, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tests.kubernetes.api import Object
+from tests.kubernetes.standins.api import Object
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.api import Api, ApiError, Object, path
-from tests.kubernetes.containers import Mount, expanded
+from tests.kubernetes.standins.api import Api, ApiError, Object, path
+from tests.kubernetes.standins.containers import Mount, expanded
 
 
 class NotYet(Exception):

@@ -6,11 +6,11 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kubernetes import nodes
-from tests.kubernetes.api import Api, Informer, Object, path
-from tests.kubernetes.nodes import Shape
-from tests.kubernetes.pod import PodRun
-from tests.kubernetes.pretended import is_pretended
+from tests.kubernetes.standins import nodes
+from tests.kubernetes.standins.api import Api, Informer, Object, path
+from tests.kubernetes.standins.nodes import Shape
+from tests.kubernetes.standins.pod import PodRun
+from tests.kubernetes.standins.processless import is_pretended
 
 DELETED_BY_FORCE_S = 1.0
 """A grace period of 0 still leaves a process a moment, as a kubelet does."""

@@ -15,7 +15,7 @@ from orchestrator.backends.kubernetes.resources import CONFIG_MAPS
 from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
 from tests.e2e.job import ROOT, wait_for
-from tests.kubernetes.e2e.outside import NO_IMAGE, Person, account
+from tests.kubernetes.e2e.person import NO_IMAGE, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [

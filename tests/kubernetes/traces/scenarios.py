@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.kubernetes.api import Object
+from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import KubeTestbed
 
 NAMESPACE = "default"

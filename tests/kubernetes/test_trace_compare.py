@@ -1,6 +1,6 @@
 """How a recording is held against a trace, which is made of several."""
 
-from tests.kubernetes.traces import SEEN, Step, differences, merged
+from tests.kubernetes.traces.compare import SEEN, Step, differences, merged
 
 SAID, TOLD = SEEN
 

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kubernetes.api import Api, Object, path
-from tests.kubernetes.operator import (
+from tests.kubernetes.standins.api import Api, Object, path
+from tests.kubernetes.standins.operator import (
     age_s,
     create_pod,
     delete_pods,

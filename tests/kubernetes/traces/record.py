@@ -4,12 +4,12 @@ project's own operator was seen to do (`traces/*.yaml`).
 Not all that an operator does is the same twice: Kubeflow's goes through the kinds of replicas in
 no order. So a trace is made of several recordings, and says what was in each and what in some.
 
-`python -m tests.kubernetes.traces OPERATOR [TIMES [SCENARIO...]]` records the operator that
+`python -m tests.kubernetes.traces.record OPERATOR [TIMES [SCENARIO...]]` records the operator that
 KUBE_OPERATORS has; OPERATOR says in words which one that is, and its version."""
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -17,26 +17,20 @@ from typing import Any
 
 import yaml
 
-from tests.kubernetes import projects
-from tests.kubernetes.api import Object
-from tests.kubernetes.scenarios import NAMESPACE, SCENARIOS, Act, Bed, Scenario, start
+from tests.kubernetes import real_operators
+from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
-from tests.kubernetes.watching import Changes, watched
+from tests.kubernetes.traces.compare import Step, merged
+from tests.kubernetes.traces.scenarios import NAMESPACE, SCENARIOS, Act, Bed, Scenario, start
+from tests.kubernetes.traces.watch import Changes, watched
 from tests.testbeds import TestbedError
 
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parent
 WATCHED = ("pytorchjobs", "pods", "services", "events")
 QUIET_S = 2.0
 """Without any change of these, before what came of an act is taken down."""
 QUIET_WITHIN_S = 120.0
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
-SEEN = ("conditions passed through", "events")
-"""Of these, all that each recording has has to be seen, and nothing that none has. Of everything
-else: what one of the recordings has."""
-OF_AN_END = ("Normal ExitedWithCode: ", "Warning PyTorchJobRestarting: job ")
-"""What the operator tells when it finds that a pod has ended."""
-Step = dict[str, Any]
-"""What came of one act."""
 Change = tuple[str, Object]
 
 
@@ -195,77 +189,6 @@ def _about(thing: Object) -> Object:
     }
 
 
-# One trace of several recordings, and how another one compares with it
-
-
-def merged(recordings: Sequence[Sequence[Step]]) -> list[Step]:
-    """Step by step."""
-    steps = [_merged(each) for each in zip(*recordings, strict=True)]
-    told: set[str] = set()
-    for step in steps:
-        _excuse(step["events"], told)
-        told |= {*step["events"]["always"], *step["events"]["sometimes"]}
-    return steps
-
-
-def _excuse(events: dict[str, list[str]], told: Collection[str]) -> None:
-    """What is told once more depends on how often the operator looks; and a pod that another
-    deletes may be gone before it looks at its end."""
-    deletes = any(" SuccessfulDeletePod: " in it for it in events["always"])
-    excused = [
-        it for it in events["always"] if it in told or (not deletes and it.startswith(OF_AN_END))
-    ]
-    events["always"] = [it for it in events["always"] if it not in excused]
-    events["sometimes"] = sorted({*events["sometimes"], *excused})
-
-
-def _merged(steps: Sequence[Step]) -> Step:
-    one: Step = {"act": steps[0]["act"]}
-    for word in steps[0]:
-        found = [step[word] for step in steps]
-        if word in SEEN:
-            always, ever = set.intersection(*map(set, found)), set.union(*map(set, found))
-            one[word] = {"always": sorted(always), "sometimes": sorted(ever - always)}
-        elif word != "act":
-            one[word] = [it for at, it in enumerate(found) if it not in found[:at]]
-    return one
-
-
-def differences(trace: Sequence[Step], steps: Sequence[Step]) -> list[str]:
-    """Each a line: at which act, in what, and how."""
-    return [
-        f"{step['act']}: {word}: {said}"
-        for recorded, step in zip(trace, steps, strict=True)
-        for word in recorded
-        for said in _differences(word, recorded[word], step[word])
-    ]
-
-
-def _differences(word: str, recorded: Any, found: Any) -> list[str]:
-    if word == "act":
-        return [] if recorded == found else [f"recorded was {recorded}"]
-    if word not in SEEN:
-        if found in recorded:
-            return []
-        return [" or ".join(_unlike(each, found) for each in recorded)]
-    missing = sorted(set(recorded["always"]) - set(found))
-    strange = sorted(set(found) - set(recorded["always"]) - set(recorded["sometimes"]))
-    return [*(f"without {it!r}" for it in missing), *(f"has {it!r}" for it in strange)]
-
-
-def _unlike(recorded: Any, found: Any, where: str = "") -> str:
-    """The parts that differ."""
-    if isinstance(recorded, dict) and isinstance(found, dict):
-        keys = sorted({*recorded, *found})
-        parts = [
-            _unlike(recorded.get(key), found.get(key), f"{where}.{key}")
-            for key in keys
-            if recorded.get(key) != found.get(key)
-        ]
-        return ", ".join(parts)
-    return f"{where} is {found!r}, recorded was {recorded!r}"
-
-
 def place(scenario: Scenario) -> Path:
     return FOLDER / f"pytorchjob-{scenario.name}.yaml"
 
@@ -283,7 +206,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def main(operator: str, times: str = "4", *names: str) -> None:
-    if "PyTorchJob" not in {project.kind for project in projects.there()}:
+    if "PyTorchJob" not in {project.kind for project in real_operators.available()}:
         sys.exit("KUBE_OPERATORS names no folder with training-operator: only stand-ins are here")
     FOLDER.mkdir(exist_ok=True)
     with running_testbed() as kube:

@@ -4,9 +4,9 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kubernetes.api import Api, Object, path
-from tests.kubernetes.nodes import now
-from tests.kubernetes.operator import (
+from tests.kubernetes.standins.api import Api, Object, path
+from tests.kubernetes.standins.nodes import now
+from tests.kubernetes.standins.operator import (
     age_s,
     create_pod,
     delete_pods,
@@ -16,7 +16,7 @@ from tests.kubernetes.operator import (
     phase,
     write_status,
 )
-from tests.kubernetes.pod import post_event
+from tests.kubernetes.standins.pod import post_event
 
 CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
 PREFIX = "training.kubeflow.org/"

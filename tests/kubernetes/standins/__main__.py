@@ -10,17 +10,17 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from tests.kubernetes import nodes
-from tests.kubernetes.api import Api, Object, path
-from tests.kubernetes.jobset import JobSets
-from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.kubelet_server import serve
-from tests.kubernetes.nodes import Shape
-from tests.kubernetes.operator import Controller, Operator
-from tests.kubernetes.pytorchjob import PyTorchJobs
-from tests.kubernetes.trainjob import TORCH, TrainJobs
+from tests.kubernetes.standins import nodes
+from tests.kubernetes.standins.api import Api, Object, path
+from tests.kubernetes.standins.jobset import JobSets
+from tests.kubernetes.standins.kubelet import Kubelet
+from tests.kubernetes.standins.kubelet_server import serve
+from tests.kubernetes.standins.nodes import Shape
+from tests.kubernetes.standins.operator import Controller, Operator
+from tests.kubernetes.standins.pytorchjob import PyTorchJobs
+from tests.kubernetes.standins.trainjob import TORCH, TrainJobs
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 
 
 async def run(folder: Path, shape: Shape, others: Collection[str] = ()) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kubernetes.api import Object
+from tests.kubernetes.standins.api import Object
 
 ANNOTATION = "testbed/pretended"
 """Of a pod whose containers are to be such."""

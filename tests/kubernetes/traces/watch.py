@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from tests.kubernetes.api import Object, admin_of, path
+from tests.kubernetes.standins.api import Object, admin_of, path
 from tests.kubernetes.testbed import KubeTestbed
 
 

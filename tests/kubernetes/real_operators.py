@@ -31,7 +31,7 @@ INIT_CONTAINER = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class Project:
+class RealOperator:
     binary: str
     kind: str
     namespace: str
@@ -103,11 +103,11 @@ def _hook(
     }
 
 
-def _configured(hook: Object, project: Project, net: int) -> Object:
-    service = {"name": project.service, "namespace": project.namespace, "path": hook["path"]}
+def _configured(hook: Object, operator: RealOperator, net: int) -> Object:
+    service = {"name": operator.service, "namespace": operator.namespace, "path": hook["path"]}
     one = {
-        "name": f"{hook['path'].strip('/')}.{project.namespace}.test",
-        "clientConfig": {"service": {**service, "port": project.port(net)}},
+        "name": f"{hook['path'].strip('/')}.{operator.namespace}.test",
+        "clientConfig": {"service": {**service, "port": operator.port(net)}},
         "rules": hook["rules"],
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
@@ -122,8 +122,8 @@ def _configured(hook: Object, project: Project, net: int) -> Object:
 
 PYTORCHJOBS = ("kubeflow.org", "v1", "pytorchjobs")
 JOBSETS = ("jobset.x-k8s.io", "v1alpha2", "jobsets")
-PROJECTS = (
-    Project(
+OPERATORS = (
+    RealOperator(
         binary="training-operator",
         kind="PyTorchJob",
         namespace="kubeflow",
@@ -140,7 +140,7 @@ PROJECTS = (
             )
         ],
     ),
-    Project(
+    RealOperator(
         binary="jobset-controller",
         kind="JobSet",
         namespace="jobset-system",
@@ -167,27 +167,29 @@ PROJECTS = (
 )
 
 
-def there() -> tuple[Project, ...]:
+def available() -> tuple[RealOperator, ...]:
     folder = os.environ.get("KUBE_OPERATORS")
-    return tuple(one for one in PROJECTS if folder and (Path(folder) / one.binary).exists())
+    return tuple(one for one in OPERATORS if folder and (Path(folder) / one.binary).exists())
 
 
-def environ(net: int) -> Mapping[str, str]:
+def control_plane_environ(net: int) -> Mapping[str, str]:
     """For the control plane, whose API server calls webhooks by the addresses of Services: let
     those be addresses of this machine."""
-    return {"APISERVER_ARGS": f"--service-cluster-ip-range=127.{net}.254.0/24"} if there() else {}
+    return (
+        {"APISERVER_ARGS": f"--service-cluster-ip-range=127.{net}.254.0/24"} if available() else {}
+    )
 
 
-def start(project: Project, folder: Path, net: int) -> "subprocess.Popen[bytes]":
-    for place in (Path(CERTIFICATES), folder / project.secret):
+def start(operator: RealOperator, folder: Path, net: int) -> "subprocess.Popen[bytes]":
+    for place in (Path(CERTIFICATES), folder / operator.secret):
         place.mkdir(parents=True, exist_ok=True)
-    own = f'mount --bind {folder / project.secret} {CERTIFICATES} && exec "$@"'
-    binary = Path(os.environ["KUBE_OPERATORS"]) / project.binary
-    with (folder / "log" / f"{project.binary}.log").open("ab") as log:
+    own = f'mount --bind {folder / operator.secret} {CERTIFICATES} && exec "$@"'
+    binary = Path(os.environ["KUBE_OPERATORS"]) / operator.binary
+    with (folder / "log" / f"{operator.binary}.log").open("ab") as log:
         return subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "sh", "-c", own, "sh"),
-                *(str(binary), *project.argv(folder, net)),
+                *(str(binary), *operator.argv(folder, net)),
             ],
             env={**os.environ, "KUBECONFIG": str(folder / "kubeconfig")},
             stdin=subprocess.DEVNULL,
@@ -197,20 +199,20 @@ def start(project: Project, folder: Path, net: int) -> "subprocess.Popen[bytes]"
         )
 
 
-def listens(project: Project, folder: Path, net: int, secret: Object) -> bool:
+def listens(operator: RealOperator, folder: Path, net: int, secret: Object) -> bool:
     """Once its Secret, which it fills itself, lies where a kubelet would mount it."""
     for name, value in (secret.get("data") or {}).items():
-        place = folder / project.secret / name
+        place = folder / operator.secret / name
         if not place.exists():
             place.write_bytes(base64.b64decode(value))
-    return _listens(project, net)
+    return _listens(operator, net)
 
 
-def _listens(project: Project, net: int) -> bool:
+def _listens(operator: RealOperator, net: int) -> bool:
     """By the kernel's tables: tests may connect to no address of a pod or a Service."""
     rows = [Path(f"/proc/net/{name}").read_text().split("\n")[1:] for name in ("tcp", "tcp6")]
     ports = {row.split()[1].rpartition(":")[2] for row in chain(*rows) if " 0A " in row}
-    return f"{project.port(net):04X}" in ports
+    return f"{operator.port(net):04X}" in ports
 
 
 def _address(net: int, last: int) -> str:

@@ -1,4 +1,4 @@
-"""A Kubernetes control plane to play with, that stays: `python -m tests.kubernetes.play start
+"""A Kubernetes control plane to play with, that stays: `python -m tests.kubernetes.local_cluster start
 [DIR]`, `stop [DIR]`, or an order for its nodes, as `lose-node DIR node=node2`."""
 
 import os
@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.kubernetes.nodes import Shape
 from tests.kubernetes.provision import assets
+from tests.kubernetes.standins.nodes import Shape
 from tests.kubernetes.testbed import KubeTestbed
 
 HELP = """\
@@ -18,8 +18,8 @@ PyTorchJob, JobSet and TrainJob; pods become processes of this machine. Type
   .venv/bin/ndctl inventory --backend kubernetes
   kubectl apply -k manifests/base && kubectl -n ndctl apply -f manifests/examples/runs-claim.yaml
   .venv/bin/ndctl submit examples/kubernetes.yaml --follow
-  .venv/bin/python -m tests.kubernetes.play lose-node {folder} node=node2     # and node-back
-  .venv/bin/python -m tests.kubernetes.play stop {folder}
+  .venv/bin/python -m tests.kubernetes.local_cluster lose-node {folder} node=node2     # and node-back
+  .venv/bin/python -m tests.kubernetes.local_cluster stop {folder}
 Its log is {folder}/standins.log; a directory for hostPath volumes is {folder}/runs.
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
-from tests.kubernetes.e2e.outside import NO_IMAGE, SLEEPS, Person, account, advised
+from tests.kubernetes.e2e.person import NO_IMAGE, SLEEPS, Person, account, advised
 from tests.kubernetes.testbed import CRDS, REPOSITORY, KubeTestbed
 
 pytestmark = [

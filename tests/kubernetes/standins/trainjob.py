@@ -3,8 +3,8 @@
 import copy
 from dataclasses import dataclass
 
-from tests.kubernetes.api import Api, ApiError, Object, owned_by, path
-from tests.kubernetes.operator import set_condition, write_status
+from tests.kubernetes.standins.api import Api, ApiError, Object, owned_by, path
+from tests.kubernetes.standins.operator import set_condition, write_status
 
 TRAINER = "node"
 """Both the replicatedJob and its container that train."""

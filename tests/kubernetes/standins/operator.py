@@ -10,9 +10,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Protocol
 
-from tests.kubernetes.api import Api, ApiError, Informer, Key, Object, key_of, owned_by, path
-from tests.kubernetes.nodes import now
-from tests.kubernetes.pod import post_event
+from tests.kubernetes.standins.api import (
+    Api,
+    ApiError,
+    Informer,
+    Key,
+    Object,
+    key_of,
+    owned_by,
+    path,
+)
+from tests.kubernetes.standins.nodes import now
+from tests.kubernetes.standins.pod import post_event
 
 
 class Controller(Protocol):

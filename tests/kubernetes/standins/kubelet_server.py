@@ -9,9 +9,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from tests.kubernetes.api import Object
-from tests.kubernetes.kubelet import Kubelet
-from tests.kubernetes.pod import PodRun
+from tests.kubernetes.standins.api import Object
+from tests.kubernetes.standins.kubelet import Kubelet
+from tests.kubernetes.standins.pod import PodRun
 
 STDOUT, STDERR, ERROR = 1, 2, 3
 """Channels of v4.channel.k8s.io: the first byte of each message."""

@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.kubernetes import volumes
-from tests.kubernetes.api import Api, ApiError, Object, path
-from tests.kubernetes.containers import Container, Mount, expanded
-from tests.kubernetes.nodes import now
-from tests.kubernetes.pretended import Pretended, is_pretended
+from tests.kubernetes.standins import volumes
+from tests.kubernetes.standins.api import Api, ApiError, Object, path
+from tests.kubernetes.standins.containers import Container, Mount, expanded
+from tests.kubernetes.standins.nodes import now
+from tests.kubernetes.standins.processless import Pretended, is_pretended
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
 """Before a container's restarts; a real kubelet begins with 10 s."""
