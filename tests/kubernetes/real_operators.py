@@ -1,9 +1,10 @@
-"""The projects' own operators, as processes beside the control plane, in place of our stand-ins:
-where `KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow's 1.9: PyTorchJob) or
-`jobset-controller` (JobSet), or both. Build the programs yourself: no container image is pulled.
+"""Runs the projects' own operators as processes of this machine, in place of our stand-ins.
 
-This module makes what their Deployments need besides: namespace, Secret, Service and webhooks. The
-operators act as the cluster's admin."""
+`KUBE_OPERATORS` names a folder with `training-operator` (Kubeflow 1.9: PyTorchJob), with
+`jobset-controller` (JobSet), or with both. Build the programs yourself: no container image is
+pulled. This module creates the other objects of their Deployments: namespace, Secret, Service and
+webhooks. The operators have the rights of the cluster's admin.
+"""
 
 import base64
 import os
@@ -18,7 +19,7 @@ Object = dict[str, Any]
 NOT_RUN = "NOT TESTED WITH A REAL OPERATOR: "
 ADMISSION = "admissionregistration.k8s.io/v1"
 CERTIFICATES = "/tmp/k8s-webhook-server/serving-certs"
-"""Where both of them have their Secret mounted; each sees a folder of its own there."""
+"""Both operators expect their Secret here. Each gets a mount namespace, so they do not collide."""
 INIT_CONTAINER = """\
 - name: init-pytorch
   image: {{.InitContainerImage}}
@@ -27,7 +28,7 @@ INIT_CONTAINER = """\
     requests: {cpu: 50m, memory: 10Mi}
   command: ['sh', '-c', 'for i in $(seq {{.MaxTries}}); do getent hosts {{.MasterAddr}} && exit; sleep 2; done; exit 1']
 """  # noqa: E501
-"""Theirs, but for `nslookup`, which asks a DNS server that is not here."""
+"""The operator's own template, with `getent` for `nslookup`: the testbed has no DNS server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,12 @@ class RealOperator:
     service: str
     secret: str
     address: int
-    """The last number of its Service's."""
+    """Last byte of the IP address of its Service."""
     hooks: Sequence[Object]
 
     def port(self, net: int) -> int:
-        """Of its webhooks; the training operator listens on every address of the machine."""
+        """Port of its webhooks. It depends on `net`, because the training operator listens on every
+        address of the machine."""
         return 21000 + 10 * net + self.address
 
     def argv(self, folder: Path, net: int) -> list[str]:
@@ -173,8 +175,8 @@ def available() -> tuple[RealOperator, ...]:
 
 
 def control_plane_environ(net: int) -> Mapping[str, str]:
-    """For the control plane, whose API server calls webhooks by the addresses of Services: let
-    those be addresses of this machine."""
+    """Environment of the control plane. The API server calls webhooks by the address of their
+    Service, so Services get loopback addresses."""
     return (
         {"APISERVER_ARGS": f"--service-cluster-ip-range=127.{net}.254.0/24"} if available() else {}
     )
@@ -199,17 +201,18 @@ def start(operator: RealOperator, folder: Path, net: int) -> "subprocess.Popen[b
         )
 
 
-def listens(operator: RealOperator, folder: Path, net: int, secret: Object) -> bool:
-    """Once its Secret, which it fills itself, lies where a kubelet would mount it."""
+def is_ready(operator: RealOperator, folder: Path, net: int, secret: Object) -> bool:
+    """Whether its webhooks listen. It fills its own Secret first; this function copies the Secret
+    to the place where a kubelet would mount it."""
     for name, value in (secret.get("data") or {}).items():
         place = folder / operator.secret / name
         if not place.exists():
             place.write_bytes(base64.b64decode(value))
-    return _listens(operator, net)
+    return _is_listening(operator, net)
 
 
-def _listens(operator: RealOperator, net: int) -> bool:
-    """By the kernel's tables: tests may connect to no address of a pod or a Service."""
+def _is_listening(operator: RealOperator, net: int) -> bool:
+    """Reads the kernel's tables, because a test may not connect to the address of a Service."""
     rows = [Path(f"/proc/net/{name}").read_text().split("\n")[1:] for name in ("tcp", "tcp6")]
     ports = {row.split()[1].rpartition(":")[2] for row in chain(*rows) if " 0A " in row}
     return f"{operator.port(net):04X}" in ports

@@ -1,4 +1,4 @@
-"""Two controllers contend for a Lease of a real API server."""
+"""Two controllers compete for a Lease of a real API server."""
 
 import threading
 import time
@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 LEASE_S = 3
 
 
-def contender(kube: KubeTestbed, me: str) -> Election:
+def contender(kube: KubeTestbed, identity: str) -> Election:
     api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-    return Election(api, "default", me, LEASE_S, threading.Event())
+    return Election(api, "default", identity, LEASE_S, threading.Event())
 
 
 def test_the_second_controller_acts_after_the_first_releases_the_lease(
@@ -26,7 +26,7 @@ def test_the_second_controller_acts_after_the_first_releases_the_lease(
     first.begin()
     kube.wait_for("a holder", lambda: first.acts)
     second.begin()
-    kube.wait_for("a sign of life", lambda: second.other == "first")
+    kube.wait_for("the second to see the first", lambda: second.other == "first")
     assert first.acts
     assert not second.acts
     assert second.turned.is_set()
@@ -34,8 +34,8 @@ def test_the_second_controller_acts_after_the_first_releases_the_lease(
     first.end()
     assert not first.acts
     begun = time.monotonic()
-    kube.wait_for("the other one", lambda: second.acts)
-    assert time.monotonic() - begun < LEASE_S, "it need not run out"
+    kube.wait_for("the second to act", lambda: second.acts)
+    assert time.monotonic() - begun < LEASE_S, "the Lease need not expire"
     second.end()
     lease = kube.get("leases.coordination.k8s.io", "ndctl-controller", "default")["spec"]
     assert not lease.get("holderIdentity")
@@ -50,7 +50,7 @@ def test_a_holder_without_the_server_stops_acting_and_resumes_later(
     alone.begin()
     kube.wait_for("a holder", lambda: alone.acts)
     kube.stop_control_plane()
-    kube.wait_for("the end of it", lambda: not alone.acts)
+    kube.wait_for("it to stop acting", lambda: not alone.acts)
     kube.start_control_plane()
     kube.wait_for("a holder again", lambda: alone.acts)
     alone.end()

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md says what is true: its commands, in order, on a real API server; keys."""
+"""The commands of docs/kubernetes.md work on a real API server, and its tables are complete."""
 
 import re
 import subprocess
@@ -23,12 +23,12 @@ COMMANDS = [
 ]
 
 SUBMIT = "ndctl submit examples/kubernetes.yaml"
-SUSPEND, GO_ON = (
+SUSPEND, RESUME = (
     "kubectl -n ndctl patch pytorchjob kubernetes-demo --type=merge"
     f""" -p '{{"spec":{{"runPolicy":{{"suspend":{holds}}}}}}}\'"""
     for holds in ("true", "false")
 )
-ALONE: Mapping[str, str] = {
+WITHOUT_A_JOB: Mapping[str, str] = {
     "make install": "",
     "kubectl apply -k manifests/base": r"namespace/ndctl created\n",
     "kubectl -n ndctl apply -f manifests/examples/runs-claim.yaml": r"ndctl-runs created",
@@ -54,7 +54,7 @@ ALONE: Mapping[str, str] = {
     "kubectl apply -k manifests/controller": r"deployment.apps/ndctl-controller created",
     "ndctl controller -n ndctl --once": r"\d+ requests were sent",
 }
-"""Each command of the document that needs no job -> what it prints here."""
+"""Each command of the document that needs no job, and a pattern of its output."""
 WITH_A_JOB: Mapping[str, str] = {
     SUBMIT: r"submitted kubernetes-demo to kubernetes",
     "ndctl list": r"kubernetes-demo +RUNNING",
@@ -75,7 +75,7 @@ WITH_A_JOB: Mapping[str, str] = {
     "ndctl list -n ndctl": r"kubernetes-demo +RUNNING",
     "ndctl status kubernetes-demo -n ndctl": r"RUNNING",
     SUSPEND: "patched",
-    GO_ON: "patched",
+    RESUME: "patched",
     "ndctl cancel kubernetes-demo": r"kubernetes-demo: CANCELLED",
     f"{SUBMIT} --resume": r"submitted kubernetes-demo to kubernetes",
     "kubectl -n ndctl delete pytorchjob kubernetes-demo": r"deleted",
@@ -99,20 +99,20 @@ WITH_A_JOB: Mapping[str, str] = {
     r"STATE:.metadata.annotations.ndctl\.dev/state,STEP:.metadata.annotations.ndctl\.dev/step,"
     r"CULPRIT:.metadata.annotations.ndctl\.dev/culprit'": r"by-jobset +CANCELLED +\d+/1000 ",
 }
-"""Each of the others."""
-SAYS = {**ALONE, **WITH_A_JOB}
-ALONGSIDE = [f"ndctl status {name} -n ndctl" for name in ("by-jobset", "by-trainjob")]
+"""Each of the other commands, and a pattern of its output."""
+OUTPUTS = {**WITHOUT_A_JOB, **WITH_A_JOB}
+STATUS_OF_OTHER_KINDS = [f"ndctl status {name} -n ndctl" for name in ("by-jobset", "by-trainjob")]
 
 
 @pytest.fixture
-def told(kube_there: None, tmp_path: Path) -> "Iterator[Told]":
-    """A cluster of its own: what administrators make is not taken back."""
+def docs_runner(kube_available: None, tmp_path: Path) -> "Iterator[DocsRunner]":
+    """A separate cluster, because the administrator's objects are not removed afterwards."""
     with running_testbed() as testbed:
         testbed.apply(*_kueue_kinds())
-        yield Told(testbed, tmp_path)
+        yield DocsRunner(testbed, tmp_path)
 
 
-class Told:
+class DocsRunner:
     def __init__(self, testbed: KubeTestbed, folder: Path) -> None:
         self.testbed = testbed
         own = folder / "bin"
@@ -128,8 +128,9 @@ class Told:
         }
 
     def __call__(self, command: str) -> str:
-        """What it printed."""
-        line = command.replace("make ", "make --dry-run ")  # not over what the tests run in
+        """Runs a command and returns its output."""
+        # A dry run: `make install` would change the environment of this test.
+        line = command.replace("make ", "make --dry-run ")
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             env=self.environ,
@@ -143,22 +144,22 @@ class Told:
         return done.stdout + done.stderr
 
     def check(self, command: str) -> None:
-        said = self(command)
-        assert re.search(SAYS[command], said), f"{command}:\n{said}"
+        output = self(command)
+        assert re.search(OUTPUTS[command], output), f"{command}:\n{output}"
 
     def pods(self) -> dict[str, str]:
-        """Of jobs: the controller's stay."""
+        """Phases of the pods of jobs, without those of the controller."""
         return self.testbed.phases("ndctl.dev/job", namespace="ndctl")
 
-    def await_event(self, words: str) -> None:
-        self.await_words("ndctl events kubernetes-demo", words)
+    def wait_for_event(self, words: str) -> None:
+        self.wait_for_words("ndctl events kubernetes-demo", words)
 
-    def await_words(self, command: str, words: str) -> None:
+    def wait_for_words(self, command: str, words: str) -> None:
         self.testbed.wait_for(words, lambda: words in self(command), timeout=600)
 
 
 def _kueue_kinds() -> list[dict[str, object]]:
-    """What an API server needs to take Kueue's objects, whatever is in them: there is no Kueue."""
+    """CRDs with which an API server without Kueue accepts any object of Kueue."""
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
         "name": "v1beta1",
@@ -191,22 +192,28 @@ def _kueue_kinds() -> list[dict[str, object]]:
 @pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_the_commands_do_what_the_document_says(told: Told) -> None:
+def test_the_commands_do_what_the_document_says(docs_runner: DocsRunner) -> None:
     for command in COMMANDS:
-        told.check(command)
+        docs_runner.check(command)
         if command == SUBMIT:
-            told.await_event("checkpoint step-10 is complete")
+            docs_runner.wait_for_event("checkpoint step-10 is complete")
         elif command == SUSPEND:
-            told.testbed.wait_for("all pods gone", lambda: not told.pods(), timeout=400)
-        elif command == GO_ON:
-            told.await_event("from checkpoint step-")
-            assert "restarts    attempt 2, 0 restarts" in told("ndctl status kubernetes-demo")
-        elif command in ALONGSIDE:
-            # What is cancelled before a pod can be asked is suspended, and has none to look at.
-            told.await_words(command, ": RUNNING")
+            docs_runner.testbed.wait_for(
+                "all pods gone", lambda: not docs_runner.pods(), timeout=400
+            )
+        elif command == RESUME:
+            docs_runner.wait_for_event("from checkpoint step-")
+            assert "restarts    attempt 2, 0 restarts" in docs_runner(
+                "ndctl status kubernetes-demo"
+            )
+        elif command in STATUS_OF_OTHER_KINDS:
+            # A job that is cancelled before its leader answers is suspended and loses its pods.
+            docs_runner.wait_for_words(command, ": RUNNING")
         elif " delete " in command:
-            told.testbed.wait_for("all pods gone", lambda: not told.pods(), timeout=400)
-    assert set(told.pods().values()) == {"Succeeded"}, "what is cancelled stays to be looked at"
+            docs_runner.testbed.wait_for(
+                "all pods gone", lambda: not docs_runner.pods(), timeout=400
+            )
+    assert set(docs_runner.pods().values()) == {"Succeeded"}, "the pods of a cancelled job stay"
 
 
 @pytest.mark.kubernetes
@@ -215,13 +222,13 @@ def test_the_commands_do_what_the_document_says(told: Told) -> None:
 def test_the_commands_before_a_job_do_what_the_document_says(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
-    told = Told(kube, tmp_path)
+    docs_runner = DocsRunner(kube, tmp_path)
     roles = ("clusterrole,clusterrolebinding", "-l", "app.kubernetes.io/part-of=ndctl")
     kube.kubectl("delete", *roles)
     kube.kubectl("delete", "clusterrolebinding", "ndctl-alice", "--ignore-not-found")
     for command in COMMANDS:
-        if command in ALONE and "kueue" not in command:
-            told.check(command)
+        if command in WITHOUT_A_JOB and "kueue" not in command:
+            docs_runner.check(command)
     may = ["kubectl", "auth", "can-i", "-n", "ndctl", "--as=alice"]
     assert kube([*may, "create", "pytorchjobs.kubeflow.org"]).out.strip() == "yes"
     assert kube([*may, "create", "pods"]).out.strip() == "no"
@@ -229,7 +236,7 @@ def test_the_commands_before_a_job_do_what_the_document_says(
 
 
 def test_every_command_of_the_document_is_run() -> None:
-    assert set(COMMANDS) == set(SAYS)
+    assert set(COMMANDS) == set(OUTPUTS)
 
 
 def test_every_key_of_a_site_is_documented() -> None:

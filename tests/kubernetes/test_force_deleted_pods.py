@@ -1,4 +1,4 @@
-"""A pod that a Job counts, on a node that is lost: with the Job controller of Kubernetes itself."""
+"""A pod of a Job on a lost node is force-deleted: the Job controller of Kubernetes replaces it."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ from tests.kubernetes.testbed import KubeTestbed
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
 LABELS = {"ndctl.dev/job": "job"}
 SINCE = 26
-"""The minor version of the API server from which on Jobs have a podFailurePolicy."""
+"""The first minor version of the API server whose Jobs have a podFailurePolicy."""
 
 
 def job() -> dict[str, Any]:
-    """As a JobSet makes it of ours, in small."""
+    """A Job like those in a JobSet of ndctl, with one pod."""
     main = {"name": "main", "image": "ndctl:1", "command": ["sh", "-c", "sleep 600"]}
     ignore = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     spec = {
@@ -43,7 +43,7 @@ def running(kube: KubeTestbed) -> list[dict[str, Any]]:
 
 
 def test_a_job_releases_a_force_deleted_pod_and_makes_another(kube: KubeTestbed) -> None:
-    if kube.minor < SINCE:
+    if kube.minor_version < SINCE:
         pytest.skip(f"{kube.version} has no podFailurePolicy")
     kube.apply(job())
     try:
@@ -52,15 +52,15 @@ def test_a_job_releases_a_force_deleted_pod_and_makes_another(kube: KubeTestbed)
         host = pod["spec"]["nodeName"]
         kube.lose_node(host)
         api = Api(None, {"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-        # As the controller does: no pod's account may.
+        # ndctl's controller does this; the account of a pod has no right to do it.
         perform(api, Delete(what=Ref.of(PODS, pod), reason="lost", grace_s=0, status=failed(pod)))
         old = pod["metadata"]["uid"]
 
         def replaced() -> bool:
             return [each["metadata"]["uid"] != old for each in running(kube)] == [True]
 
-        kube.wait_for("its successor, and no other", replaced)
-        # A disruption is nobody's failure.
+        kube.wait_for("exactly one new pod", replaced)
+        # The podFailurePolicy ignores a disruption.
         status = kube.get("jobs.batch", "job")["status"]
         assert status.get("failed", 0) == 0
     finally:

@@ -1,4 +1,4 @@
-"""Objects of one name, and what a leader has changed of them, on a real API server."""
+"""Jobs of the same name, and changes that a leader makes to its job, on a real API server."""
 
 import sys
 from dataclasses import replace
@@ -23,64 +23,67 @@ def handover(kube: KubeTestbed, namespace: str, kind: Kind = "pytorchjob") -> Ha
     return a_handover(replace(CPU, namespace=namespace, priority_class="absent"), kind)
 
 
-def refused(backend: KubernetesBackend, asked: Handover) -> str:
-    """For its class, which there is not, and perhaps for more."""
+def refusal_of(backend: KubernetesBackend, payload: Handover) -> str:
+    """The refusal. It always names the absent PriorityClass, and perhaps more."""
     with pytest.raises(BackendError) as found:
-        backend.check(asked)
+        backend.check(payload)
     return found.value.message
 
 
 def test_a_name_that_a_job_of_another_kind_has_is_refused(kube: KubeTestbed) -> None:
-    """Both would be launch 1 of one run directory, and write one ConfigMap."""
+    """Both jobs would be launch 1 of the same run directory and write the same ConfigMap."""
     namespace = kube.namespace("names")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
     first = handover(kube, namespace)
-    assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
+    assert "PyTorchJob" not in refusal_of(backend, handover(kube, namespace, "jobset"))
     backend.submit(first)
     for kind in ("jobset", "trainjob"):
-        said = refused(backend, handover(kube, namespace, kind))
-        assert f"a name that no PyTorchJob of namespace {namespace} has" in said
-        assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in said
-    assert "delete pytorchjobs" not in refused(backend, first), "a submit again is none other"
+        message = refusal_of(backend, handover(kube, namespace, kind))
+        assert f"a name that no PyTorchJob of namespace {namespace} has" in message
+        assert f"`kubectl -n {namespace} delete pytorchjobs.kubeflow.org job`" in message
+    assert "delete pytorchjobs" not in refusal_of(backend, first), (
+        "a repeated submission is the same job"
+    )
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
-    assert "PyTorchJob" not in refused(backend, handover(kube, namespace, "jobset"))
+    assert "PyTorchJob" not in refusal_of(backend, handover(kube, namespace, "jobset"))
 
 
 def test_the_running_launch_is_noted_once_and_a_later_text_is_told_apart(
     kube: KubeTestbed,
 ) -> None:
-    """`kubectl apply` leaves what it does not know of."""
+    """`kubectl apply` keeps fields that are not in the manifest, such as the leader's notes."""
     namespace = kube.namespace("text")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-    asked = handover(kube, namespace)
-    backend.submit(asked)
+    payload = handover(kube, namespace)
+    backend.submit(payload)
 
-    def told() -> bool:
+    def reports_unused_objects() -> bool:
         kind = JOB_KINDS["pytorchjob"]
-        (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [asked.launch])
+        (seen,) = look(backend.api(KubernetesSpec()), namespace, kind, [payload.launch])
         return "applied objects not in use" in [one.what for one in seen.troubles]
 
-    def applied(text: Handover) -> None:
+    def apply_objects(text: Handover) -> None:
         for one in objects(text):
             backend.api(KubernetesSpec()).apply(one, namespace)
 
-    backend.own(asked.launch, spec_hash(asked))
-    assert not told()
-    applied(replace(asked, spec="name: job\ntrain: {lr: 2}\n"))
-    backend.own(asked.launch)
-    assert told()
-    applied(asked)
-    assert not told()
+    backend.own(payload.launch, spec_hash(payload))
+    assert not reports_unused_objects()
+    apply_objects(replace(payload, spec="name: job\ntrain: {lr: 2}\n"))
+    backend.own(payload.launch)
+    assert reports_unused_objects()
+    apply_objects(payload)
+    assert not reports_unused_objects()
 
 
 def test_excluded_nodes_get_no_pods_unless_the_cluster_cordoned_them(kube: KubeTestbed) -> None:
     namespace = kube.namespace("shut")
     backend = KubernetesBackend({"KUBECONFIG": str(kube.kubeconfig)}, SystemClock())
-    asked = handover(kube, namespace)
-    backend.submit(asked)
+    payload = handover(kube, namespace)
+    backend.submit(payload)
 
-    def left_out() -> tuple[str, str, bool]:
-        """As the job's pods ask for it, as the controller has noted it, and as pods are told."""
+    def excluded_nodes() -> tuple[str, str, bool]:
+        """Excluded nodes as the job's pods request them, as the controller has noted them, and
+        whether the pod template excludes nodes."""
         about = kube.get("configmaps", "job-launch", namespace)["metadata"]
         found = kube.get("pytorchjobs", "job", namespace)
         affinity = found["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["affinity"]
@@ -88,11 +91,11 @@ def test_excluded_nodes_get_no_pods_unless_the_cluster_cordoned_them(kube: KubeT
         noted = found["metadata"]["annotations"].get(names.EXCLUDED_ANNOTATION, "")
         return asks, noted, "NotIn" in str(affinity)
 
-    backend.replace(asked.launch, "node-1", elsewhere=True, shut=True)
-    assert left_out() == ("", "", False)
-    backend.replace(asked.launch, "node-1", elsewhere=True)
-    assert left_out() == ("node-1", "", False), "it takes a controller"
+    backend.replace(payload.launch, "node-1", elsewhere=True, shut=True)
+    assert excluded_nodes() == ("", "", False)
+    backend.replace(payload.launch, "node-1", elsewhere=True)
+    assert excluded_nodes() == ("node-1", "", False), "only a controller changes the template"
     argv = [sys.executable, "-m", "orchestrator", "controller", "--once", "-n", namespace]
     done = kube(argv, timeout=120)
     assert done.code == 0, done.err
-    assert left_out() == ("node-1", "node-1", True)
+    assert excluded_nodes() == ("node-1", "node-1", True)

@@ -1,6 +1,8 @@
-"""What a training program can do with the account of its pod, tried on a real API server: it takes
-no other account, reads no Secret, and touches nothing of another job. Nor by way of the controller,
-which has the rights that pods have not, and does what they ask for."""
+"""A training program cannot exceed the rights of its pod's account, tested on a real API server.
+
+It cannot use another account, read a Secret or change another job. It also cannot make the
+controller do so, which has more rights and carries out requests of pods.
+"""
 
 import base64
 import json
@@ -35,25 +37,25 @@ SLEEPS = ["sh", "-c", "sleep 600"]
 Object = dict[str, Any]
 
 
-def submitted(kube: KubeTestbed, kind: Kind, job: str) -> list[Object]:
-    """Its objects, as somebody of `ndctl-users` makes them; its pods sleep."""
+def submit_job(kube: KubeTestbed, kind: Kind, job: str) -> list[Object]:
+    """Creates the objects of a job as a user of group `ndctl-users`; the pods only sleep."""
     sleeps = {"spec": {"containers": [{"name": "pytorch", "command": SLEEPS, "resources": None}]}}
     if kind == "trainjob":
         sleeps["spec"]["containers"][0]["name"] = "node"
     runs = RunVolume(host_path=str(kube.runs))
     spec = replace(PLAIN, kind=kind, namespace=NAMESPACE, gpu_resource=None, shm=None, runs=runs)
     launch = a_launch(replace(spec, pod_template=sleeps), hosts=2, job=job)
-    made = objects(handed(launch, backend="kubernetes", stop_grace=1.0))
+    objects_of_job = objects(handed(launch, backend="kubernetes", stop_grace=1.0))
     file = kube.folder / f"{job}.yaml"
-    file.write_text(text(made))
+    file.write_text(text(objects_of_job))
     done = kube(["kubectl", *PERSON, "apply", "-f", str(file)])
     assert done.code == 0, done.err
-    return made
+    return objects_of_job
 
 
 @pytest.fixture
 def shared(kube: KubeTestbed) -> KubeTestbed:
-    """A namespace of several people, with a Secret that is of one of them alone."""
+    """A namespace of several users with the Secret of one of them."""
     kube.kubectl("apply", "-k", str(ROOT / "manifests" / "overlays" / "rdma"))
     kube.wait_for("its account", lambda: kube.get("serviceaccounts", "default", NAMESPACE))
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other-teams"}}
@@ -63,7 +65,7 @@ def shared(kube: KubeTestbed) -> KubeTestbed:
 
 @dataclass(frozen=True)
 class Account:
-    """Of a pod, as the API server knows it."""
+    """The ServiceAccount of a pod, used by impersonation."""
 
     kube: KubeTestbed
     name: str
@@ -75,13 +77,13 @@ class Account:
         return (f"--as={user}", *(f"--as-group={one}" for one in groups))
 
     def kubectl(self, *words: str) -> str:
-        """`done`, `no`, or what else was said."""
+        """`done`, `no` if it is forbidden, or the error."""
         done = self.kube(["kubectl", "-n", NAMESPACE, *self.impersonated, *words])
-        said = done.err.strip()
-        return "done" if done.code == 0 else "no" if "orbidden" in said else said
+        output = done.err.strip()
+        return "done" if done.code == 0 else "no" if "orbidden" in output else output
 
 
-STEAL = {
+PRINT_THE_SECRET = {
     "command": ["sh", "-c", "echo stolen: $STOLEN; sleep 600"],
     "env": [
         {
@@ -93,12 +95,12 @@ STEAL = {
 
 
 def with_theft(template: Object) -> Object:
-    """The template of a pod that prints the Secret, as another account."""
+    """The template, changed so that the pod prints the Secret and uses another account."""
     (container,) = template["spec"]["containers"]
     spec = {
         **template["spec"],
         "serviceAccountName": "default",
-        "containers": [{**container, **STEAL}],
+        "containers": [{**container, **PRINT_THE_SECRET}],
     }
     return {**template, "spec": spec}
 
@@ -119,13 +121,13 @@ def templates(value: Any) -> Iterator[Object]:
 def test_no_pod_changes_the_template_that_pods_are_made_from(
     shared: KubeTestbed, kind: Kind
 ) -> None:
-    """A template names any account and any Secret of the namespace. An account that may change the
-    template and cause a new pod reads all Secrets and has the rights of every account there."""
+    """A template may name any account and any Secret of its namespace. An account that can change a
+    template and cause a new pod could therefore read all Secrets and act as every account there."""
     kube, account = shared, Account(shared, "victim-pods")
-    made = submitted(kube, kind, "victim")
+    objects_of_job = submit_job(kube, kind, "victim")
     kube.wait_for("its pods", lambda: len(running(kube)) == 2)
     before = running(kube)
-    for item in made:
+    for item in objects_of_job:
         changed = json.loads(json.dumps(item))
         found = list(templates(changed))
         for one in found:
@@ -147,8 +149,8 @@ def test_no_pod_changes_the_template_that_pods_are_made_from(
     kube.wait_for("its pods again", lambda: len(running(kube)) == 2)
     for pod in kube.objects("pods", NAMESPACE, "ndctl.dev/job=victim"):
         assert pod["spec"]["serviceAccountName"] == "victim-pods"
-        said = kube.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE)
-        assert SECRET not in said
+        output = kube.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE)
+        assert SECRET not in output
 
 
 def running(kube: KubeTestbed, job: str = "victim") -> list[str]:
@@ -167,12 +169,12 @@ VERBS = {
     "deletecollection": "DELETE",
 }
 NAMED = ("get", "update", "patch", "delete")
-FORBIDDEN, TAKEN = 403, "default"
+FORBIDDEN, EXISTING_NAME = 403, "default"
 
 
 @dataclass(frozen=True)
 class Token:
-    """Of an account, as it lies in its pods."""
+    """The token of an account, as it is mounted in its pods."""
 
     line: HTTPSConnection
     token: str
@@ -185,14 +187,14 @@ class Token:
         file = kube.folder / "request.json"
         asks = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         file.write_text(json.dumps({**asks, "metadata": {}}))
-        said = json.loads(kube.kubectl("create", "--raw", place, "-f", str(file)))
+        output = json.loads(kube.kubectl("create", "--raw", place, "-f", str(file)))
         tls = ssl.create_default_context(cadata=authority)
         where = config["server"].rpartition("/")[2]
         line = HTTPSConnection(where, context=tls, timeout=60)
-        return cls(line, said["status"]["token"])
+        return cls(line, output["status"]["token"])
 
     def may(self, verb: str, where: str) -> bool:
-        """Tried, without effect where it is allowed."""
+        """Tries the request as a dry run."""
         query = "dryRun=All"
         if VERBS[verb] == "GET":
             query = "watch=true&timeoutSeconds=1" if verb == "watch" else "limit=1"
@@ -206,8 +208,8 @@ class Token:
 
 
 def resources(kube: KubeTestbed) -> Iterator[tuple[str, str, bool]]:
-    """Path up to the namespace, plural with its subresource, and whether it is in a namespace: of
-    all that this API server has."""
+    """All resources of this API server: path of the group, plural with subresource, and whether it
+    has a namespace."""
     groups = json.loads(kube.kubectl("get", "--raw", "/apis"))["groups"]
     roots = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in groups)]
     for root in roots:
@@ -216,7 +218,7 @@ def resources(kube: KubeTestbed) -> Iterator[tuple[str, str, bool]]:
 
 
 def requests(kube: KubeTestbed, named: Sequence[str]) -> Iterator[tuple[str, str, str, str, str]]:
-    """Every verb on everything: where it is, what it is, its name, and the whole path."""
+    """Every verb on every resource: verb, path of the group, plural, name and whole path."""
     for root, what, inside in resources(kube):
         resource, _, sub = what.partition("/")
         place = f"{root}/namespaces/{NAMESPACE}" if inside else root
@@ -237,42 +239,44 @@ def allowed(rules: list[Object], verb: str, root: str, what: str, name: str) -> 
     )
 
 
-EVERYBODY = [
+RIGHTS_OF_EVERY_ACCOUNT = [
     {
         "apiGroups": ["authorization.k8s.io"],
         "resources": ["selfsubjectaccessreviews", "selfsubjectrulesreviews"],
         "verbs": ["create"],
     }
 ]
-"""What Kubernetes itself lets every account do: ask what it may."""
+"""Kubernetes lets every account ask for its own rights."""
 
 
 @pytest.mark.parametrize("kind", JOB_KINDS)
 def test_pods_have_exactly_the_rights_of_the_table(shared: KubeTestbed, kind: Kind) -> None:
-    """docs/kubernetes.md has it, and a test compares it with the Role that is looked at here."""
+    """The table is in docs/kubernetes.md; another test compares it with the Role used here."""
     kube = shared
-    kube.kubectl("apply", "-f", str(ROOT / "manifests" / "controller" / "account.yaml"), *IN)
-    mine, theirs = submitted(kube, kind, "victim"), submitted(kube, kind, "theirs")
+    kube.kubectl(
+        "apply", "-f", str(ROOT / "manifests" / "controller" / "account.yaml"), *IN_NAMESPACE
+    )
+    mine, theirs = submit_job(kube, kind, "victim"), submit_job(kube, kind, "theirs")
     (role,) = (one for one in mine if one["kind"] == "Role")
     base = yaml.safe_load_all((ROOT / "manifests" / "base" / "job.yaml").read_text())
     nodes = next(iter(base))["rules"]
     lease = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get"]}]
     lease[0]["resourceNames"] = ["ndctl-controller"]
-    rules = [*role["rules"], *nodes, *lease, *EVERYBODY]
+    rules = [*role["rules"], *nodes, *lease, *RIGHTS_OF_EVERY_ACCOUNT]
     own = [*names.pytorchjob_pods("victim", 2), "victim-node-0-0-abcde"]
-    tried = {one["metadata"]["name"] for one in (*mine, *theirs)} | {*own, TAKEN}
+    tried = {one["metadata"]["name"] for one in (*mine, *theirs)} | {*own, EXISTING_NAME}
     tried |= {"theirs-master-0", "other-teams", "ndctl-controller", "victim-token"}
     token = Token.of(kube, "victim-pods")
-    wrong = []
+    differing = []
     with closing(token.line):
         for verb, root, what, name, where in requests(kube, sorted(tried)):
             if token.may(verb, where) != allowed(rules, verb, root, what, name):
-                wrong.append(f"{verb} {where}")
-    assert wrong == []
+                differing.append(f"{verb} {where}")
+    assert differing == []
 
 
-IN = ("-n", NAMESPACE)
-EVIL = (
+IN_NAMESPACE = ("-n", NAMESPACE)
+HOSTILE_ANNOTATIONS = (
     {"ndctl.dev/gang-restart": '{"spec": {"template": {"spec": {"serviceAccountName": "a"}}}}'},
     {"ndctl.dev/gang-restart": '{"by": "x\\u001b[2J", "exclude": []}'},
     {"ndctl.dev/avoid": "node1,../../secrets"},
@@ -284,25 +288,25 @@ EVIL = (
 def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     shared: KubeTestbed,
 ) -> None:
-    """A pod writes what it likes into the one object that it may write."""
+    """A pod can write anything into the one object that it may change."""
     kube, account = shared, Account(shared, "victim-pods")
-    submitted(kube, "pytorchjob", "victim")
-    submitted(kube, "pytorchjob", "theirs")
+    submit_job(kube, "pytorchjob", "victim")
+    submit_job(kube, "pytorchjob", "theirs")
     for job in ("victim", "theirs"):
         kube.wait_for("pods", partial(lambda job: len(running(kube, job)) == 2, job))
-        owned(kube, job)
+        set_owner(kube, job)
     template = templates_of(kube, "victim")
     before = {job: templates_of(kube, job) for job in ("victim", "theirs")}
     theirs = kube.get("pods", "theirs-worker-0", NAMESPACE)["metadata"]["uid"]
-    evil = (*EVIL, {"ndctl.dev/end-pods": f"theirs-worker-0/{theirs}"})
-    argv = [sys.executable, "-m", "orchestrator", "controller", *IN]
+    annotations = (*HOSTILE_ANNOTATIONS, {"ndctl.dev/end-pods": f"theirs-worker-0/{theirs}"})
+    argv = [sys.executable, "-m", "orchestrator", "controller", *IN_NAMESPACE]
     with (
         (kube.folder / "controller.log").open("w") as log,
         subprocess.Popen(argv, env=kube.environ, cwd=ROOT, stderr=log) as controller,
     ):
         try:
-            for notes in evil:
-                said = log_of(kube).count("have an invalid request")
+            for notes in annotations:
+                output = log_of(kube).count("have an invalid request")
                 change = json.dumps({"metadata": {"annotations": notes}})
                 assert (
                     account.kubectl(
@@ -312,12 +316,12 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
                 )
                 if "ndctl.dev/excluded" not in notes:
                     kube.wait_for(
-                        str(notes), partial(lambda n: log_of(kube).count("cannot be") > n, said)
+                        str(notes), partial(lambda n: log_of(kube).count("cannot be") > n, output)
                     )
                 gone = json.dumps({"metadata": {"annotations": dict.fromkeys(notes)}})
                 account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", gone)
             assert {job: templates_of(kube, job) for job in before} == before
-            # And what may be asked for is done, of that job alone.
+            # An allowed request is carried out, for that job only.
             request = json.dumps({"metadata": {"annotations": {"ndctl.dev/avoid": "node1"}}})
             account.kubectl("patch", "configmap", "victim-launch", "--type=merge", "-p", request)
             kube.wait_for("node1", lambda: "node1" in json.dumps(templates_of(kube, "victim")))
@@ -326,20 +330,20 @@ def test_the_controller_does_for_pods_what_its_grammar_allows_and_nothing_else(
     changed = json.loads(json.dumps(templates_of(kube, "victim")))
     for one, original in zip(changed, template, strict=True):
         one["spec"]["affinity"].pop("nodeAffinity")
-        assert one == original, "node affinity alone"
+        assert one == original, "only the node affinity may change"
     assert templates_of(kube, "theirs") == before["theirs"]
     assert kube.get("pods", "theirs-worker-0", NAMESPACE)["metadata"]["uid"] == theirs
     assert "\x1b" not in log_of(kube)
     found = kube.get("pytorchjobs", "victim", NAMESPACE)["metadata"]["annotations"]
-    assert found["ndctl.dev/controller"] == NAMESPACE, "its own notes are on the job"
+    assert found["ndctl.dev/controller"] == NAMESPACE, "the controller writes its notes on the job"
 
 
-def owned(kube: KubeTestbed, job: str) -> None:
-    """As the leader's pod does, which sleeps here."""
+def set_owner(kube: KubeTestbed, job: str) -> None:
+    """Sets the owner of the job's ConfigMap; usually the leader's pod does, but here it sleeps."""
     about = kube.get("pytorchjobs", job, NAMESPACE)
     owner = owner_reference(JOB_KINDS["pytorchjob"].resource, about)
     change = json.dumps({"metadata": {"ownerReferences": [owner]}})
-    kube.kubectl("patch", "configmap", f"{job}-launch", *IN, "--type=merge", "-p", change)
+    kube.kubectl("patch", "configmap", f"{job}-launch", *IN_NAMESPACE, "--type=merge", "-p", change)
 
 
 def templates_of(kube: KubeTestbed, job: str) -> list[Object]:

@@ -99,11 +99,11 @@ def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
         job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
         job.until_step(4)
         before, stays = uids(job), others(job)
-        job.testbed.imageless(*(node for node in job.testbed.nodes if node != stays))
+        job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != stays))
         os.kill(job.pids(job.leader())[0], signal.SIGKILL)
         job.until("no image", lambda: "ImagePullBackOff" in job.told("status", "e2e"))
         never = job.until("its being taken away", lambda: never_began(job))
-        job.testbed.imageless(*never)
+        job.testbed.block_image_pulls(*never)
         job.until_step(1, attempt=2)
     assert not set(never_began(job)) & set(job.hosts())
     about = job.testbed.get(RESOURCES[job.kind], "e2e", job.namespace)["metadata"]

@@ -18,7 +18,7 @@ from orchestrator.backends.kubernetes.render import names
 from orchestrator.job.reports.job_report import JobReport
 from tests.e2e.job import kill, wait_for
 from tests.kubernetes.e2e.kube_job import JOB, LIMIT_S, LONG, NAMESPACE, KubeNdctl, identity
-from tests.kubernetes.test_controller import deployed, holder
+from tests.kubernetes.test_controller import deploy_controller, lease_holder
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [
@@ -93,17 +93,17 @@ def test_a_leaders_pod_that_never_starts_is_deleted_before_there_is_a_leader(
     job: KubeNdctl,
 ) -> None:
     """By the other pod, which waits for it."""
-    job.testbed.imageless(*job.testbed.nodes)
+    job.testbed.block_image_pulls(*job.testbed.nodes)
     job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
     job.until("both pods on nodes", lambda: len(job.pods()) == 2)
     masters = {host for host, pod in job.pods().items() if pod["metadata"]["name"] == MASTER}
     (worker,) = set(job.pods()) - masters
     first = uid_of(job)
-    job.testbed.imageless(*(node for node in job.testbed.nodes if node != worker))
+    job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != worker))
     job.until("its being taken away", lambda: uid_of(job) not in (first, ""))
     assert not job.has_begun()
     assert "PENDING" in job.told("list", "--backend", "kubernetes", "-n", NAMESPACE)
-    job.testbed.imageless()
+    job.testbed.block_image_pulls()
     job.until_step(2)
     assert (job.incidents(), len(job.events("LeaderStarted"))) == ([], 1)
     job.told("cancel", JOB)
@@ -152,7 +152,7 @@ def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
 def test_the_work_of_a_killed_active_controller_continues(kube: KubeTestbed) -> None:
     """The test reads what the controller notes on a job that has no running pod. Either the other
     controller takes over, or the killed controller's container is restarted and leads again."""
-    deployed(kube)
+    deploy_controller(kube)
     job = {
         "apiVersion": "kubeflow.org/v1",
         "kind": "PyTorchJob",
@@ -165,15 +165,15 @@ def test_the_work_of_a_killed_active_controller_continues(kube: KubeTestbed) -> 
     }
     kube.apply(job, state("RUNNING", 1), namespace=NAMESPACE)
     noted(kube, "RUNNING")
-    kube.wait_for("a leader", lambda: holder(kube, NAMESPACE))
-    first = holder(kube, NAMESPACE)
+    kube.wait_for("a leader", lambda: lease_holder(kube, NAMESPACE))
+    first = lease_holder(kube, NAMESPACE)
     os.kill(kube.pids(first, NAMESPACE)[0], signal.SIGKILL)
     place = kube.folder / "state.yaml"
     place.write_text(yaml.safe_dump(state("RECOVERING", 2)))
     kube.kubectl("-n", NAMESPACE, "apply", "-f", str(place))
     noted(kube, "RECOVERING")
-    kube.wait_for("a leader again", lambda: holder(kube, NAMESPACE))
-    log = kube.kubectl("-n", NAMESPACE, "logs", holder(kube, NAMESPACE))
+    kube.wait_for("a leader again", lambda: lease_holder(kube, NAMESPACE))
+    log = kube.kubectl("-n", NAMESPACE, "logs", lease_holder(kube, NAMESPACE))
     assert "note how PyTorchJob ndctl/job stands: RECOVERING at step 7" in log
     kube.kubectl("-n", NAMESPACE, "delete", "pytorchjob", "job", "--wait=false")
 

@@ -22,11 +22,11 @@ SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",)}
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
-@pytest.fixture(params=[project.kind for project in real_operators.OPERATORS])
+@pytest.fixture(params=[operator.kind for operator in real_operators.OPERATORS])
 def real(request: pytest.FixtureRequest) -> KubeNdctl:
     """A job of the kind, once its own operator is known to be there."""
     kind: str = request.param
-    if kind not in {project.kind for project in real_operators.available()}:
+    if kind not in {operator.kind for operator in real_operators.available()}:
         pytest.skip(f"{real_operators.NOT_RUN}KUBE_OPERATORS names no folder with {kind}'s own")
     job: KubeNdctl = request.getfixturevalue("job")
     return replace(job, kind=kind.lower())

@@ -1,6 +1,8 @@
-"""The stand-ins of one control plane in one process, and what tests ask of them, a line of JSON
-each over a socket: `python -m tests.kubernetes.standins DIR '{"nodes": 4}' [KIND...]`; KINDs are
-those whose own operator runs."""
+"""Runs all stand-ins of one control plane in one process.
+
+`python -m tests.kubernetes.standins DIR '{"nodes": 4}' [KIND...]`; each KIND has its real operator
+and needs no stand-in. Tests send orders over a Unix socket, one line of JSON each.
+"""
 
 import asyncio
 import json
@@ -23,8 +25,8 @@ from tests.kubernetes.standins.trainjob import TORCH, TrainJobs
 REPOSITORY = Path(__file__).parents[3]
 
 
-async def run(folder: Path, shape: Shape, others: Collection[str] = ()) -> None:
-    """Until SIGTERM."""
+async def run(folder: Path, shape: Shape, real_kinds: Collection[str] = ()) -> None:
+    """Runs until SIGTERM. `real_kinds` are kinds of jobs that need no stand-in."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,11 +40,12 @@ async def run(folder: Path, shape: Shape, others: Collection[str] = ()) -> None:
             "JobSet": JobSets(api),
             "TrainJob": TrainJobs(api),
         }
-        controllers = {kind: it for kind, it in controllers.items() if kind not in others}
+        controllers = {kind: it for kind, it in controllers.items() if kind not in real_kinds}
         operator = Operator(api, controllers)
         await api.create(path("clustertrainingruntimes"), TORCH)
         orders = await asyncio.start_unix_server(
-            lambda *streams: _obey(kubelet, stop, *streams), folder / "run" / "standins.sock"
+            lambda *streams: _handle_order(kubelet, stop, *streams),
+            folder / "run" / "standins.sock",
         )
         work = [asyncio.create_task(it.run()) for it in (kubelet, operator)]
         waits = asyncio.create_task(stop.wait())
@@ -54,19 +57,20 @@ async def run(folder: Path, shape: Shape, others: Collection[str] = ()) -> None:
         orders.close()
         for task in work:
             if task.done() and not task.cancelled():
-                task.result()  # raises what ended it
+                task.result()  # Raises the error that ended the task.
 
 
 def _image(server: str) -> dict[str, str]:
-    """Environment of every container, as if ndctl's image brought it along."""
+    """Environment of every container, as if ndctl's image set it."""
     host, _, port = server.rpartition("/")[2].partition(":")
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     inside = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
-    programs = f"{Path(sys.executable).parent}:{kept['PATH']}"  # its python3 has all that we have
+    # The container's python3 is this one, so it has the same packages.
+    programs = f"{Path(sys.executable).parent}:{kept['PATH']}"
     return {**kept, "PATH": programs, "PYTHONPATH": str(REPOSITORY), **inside}
 
 
-async def _obey(
+async def _handle_order(
     kubelet: Kubelet,
     stop: asyncio.Event,
     reader: asyncio.StreamReader,
@@ -75,9 +79,9 @@ async def _obey(
     asked = json.loads(await reader.readline())
     if asked == {"order": "end"}:
         stop.set()
-        return  # the line stays open until this process ends
+        return  # The connection stays open until this process ends.
     try:
-        said: Object = {"said": await _order(kubelet, **asked)}
+        said: Object = {"said": await _execute_order(kubelet, **asked)}
     except (KeyError, TypeError, ValueError) as exc:
         said = {"error": repr(exc)}
     writer.write(json.dumps(said).encode() + b"\n")
@@ -85,29 +89,29 @@ async def _obey(
     writer.close()
 
 
-async def _order(kubelet: Kubelet, order: str, **what: str) -> object:
+async def _execute_order(kubelet: Kubelet, order: str, **what: str) -> object:
     match order:
         case "lose-node":
-            await kubelet.lose(what["node"], processes_live=what.get("processes") == "live")
+            await kubelet.lose_node(what["node"], processes_live=what.get("processes") == "live")
             return None
         case "node-back":
-            await kubelet.back(what["node"])
+            await kubelet.restore_node(what["node"])
             return None
         case "lost":
             return sorted(kubelet.lost)
-        case "imageless":
-            kubelet.imageless.clear()
-            kubelet.imageless.update(filter(None, what["nodes"].split(",")))
+        case "block-image-pulls":
+            kubelet.nodes_without_images.clear()
+            kubelet.nodes_without_images.update(filter(None, what["nodes"].split(",")))
             return None
     run = kubelet.run_of(what["pod"])
     if run is None:
-        raise ValueError(f"no pod {what['pod']} on a node that answers")
+        raise ValueError(f"no pod {what['pod']} on a reachable node")
     match order:
         case "pids":
             return [pid for each in run.containers.values() for pid in each.pids()]
         case "oom":
             for name, container in run.containers.items():
-                run.oom.add(name)
+                run.oom_killed.add(name)
                 container.signal(9)
         case "evict":
             await run.evict(what.get("message", "The node was low on resource: memory."))

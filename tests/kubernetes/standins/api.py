@@ -1,5 +1,8 @@
-"""The Kubernetes API as plain JSON, for the stand-ins: requests that outlive a restart of the API
-server, and informers (list, then watch from there; again from the list after 410 Gone)."""
+"""A Kubernetes API client for the stand-ins: plain JSON, requests with retries, and informers.
+
+Requests survive a restart of the API server. An informer lists, then watches from there, and lists
+again after 410 Gone.
+"""
 
 import asyncio
 import base64
@@ -37,7 +40,7 @@ GROUPS = {
 }
 MERGE = "application/merge-patch+json"
 PATIENCE_S = 60.0
-"""For an API server that does not answer."""
+"""How long a request is retried while the API server is unreachable."""
 
 
 class ApiError(Exception):
@@ -56,14 +59,14 @@ def key_of(thing: Object) -> Key:
 
 
 def owned_by(owner: Object) -> list[Object]:
-    """An owner reference, as a controller sets it."""
+    """`ownerReferences` for a controller's child."""
     names = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
     kind = {"apiVersion": owner["apiVersion"], "kind": owner["kind"]}
     return [{**kind, **names, "controller": True, "blockOwnerDeletion": True}]
 
 
 def admin_of(kubeconfig: Path) -> tuple[str, ssl.SSLContext]:
-    """The server, and what its user with a client certificate needs to speak to it."""
+    """URL of the API server, and TLS with the admin's client certificate."""
     config = yaml.safe_load(kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
@@ -84,7 +87,7 @@ class Api:
 
     @classmethod
     def of_kubeconfig(cls, kubeconfig: Path) -> "Api":
-        """Of our own control plane: one cluster, one user with a client certificate."""
+        """The kubeconfig must have one cluster and one user with a client certificate."""
         return cls(*admin_of(kubeconfig))
 
     async def __aenter__(self) -> "Api":
@@ -99,7 +102,7 @@ class Api:
     async def call(
         self, verb: str, where: str, body: object = None, kind: str = "application/json"
     ) -> Object:
-        """Asked again until the server answers; raises ApiError for what it refuses."""
+        """Retries until the server answers. Raises ApiError if the server refuses the request."""
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE_S
         while True:
@@ -124,7 +127,7 @@ class Api:
         return await self.call("GET", where)
 
     async def create(self, where: str, body: Object) -> Object | None:
-        """None where it exists already."""
+        """None if the object already exists."""
         try:
             return await self.call("POST", where, body)
         except ApiError as exc:
@@ -133,7 +136,7 @@ class Api:
             return None
 
     async def patch(self, where: str, body: Object) -> Object | None:
-        """A merge patch; None where the object, or the one of that uid, is gone."""
+        """Merge patch; None if there is no such object, or if its uid differs."""
         try:
             return await self.call("PATCH", where, body, MERGE)
         except ApiError as exc:
@@ -156,12 +159,12 @@ class Api:
 
 
 Changed = Callable[[str, Object], Awaitable[None] | None]
-"""Told each change: ADDED, MODIFIED or DELETED, and the object."""
+"""Called for each change with ADDED, MODIFIED or DELETED, and the object."""
 
 
 @dataclass
 class Informer:
-    """What is there of one resource, kept up to date."""
+    """A cache of all objects of one resource, which a watch keeps up to date."""
 
     api: Api
     resource: str
@@ -193,7 +196,7 @@ class Informer:
         return str(listed["metadata"]["resourceVersion"])
 
     async def _watch(self, version: str) -> str:
-        """Where the next watch is to begin; "" when that is too long ago."""
+        """Resource version at which the next watch starts; "" if a new list is needed."""
         where = f"{path(self.resource)}?watch=1&allowWatchBookmarks=true&timeoutSeconds=300"
         async with self.api.session.get(
             f"{where}&resourceVersion={version}&{self.query}", read_bufsize=2**22

@@ -1,8 +1,8 @@
-"""A container as a local process, with namespaces of its own for mounts, process ids and the host
-name, as a container runtime makes them, and the machine's network.
+"""Runs a container as a local process with its own namespaces for mounts, pids and the host name.
 
-Its root is the machine's under a writable layer that goes away with it; volumes are bind mounts.
-It dies with the process that started it, and all its children with it."""
+It uses the machine's network. Its root is the machine's root below a temporary overlay; volumes are
+bind mounts. The container ends with the process that started it, and so do all its children.
+"""
 
 import asyncio
 import contextlib
@@ -34,8 +34,8 @@ hostname "$HOST"
 """
 TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 WAITER = 'setpriv --pdeathsig KILL sh -c "$0" sh "$@"; exit $?'
-"""Its child is the first process of the new namespace. Not `unshare --fork`, which makes 1 of the
-exit code of a child that SIGKILL ended."""
+"""Starts the first process of the new pid namespace. `unshare --fork` would do the same, but it
+returns exit code 1 for a child that SIGKILL ended."""
 SET_UP_POLL_S = 0.01
 NAMESPACES = ("--mount", "--pid", "--uts")
 VARIABLE = re.compile(r"\$\$|\$\(([A-Za-z_.][-A-Za-z0-9_.]*)\)")
@@ -60,7 +60,7 @@ class Container:
     _copying: "asyncio.Task[None]" = field(init=False)
 
     async def start(self) -> None:
-        """Raises FileNotFoundError for a command that is not there."""
+        """Raises FileNotFoundError if the command does not exist."""
         if shutil.which(self.argv[0], path=self.environ["PATH"]) is None:
             raise FileNotFoundError(self.argv[0])
         launch = ("setpriv", "--pdeathsig", "KILL", "unshare", *_user(), *NAMESPACES)
@@ -79,7 +79,8 @@ class Container:
             await asyncio.sleep(SET_UP_POLL_S)
 
     def _is_set_up(self, script: bytes) -> bool:
-        """Its first process is the command itself: nobody can enter it before, nor end it whole."""
+        """Whether the setup script has replaced itself with the command. Before that, the container
+        can neither be entered nor stopped as a whole."""
         for pid in self.pids()[:1]:
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -87,7 +88,7 @@ class Container:
         return False
 
     async def _copy(self, process: asyncio.subprocess.Process) -> None:
-        """What it prints, each line with its time, to the log."""
+        """Copies its output to the log, each line with a timestamp."""
         assert process.stdout is not None
         rest = b""
         with self.log.open("ab", buffering=0) as log:
@@ -99,14 +100,15 @@ class Container:
                 log.write(datetime.now(UTC).strftime(TIME).encode() + b" " + rest + b"\n")
 
     async def wait(self) -> int:
-        """Its exit code; 128 + n when a signal ended it."""
+        """Exit code; 128 + n if signal n ended it."""
         assert self.process is not None
         code = await self.process.wait()
         await self._copying
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM to its first process, and SIGKILL to all when the grace period is over."""
+        """Sends SIGTERM to its first process, and SIGKILL when the grace period is over. The kernel
+        ends all processes of a pid namespace together with the first one."""
         self.signal(15)
         try:
             await asyncio.wait_for(self.wait(), grace_s)
@@ -119,7 +121,7 @@ class Container:
             _kill(pid, number)
 
     def pids(self) -> list[int]:
-        """As this machine numbers them, the container's first process first."""
+        """Process ids on this machine; the container's first process comes first."""
         if self.process is None or self.process.returncode is not None:
             return []
         found, todo = [], [self.process.pid]
@@ -130,7 +132,7 @@ class Container:
         return found
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """To run `argv` in there, as `kubectl exec` does."""
+        """A command that runs `argv` inside the container, like `kubectl exec`."""
         first = self.pids()[0]
         enter = ("nsenter", *(("--user",) if _user() else ()), *NAMESPACES, "--root")
         chdir = ("sh", "-c", f'cd {shlex.quote(self.working_dir)} && exec "$@"', "sh")
@@ -138,7 +140,7 @@ class Container:
 
 
 def why_no_containers() -> str | None:
-    """None where this user may make namespaces."""
+    """Why this user cannot create the namespaces; None if it can."""
     probe = ("unshare", *_user(), *NAMESPACES, "--fork", "--mount-proc", "true")
     if missing := [it for it in ("unshare", "nsenter", "setpriv") if shutil.which(it) is None]:
         return f"no {', '.join(missing)} (package util-linux)"
@@ -147,8 +149,8 @@ def why_no_containers() -> str | None:
     return None
 
 
-def expanded(text: str, environ: Mapping[str, str]) -> str:
-    """$(NAME) as Kubernetes replaces it: $$ is $, and an unknown name stays as it is."""
+def expand_variables(text: str, environ: Mapping[str, str]) -> str:
+    """Replaces $(NAME) as Kubernetes does: $$ becomes $, and an unknown name is left unchanged."""
 
     def value(match: re.Match[str]) -> str:
         if match[0] == "$$":
@@ -163,7 +165,7 @@ def _script(hostname: str, mounts: Sequence[Mount], working_dir: str) -> str:
     for mount in sorted(mounts, key=lambda each: each.target):
         source, target = shlex.quote(str(mount.source)), shlex.quote(mount.target)
         make = "mkdir -p" if mount.source.is_dir() else "install -D /dev/null"
-        # realpath inside: an absolute link as /var/run would lead out of the new root
+        # realpath runs inside the new root: an absolute link like /var/run would point outside.
         lines.append(f"T=$(chroot $R realpath -m {target})")
         lines.append(f'[ -e "$R$T" ] || chroot $R {make} "$T"')
         lines.append(f'mount --bind {source} "$R$T"')

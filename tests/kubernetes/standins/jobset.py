@@ -1,5 +1,8 @@
-"""JobSet v1alpha2, and the indexed Jobs inside: their pods belong to the JobSet itself here, for an
-old API server's Jobs have neither indexes nor suspension."""
+"""Stand-in for the controller of JobSet v1alpha2 and of the indexed Jobs in it.
+
+The pods belong to the JobSet itself, because Jobs of an old API server have neither indexes nor
+suspension.
+"""
 
 import copy
 import hashlib
@@ -25,13 +28,13 @@ BACKOFF_LIMIT = 6
 
 @dataclass(frozen=True)
 class Job:
-    """One of those that a JobSet is made of."""
+    """One Job of a JobSet."""
 
     kind: str
-    """Its replicatedJob."""
+    """Name of its replicatedJob."""
     index: int
-    at: int
-    """Among all Jobs of the JobSet."""
+    global_index: int
+    """Index among all Jobs of the JobSet."""
     template: Object
 
     def name(self, jobset: Object) -> str:
@@ -71,7 +74,7 @@ class JobSets:
         old = [pod for pod in pods if _label(pod, PREFIX + "restart-attempt") != attempt]
         await delete_pods(self.api, old)
         if old:
-            return  # the next attempt begins when the last one is gone
+            return  # The next attempt starts when all pods of the previous one are gone.
         network = jobset["spec"].get("network") or {}
         if network.get("enableDNSHostnames", True):
             selector = {PREFIX + "jobset-name": jobset["metadata"]["name"]}
@@ -85,7 +88,7 @@ class JobSets:
         _conclude(jobset, ends, status)
 
     async def _job(self, jobset: Object, job: Job, pods: list[Object], attempt: str) -> str:
-        """`succeeded`, `active`, or the reason of its failure."""
+        """`succeeded`, `active`, or the reason why the Job failed."""
         theirs = [pod for pod in pods if _label(pod, "job-name") == job.name(jobset)]
         spec = job.template["spec"]
         count = spec.get("completions", spec.get("parallelism", 1))
@@ -115,7 +118,7 @@ class JobSets:
             PREFIX + "jobset-uid": jobset["metadata"]["uid"],
             PREFIX + "replicatedjob-name": job.kind,
             PREFIX + "job-index": str(job.index),
-            PREFIX + "job-global-index": str(job.at),
+            PREFIX + "job-global-index": str(job.global_index),
             PREFIX + "restart-attempt": attempt,
             "job-name": name,
             "batch.kubernetes.io/job-name": name,
@@ -205,7 +208,7 @@ def _failed(jobset: Object, kind: str, name: str, why: str, status: Object) -> N
 
 
 def _verdict(spec: Object, pod: Object) -> str:
-    """What a Job's podFailurePolicy says of a failed pod."""
+    """The action of a Job's podFailurePolicy for a failed pod."""
     status = pod["status"]
     for rule in (spec.get("podFailurePolicy") or {}).get("rules", ()):
         held = {it["type"] for it in status.get("conditions", ()) if it["status"] == "True"}

@@ -1,5 +1,7 @@
-"""A stand-in for the kubelets of all fake nodes: what is bound to one of them runs here as local
-processes; and for what a cluster has besides: DNS of services, and volumes for claims."""
+"""Stand-in for the kubelets of all fake nodes, the cluster's DNS and its volume provisioner.
+
+A pod that is bound to a fake node runs as local processes.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Mapping
@@ -10,10 +12,10 @@ from tests.kubernetes.standins import nodes
 from tests.kubernetes.standins.api import Api, Informer, Object, path
 from tests.kubernetes.standins.nodes import Shape
 from tests.kubernetes.standins.pod import PodRun
-from tests.kubernetes.standins.processless import is_pretended
+from tests.kubernetes.standins.processless import is_processless
 
 DELETED_BY_FORCE_S = 1.0
-"""A grace period of 0 still leaves a process a moment, as a kubelet does."""
+"""Grace period of a pod that was deleted with a grace period of 0; a real kubelet has one too."""
 
 
 @dataclass
@@ -23,15 +25,15 @@ class Kubelet:
     folder: Path
     image: Mapping[str, str]
     port: int = 0
-    """Of the server for logs and exec."""
+    """Port of the server for logs and exec."""
     runs: dict[str, PodRun] = field(default_factory=dict)
-    """By uid, also those of lost nodes."""
+    """By uid; includes pods on lost nodes."""
     lost: set[str] = field(default_factory=set)
-    imageless: set[str] = field(default_factory=set)
-    """Nodes that can pull no image."""
+    nodes_without_images: set[str] = field(default_factory=set)
+    """Nodes that cannot pull images."""
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
-    given: int = 0
-    """Addresses, so far."""
+    num_addresses: int = 0
+    """Pod addresses that were handed out so far."""
 
     def __post_init__(self) -> None:
         self.pods = Informer(self.api, "pods", self._pod_changed)
@@ -64,16 +66,17 @@ class Kubelet:
         elif name in self.lost or pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             return
         else:
-            run = self._begin(pod)
-        if "deletionTimestamp" in pod["metadata"] and not (run.leaving or name in self.lost):
-            run.leaving = True
-            self._spawn(self._remove(run))
+            run = self._start_pod(pod)
+        if "deletionTimestamp" in pod["metadata"] and not (run.terminating or name in self.lost):
+            run.terminating = True
+            self._spawn(self._delete(run))
 
-    def _begin(self, pod: Object) -> PodRun:
+    def _start_pod(self, pod: Object) -> PodRun:
         number = nodes.names(self.shape).index(pod["spec"]["nodeName"]) + 1
         host_ip = nodes.address(self.shape, number)
-        self.given += 1
-        own_ip = f"127.{self.shape.net}.{16 + self.given // 250 % 240}.{self.given % 250 + 1}"
+        self.num_addresses += 1
+        high, low = divmod(self.num_addresses, 250)
+        own_ip = f"127.{self.shape.net}.{16 + high % 240}.{low + 1}"
         run = self.runs[pod["metadata"]["uid"]] = PodRun(
             self.api,
             pod,
@@ -82,16 +85,16 @@ class Kubelet:
             self.folder / "pods" / pod["metadata"]["uid"],
             self.folder / "hosts" / pod["metadata"]["namespace"],
             self.image,
-            self.imageless,
+            self.nodes_without_images,
         )
-        # what the downward API and DNS know from the start
+        # The downward API and DNS need the addresses before the first status report.
         pod.setdefault("status", {}).update({"podIP": run.ip, "hostIP": host_ip})
         self._write_hosts()
-        run.begin()
+        run.start()
         return run
 
-    async def _remove(self, run: PodRun) -> None:
-        """A pod that was deleted: its processes first, then the object."""
+    async def _delete(self, run: PodRun) -> None:
+        """Ends the processes of a deleted pod, then removes the object."""
         metadata = run.pod["metadata"]
         await run.stop(metadata.get("deletionGracePeriodSeconds", 30))
         await run.report()
@@ -111,67 +114,66 @@ class Kubelet:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def lose(self, name: str, *, processes_live: bool = False) -> None:
-        """The node is not heard any more: it lost its power, or only its network."""
+    async def lose_node(self, name: str, *, processes_live: bool = False) -> None:
+        """The node stops reporting: it lost power or, with `processes_live`, only its network."""
         self.lost.add(name)
-        for run in self._on(name):
+        for run in self._runs_on(name):
             run.silent = True
             if not processes_live:
                 run.kill()
         where = path("nodes", "", name, "status")
         await self.api.patch(where, {"status": {"conditions": nodes.conditions(ready=False)}})
 
-    async def back(self, name: str) -> None:
-        """The node reports again; containers that it lost are restarted where their pod's
-        restartPolicy says so."""
+    async def restore_node(self, name: str) -> None:
+        """The node reports again. Its lost containers restart if the pod's restartPolicy allows."""
         self.lost.discard(name)
         where = path("nodes", "", name, "status")
         await self.api.patch(where, {"status": {"conditions": nodes.conditions(ready=True)}})
         there = {pod["metadata"]["uid"]: pod for pod in self.pods.objects.values()}
-        for run in self._on(name):
+        for run in self._runs_on(name):
             if run.pod["metadata"]["uid"] not in there:
                 await self._forget(run, 0)
                 continue
             run.silent = False
             if run.task is not None and run.task.cancelled():
-                run.rebooted()
+                run.node_rebooted()
             await run.report()
         for pod in there.values():
             self._pod_changed("MODIFIED", pod)
 
-    def _on(self, name: str) -> list[PodRun]:
+    def _runs_on(self, name: str) -> list[PodRun]:
         return [run for run in self.runs.values() if run.pod["spec"]["nodeName"] == name]
 
     def run_of(self, key: str) -> PodRun | None:
-        """Of `namespace/name`, on a node that answers."""
+        """The pod `namespace/name`, if its node is reachable."""
         for run in self.runs.values():
             if run.key == key and run.pod["spec"]["nodeName"] not in self.lost:
                 return run
         return None
 
     async def close(self) -> None:
-        """No process stays."""
+        """Ends all processes."""
         for run in self.runs.values():
             run.kill()
         for run in self.runs.values():
             await asyncio.gather(*(each.wait() for each in run.containers.values()))
 
     def _write_hosts(self) -> None:
-        """One file per namespace, as /etc/hosts of its pods: services and pods by name."""
+        """Writes one file per namespace, which its pods mount as /etc/hosts: services and pods."""
         machine = Path("/etc/hosts").read_text()
         folder = self.folder / "hosts"
         folder.mkdir(parents=True, exist_ok=True)
-        real = [run.pod for run in self.runs.values() if not is_pretended(run.pod)]
+        real = [run.pod for run in self.runs.values() if not is_processless(run.pod)]
         for namespace in {pod["metadata"]["namespace"] for pod in real}:
-            text = "\n".join([machine, *self._names(namespace), ""])
+            text = "\n".join([machine, *self._host_lines(namespace), ""])
             with (folder / namespace).open("a+") as file:
-                # in place: running pods have this very file mounted
+                # The file is changed in place, because running pods have its inode mounted.
                 file.seek(0)
                 if file.read() != text:
                     file.truncate(0)
                     file.write(text)
 
-    def _names(self, namespace: str) -> list[str]:
+    def _host_lines(self, namespace: str) -> list[str]:
         runs = [it for it in self.runs.values() if it.pod["metadata"]["namespace"] == namespace]
         alive = [run for run in runs if not run.ended and not run.silent]
         lines = []
@@ -192,7 +194,7 @@ class Kubelet:
         return lines
 
     async def _claim_changed(self, kind: str, claim: Object) -> None:
-        """Bound at once to a directory, which goes with the testbed."""
+        """Binds the claim at once to a directory, which is deleted with the testbed."""
         metadata, spec = claim["metadata"], claim["spec"]
         if kind == "DELETED" or spec.get("volumeName") or metadata.get("deletionTimestamp"):
             return

@@ -1,4 +1,7 @@
-"""What the API server asks of a kubelet for `kubectl logs` and for exec over WebSocket."""
+"""The kubelet's HTTP server, which the API server calls for `kubectl logs` and for exec.
+
+Exec works over WebSocket only.
+"""
 
 import asyncio
 import json
@@ -14,11 +17,12 @@ from tests.kubernetes.standins.kubelet import Kubelet
 from tests.kubernetes.standins.pod import PodRun
 
 STDOUT, STDERR, ERROR = 1, 2, 3
-"""Channels of v4.channel.k8s.io: the first byte of each message."""
+"""Channels of v4.channel.k8s.io; the channel is the first byte of each message."""
 
 
 async def serve(kubelet: Kubelet, addresses: list[str], pki: Path) -> web.AppRunner:
-    """On one port of every node's address, for the API server's client certificate alone."""
+    """Listens on the same port of every node's address; accepts only the API server's client
+    certificate."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(pki / "ca.crt"))
     tls.load_cert_chain(pki / "kubelet.crt", pki / "kubelet.key")
     tls.verify_mode = ssl.CERT_REQUIRED
@@ -86,7 +90,7 @@ class _Server:
 
 
 async def _feed(socket: web.WebSocketResponse, process: asyncio.subprocess.Process) -> None:
-    """Standard input; the command ends when nobody listens any more."""
+    """Copies the client's input to the command; kills the command when the client disconnects."""
     assert process.stdin is not None
     async for message in socket:
         data = message.data if isinstance(message.data, bytes) else message.data.encode()
@@ -111,7 +115,7 @@ def _verdict(code: int) -> Object:
 
 
 def _since(asked: object) -> bytes:
-    """The first time to be shown, as it stands in the log."""
+    """Timestamp of the first line to return, in the format of the log."""
     assert callable(asked)
     if seconds := asked("sinceSeconds"):
         since = datetime.now(UTC) - timedelta(seconds=int(seconds))
@@ -122,7 +126,7 @@ def _since(asked: object) -> bytes:
 async def _lines(
     run: PodRun, container: str, log: Path, since: bytes, follow: bool, tail: str | None
 ) -> AsyncIterator[bytes]:
-    """Of the log, whole lines; with `follow` until the container has ended."""
+    """Whole lines of the log; with `follow`, until the container ends."""
     if not log.exists():
         return
     with log.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Fake nodes: what each has and where it stands, as a kubelet would register it."""
+"""Fake nodes as a kubelet would register them: resources, labels and topology."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,10 @@ from tests.kubernetes.standins.api import Object
 
 @dataclass(frozen=True)
 class Shape:
-    """Of all nodes of a testbed; `node1`, `node2`, … stand `leaf` to a rack, two racks to a
-    block."""
+    """Number and properties of a testbed's nodes `node1`, `node2`, …
+
+    A rack has `leaf` nodes, a block has two racks.
+    """
 
     nodes: int = 4
     gpus: int = 2
@@ -19,7 +21,7 @@ class Shape:
     memory: str = "64Gi"
     product: str = "NVIDIA-H100-80GB-HBM3"
     net: int = 77
-    """Nodes and pods have addresses 127.net.x.y."""
+    """Second byte of the addresses of nodes and pods, 127.net.x.y."""
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -32,7 +34,10 @@ def address(shape: Shape, number: int) -> str:
 
 
 def node(shape: Shape, number: int, port: int, version: str) -> Object:
-    """As it is created; its status goes by a request of its own. `version`: the API server's."""
+    """The Node object. Its status has to be written by a separate request.
+
+    `version` is the API server's version.
+    """
     name, rack = f"node{number}", (number - 1) // shape.leaf
     topology = {"zone": "zone1", "block": f"block{rack // 2 + 1}", "rack": f"rack{rack + 1}"}
     labels = {
@@ -52,7 +57,7 @@ def node(shape: Shape, number: int, port: int, version: str) -> Object:
             {"type": "InternalIP", "address": address(shape, number)},
             {"type": "Hostname", "address": name},
         ],
-        "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # unknown before 1.35
+        "declaredFeatures": ["ExtendWebSocketsToKubelet"],  # API servers know it from 1.35 on.
         "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
         "nodeInfo": {
             **dict.fromkeys(("machineID", "systemUUID", "bootID", "kernelVersion"), ""),
@@ -70,7 +75,7 @@ def node(shape: Shape, number: int, port: int, version: str) -> Object:
 
 
 def conditions(*, ready: bool) -> list[Object]:
-    """Not ready: as the node controller finds it when a kubelet is not heard."""
+    """If not ready, the condition that the node controller sets when a kubelet stops reporting."""
     said = (
         {"status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
         if ready

@@ -1,7 +1,8 @@
-"""A stand-in for the controllers that turn training jobs into pods: Kubeflow's training operator,
-JobSet's and Kubeflow Trainer's controller. Watches, and puts right what is not as it should be.
+"""Reconcile loop of the stand-ins for Kubeflow's training operator, JobSet and Kubeflow Trainer.
 
-Left out: the init container that waits for the master's name, webhooks, gang schedulers, HPA."""
+These parts of the real controllers are missing: the init container that waits for the master's
+name, webhooks, gang schedulers and HPA.
+"""
 
 import asyncio
 import copy
@@ -29,18 +30,18 @@ class Controller(Protocol):
     def resource(self) -> str: ...
 
     async def reconcile(self, job: Object, pods: list[Object]) -> None:
-        """`pods`: those that the job owns."""
+        """`pods` are the pods that the job owns."""
 
 
 @dataclass
 class Operator:
     api: Api
     controllers: Mapping[str, Controller]
-    """By kind."""
+    """Kind of job to its controller."""
     queue: "asyncio.Queue[tuple[str, Key]]" = field(default_factory=asyncio.Queue)
     queued: set[tuple[str, Key]] = field(default_factory=set)
     owned: dict[str, dict[Key, Object]] = field(default_factory=dict)
-    """Pods by the uid of their owner."""
+    """Uid of an owner to its pods."""
     jobs: dict[str, Informer] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -54,23 +55,24 @@ class Operator:
             tasks.create_task(self._work())
 
     def _job_changed(self, change: str, job: Object) -> None:
-        self._ask(job["kind"], key_of(job))
+        self._enqueue(job["kind"], key_of(job))
         for ref in job["metadata"].get("ownerReferences", ()):
-            if ref["kind"] in self.controllers:  # a JobSet of a TrainJob
-                self._ask(ref["kind"], (job["metadata"]["namespace"], ref["name"]))
+            if ref["kind"] in self.controllers:  # The JobSet belongs to a TrainJob.
+                self._enqueue(ref["kind"], (job["metadata"]["namespace"], ref["name"]))
 
     def _pod_changed(self, change: str, pod: Object) -> None:
         for ref in pod["metadata"].get("ownerReferences", ()):
             if ref["kind"] not in self.controllers or not ref.get("controller"):
-                continue  # another's, who wants it to go with the job
-            theirs = self.owned.setdefault(ref["uid"], {})
+                # Not the controller of the pod. The reference only deletes the pod with its job.
+                continue
+            pods = self.owned.setdefault(ref["uid"], {})
             if change == "DELETED":
-                theirs.pop(key_of(pod), None)
+                pods.pop(key_of(pod), None)
             else:
-                theirs[key_of(pod)] = pod
-            self._ask(ref["kind"], (pod["metadata"]["namespace"], ref["name"]))
+                pods[key_of(pod)] = pod
+            self._enqueue(ref["kind"], (pod["metadata"]["namespace"], ref["name"]))
 
-    def _ask(self, kind: str, key: Key) -> None:
+    def _enqueue(self, kind: str, key: Key) -> None:
         if kind in self.controllers and (kind, key) not in self.queued:
             self.queued.add((kind, key))
             self.queue.put_nowait((kind, key))
@@ -87,7 +89,7 @@ class Operator:
                 await self.controllers[kind].reconcile(job, pods)
             except ApiError as exc:
                 await post_event(self.api, job, "Warning", "FailedReconcile", str(exc))
-                asyncio.get_running_loop().call_later(1, self._ask, kind, key)
+                asyncio.get_running_loop().call_later(1, self._enqueue, kind, key)
 
 
 async def create_pod(
@@ -99,13 +101,13 @@ async def create_pod(
     metadata["labels"] = {**metadata.get("labels", {}), **labels}
     metadata["ownerReferences"] = owned_by(owner)
     try:
-        made = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
+        created = await api.create(path("pods", metadata["namespace"]), {"kind": "Pod", **pod})
     except ApiError as exc:
         await post_event(api, owner, "Warning", "FailedCreatePod", f"Error creating: {exc}")
         raise
-    if made is not None:
+    if created is not None:
         await post_event(api, owner, "Normal", "SuccessfulCreatePod", f"Created pod: {name}")
-    return made
+    return created
 
 
 async def delete_pods(api: Api, pods: list[Object]) -> None:
@@ -125,7 +127,7 @@ async def headless_service(
     *,
     not_ready: bool = True,
 ) -> Object | None:
-    """None where it is there already. `not_ready`: its names are known before its pods are."""
+    """None if the service already exists. With `not_ready`, DNS also lists unready pods."""
     metadata = {"name": name, "labels": dict(selector), "ownerReferences": owned_by(owner)}
     spec: Object = {"clusterIP": "None", "selector": dict(selector)}
     spec |= {"publishNotReadyAddresses": True} if not_ready else {}
@@ -134,7 +136,7 @@ async def headless_service(
 
 
 async def write_status(api: Api, resource: str, job: Object, status: Object) -> None:
-    """As a merge patch, which says of what went that it is null."""
+    """Sends a merge patch, in which a removed key has the value null."""
     before = job.get("status") or {}
     if status != before:
         metadata = job["metadata"]
@@ -174,7 +176,7 @@ def has_condition(conditions: list[Object], kind: str) -> bool:
 def set_condition(
     conditions: list[Object], kind: str, holds: bool, reason: str, message: str
 ) -> None:
-    """Where it changed something; the newest stands last."""
+    """Appends the condition, unless it already holds with this status and reason."""
     said = {"status": str(holds), "reason": reason, "message": message}
     for each in conditions:
         if each["type"] == kind and each["status"] == str(holds) and each["reason"] == reason:

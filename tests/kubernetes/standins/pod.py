@@ -1,5 +1,4 @@
-"""One pod on a fake node: its containers from the first volume to the last exit code, and what is
-reported of them."""
+"""One pod on a fake node: mounts its volumes, runs its containers and reports their status."""
 
 import asyncio
 import contextlib
@@ -9,14 +8,14 @@ from pathlib import Path
 
 from tests.kubernetes.standins import volumes
 from tests.kubernetes.standins.api import Api, ApiError, Object, path
-from tests.kubernetes.standins.containers import Container, Mount, expanded
+from tests.kubernetes.standins.containers import Container, Mount, expand_variables
 from tests.kubernetes.standins.nodes import now
-from tests.kubernetes.standins.processless import Pretended, is_pretended
+from tests.kubernetes.standins.processless import ProcesslessContainer, is_processless
 
 BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
-"""Before a container's restarts; a real kubelet begins with 10 s."""
+"""Delay before each restart of a container; a real kubelet starts with 10 s."""
 RETRY_S = 0.5
-OURS = ("Initialized", "Ready", "ContainersReady")
+KUBELET_CONDITIONS = ("Initialized", "Ready", "ContainersReady")
 """Conditions that a kubelet sets."""
 
 
@@ -28,22 +27,22 @@ class PodRun:
     host_ip: str
     folder: Path
     hosts: Path
-    """Its /etc/hosts, which plays the cluster's DNS."""
+    """Its /etc/hosts, in place of the cluster's DNS."""
     image: Mapping[str, str]
-    """The environment that every image brings along."""
-    imageless: Collection[str] = ()
-    """Nodes that can pull none, at present."""
+    """Environment variables that every image sets."""
+    nodes_without_images: Collection[str] = ()
+    """Nodes that cannot pull images at present."""
     silent: bool = False
-    """Its node is lost: nothing is reported."""
-    leaving: bool = False
+    """The node is lost, so nothing is reported."""
+    terminating: bool = False
     ready: bool = False
     reason: str = ""
     message: str = ""
-    """Of the pod as a whole, as for Evicted."""
+    """Reason and message of the whole pod, for example Evicted."""
     states: dict[str, Object] = field(default_factory=dict)
-    """Of each container, as in the status: state, lastState, restartCount."""
-    containers: dict[str, Container | Pretended] = field(default_factory=dict)
-    oom: set[str] = field(default_factory=set)
+    """Container to its state, lastState and restartCount, as in the pod's status."""
+    containers: dict[str, Container | ProcesslessContainer] = field(default_factory=dict)
+    oom_killed: set[str] = field(default_factory=set)
     task: "asyncio.Task[None] | None" = None
 
     @property
@@ -54,7 +53,7 @@ class PodRun:
     def ended(self) -> bool:
         return self.phase() in ("Succeeded", "Failed")
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -62,23 +61,23 @@ class PodRun:
         inits = self.pod["spec"].get("initContainers", [])
         for spec in [*inits, *specs]:
             started = self.states.get(spec["name"], {}).get("restartCount", 0)
-            self._waiting(spec, "ContainerCreating", "", restarts=started)
+            self._set_waiting(spec, "ContainerCreating", "", restarts=started)
         await self.report()
         for spec in inits:
-            await self._run_container(spec, again=self._policy() != "Never")
-            if self._code(spec) != 0:
+            await self._run_container(spec, restart=self._policy() != "Never")
+            if self._exit_code(spec) != 0:
                 await self.report()
                 return
         self.ready = True
         always = {"Always": True, "OnFailure": None, "Never": False}[self._policy()]
-        await asyncio.gather(*(self._run_container(spec, again=always) for spec in specs))
+        await asyncio.gather(*(self._run_container(spec, restart=always) for spec in specs))
         await self.report()
 
-    async def _run_container(self, spec: Object, again: bool | None) -> None:
-        """`again` None: only after a failure."""
+    async def _run_container(self, spec: Object, restart: bool | None) -> None:
+        """`restart` says whether it restarts: always, never, or (None) only after a failure."""
         while True:
-            code = await self._once(spec)
-            if self.leaving or again is False or (again is None and code == 0):
+            code = await self._run_once(spec)
+            if self.terminating or restart is False or (restart is None and code == 0):
                 return
             if spec not in self.pod["spec"]["containers"] and code == 0:
                 return
@@ -92,32 +91,32 @@ class PodRun:
             await self.event("Warning", "BackOff", "Back-off restarting failed container")
             await asyncio.sleep(pause)
 
-    async def _once(self, spec: Object) -> int:
-        container = await self._container(spec)
+    async def _run_once(self, spec: Object) -> int:
+        container = await self._prepare_container(spec)
         began, status = now(), self.states[spec["name"]]
         try:
             await container.start()
         except FileNotFoundError as exc:
             text = f'exec: "{exc}": executable file not found in $PATH: unknown'
-            return await self._terminated(spec, 128, "StartError", text, began)
+            return await self._set_terminated(spec, 128, "StartError", text, began)
         self.containers[spec["name"]] = container
         status["state"] = {"running": {"startedAt": began}}
         await self.report()
         await self.event("Normal", "Started", f"Started container {spec['name']}")
         code = await container.wait()
-        oom = spec["name"] in self.oom
-        self.oom.discard(spec["name"])
-        reason = "OOMKilled" if oom else "Completed" if code == 0 else "Error"
-        return await self._terminated(spec, code, reason, self._message(spec, code), began)
+        oom_killed = spec["name"] in self.oom_killed
+        self.oom_killed.discard(spec["name"])
+        reason = "OOMKilled" if oom_killed else "Completed" if code == 0 else "Error"
+        return await self._set_terminated(spec, code, reason, self._message(spec, code), began)
 
     def _message(self, spec: Object, code: int) -> str:
-        """The end of its log, where it asks for that."""
+        """The end of its log, if its terminationMessagePolicy asks for that."""
         if code == 0 or spec.get("terminationMessagePolicy") != "FallbackToLogsOnError":
             return ""
         lines = self.log(spec["name"]).read_bytes().splitlines(keepends=True)[-80:]
         return b"".join(lines)[-2048:].decode(errors="replace")
 
-    async def _terminated(
+    async def _set_terminated(
         self, spec: Object, code: int, reason: str, message: str, began: str
     ) -> int:
         ended = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": now()}
@@ -127,19 +126,20 @@ class PodRun:
             await self.report()
         return code
 
-    async def _container(self, spec: Object) -> Container | Pretended:
-        """With all that it needs; waits, and says so, until that is there."""
-        if is_pretended(self.pod):
-            return Pretended(self.image, self._log(spec["name"], 0))
+    async def _prepare_container(self, spec: Object) -> Container | ProcesslessContainer:
+        """The container with its volumes and environment. While its image, a volume or a variable
+        is missing, it reports that and waits."""
+        if is_processless(self.pod):
+            return ProcesslessContainer(self.image, self._log(spec["name"], 0))
         while True:
             while self._lacks_image(spec):
-                await self._no_image(spec)
+                await self._report_missing_image(spec)
             try:
                 mounts = await volumes.mounts(self.api, self.pod, spec, self.folder / "volumes")
                 environ = await volumes.environ(self.api, self.pod, spec, self.image)
-            except volumes.NotYet as exc:
+            except volumes.MissingObject as exc:
                 waits = "ContainerCreating" if exc.reason == "FailedMount" else exc.reason
-                self._waiting(spec, waits, "" if waits != exc.reason else str(exc))
+                self._set_waiting(spec, waits, "" if waits != exc.reason else str(exc))
                 await self.report()
                 await self.event("Warning", exc.reason, str(exc))
                 await asyncio.sleep(RETRY_S)
@@ -149,7 +149,7 @@ class PodRun:
             argv = [*spec.get("command", ()), *spec.get("args", ())] or ["no-entrypoint"]
             return Container(
                 hostname,
-                [expanded(word, environ) for word in argv],
+                [expand_variables(word, environ) for word in argv],
                 environ,
                 spec.get("workingDir", "/"),
                 [Mount(self.hosts, "/etc/hosts", read_only=True), *mounts],
@@ -157,19 +157,19 @@ class PodRun:
             )
 
     def _lacks_image(self, spec: Object) -> bool:
-        """Nobody ever pushes the one that is called `missing`."""
+        """No registry has an image named `missing`."""
         named = spec["image"].rpartition("/")[2].partition(":")[0]
-        return named == "missing" or self.pod["spec"]["nodeName"] in self.imageless
+        return named == "missing" or self.pod["spec"]["nodeName"] in self.nodes_without_images
 
-    async def _no_image(self, spec: Object) -> None:
-        """One that fails, and the wait before the next."""
+    async def _report_missing_image(self, spec: Object) -> None:
+        """Reports a failed pull and waits until the image can be pulled."""
         image = spec["image"]
         text = f'failed to pull and unpack image "{image}": not found'
-        self._waiting(spec, "ErrImagePull", f"rpc error: code = NotFound desc = {text}")
+        self._set_waiting(spec, "ErrImagePull", f"rpc error: code = NotFound desc = {text}")
         await self.report()
         await self.event("Warning", "Failed", f'Failed to pull image "{image}": {text}')
         await asyncio.sleep(RETRY_S)
-        self._waiting(spec, "ImagePullBackOff", f'Back-off pulling image "{image}"')
+        self._set_waiting(spec, "ImagePullBackOff", f'Back-off pulling image "{image}"')
         await self.report()
         while self._lacks_image(spec):
             await asyncio.sleep(RETRY_S)
@@ -184,8 +184,8 @@ class PodRun:
         return place
 
     async def stop(self, grace_s: float) -> None:
-        """Its containers get SIGTERM, and what is left of them SIGKILL."""
-        self.leaving = True
+        """Sends SIGTERM to its containers, and SIGKILL after the grace period."""
+        self.terminating = True
         running = [each for each in self.containers.values() if each.pids()]
         await asyncio.gather(*(each.stop(grace_s) for each in running))
         if self.task is not None:
@@ -194,28 +194,28 @@ class PodRun:
             await asyncio.wait([self.task])
 
     def kill(self) -> None:
-        """At once, with nothing said."""
+        """Kills all containers at once and reports nothing."""
         self.silent = True
         if self.task is not None:
             self.task.cancel()
         for container in self.containers.values():
             container.signal(9)
 
-    def rebooted(self) -> None:
-        """Its node is back; what ran there ended without a word."""
+    def node_rebooted(self) -> None:
+        """Its node is back after a power loss: its running containers have ended unreported."""
         for spec in self.pod["spec"]["containers"]:
             status = self.states.get(spec["name"])
-            if status is not None and _up(status):
+            if status is not None and _is_running(status):
                 ended = {"exitCode": 137, "reason": "Error", "finishedAt": now()}
                 status["state"] = {"terminated": ended}
-        if self._policy() != "Never" and not self.leaving:
+        if self._policy() != "Never" and not self.terminating:
             for status in self.states.values():
                 status["restartCount"] += 1
                 status["lastState"] = status["state"]
-            self.begin()
+            self.start()
 
     async def evict(self, message: str) -> None:
-        """As a kubelet does under memory pressure."""
+        """Ends the pod like a kubelet under memory pressure."""
         self.reason, self.message = "Evicted", message
         await self.event("Warning", "Evicted", message)
         await self.stop(0)
@@ -224,28 +224,28 @@ class PodRun:
     def phase(self) -> str:
         if self.reason == "Evicted":
             return "Failed"
-        codes = [self._code(spec) for spec in self.pod["spec"]["containers"]]
+        codes = [self._exit_code(spec) for spec in self.pod["spec"]["containers"]]
         if not self.ready:
-            inits = [self._code(spec) for spec in self.pod["spec"].get("initContainers", [])]
+            inits = [self._exit_code(spec) for spec in self.pod["spec"].get("initContainers", [])]
             return "Failed" if self._policy() == "Never" and any(inits) else "Pending"
         if None in codes:
-            begun = [it for it in self.states.values() if it["restartCount"] or _up(it)]
-            return "Running" if begun else "Pending"
-        if self._policy() == "Never" or self.leaving or not any(codes):
-            return "Running" if self._restarts() else "Failed" if any(codes) else "Succeeded"
+            started = [it for it in self.states.values() if it["restartCount"] or _is_running(it)]
+            return "Running" if started else "Pending"
+        if self._policy() == "Never" or self.terminating or not any(codes):
+            return "Running" if self._always_restarts() else "Failed" if any(codes) else "Succeeded"
         return "Running"
 
-    def _restarts(self) -> bool:
-        return self._policy() == "Always" and not self.leaving
+    def _always_restarts(self) -> bool:
+        return self._policy() == "Always" and not self.terminating
 
     def _policy(self) -> str:
         return str(self.pod["spec"].get("restartPolicy", "Always"))
 
-    def _code(self, spec: Object) -> int | None:
+    def _exit_code(self, spec: Object) -> int | None:
         state = self.states.get(spec["name"], {}).get("state", {})
         return state["terminated"]["exitCode"] if "terminated" in state else None
 
-    def _waiting(self, spec: Object, reason: str, message: str, restarts: int = 0) -> None:
+    def _set_waiting(self, spec: Object, reason: str, message: str, restarts: int = 0) -> None:
         waits = {"reason": reason, **({"message": message} if message else {})}
         status = self.states.setdefault(spec["name"], {"restartCount": restarts, "lastState": {}})
         status["state"] = {"waiting": waits}
@@ -272,8 +272,12 @@ class PodRun:
             "startTime": before.get("startTime") or now(),
             "containerStatuses": list(statuses.values()),
             "conditions": [
-                *(it for it in before.get("conditions", ()) if it["type"] not in OURS),
-                *(_condition(kind, holds[kind], phase) for kind in OURS),
+                *(
+                    it
+                    for it in before.get("conditions", ())
+                    if it["type"] not in KUBELET_CONDITIONS
+                ),
+                *(_condition(kind, holds[kind], phase) for kind in KUBELET_CONDITIONS),
             ],
         }
         status |= {"initContainerStatuses": inits} if inits else {}
@@ -282,7 +286,7 @@ class PodRun:
     def _container_status(self, spec: Object) -> Object:
         status = self.states.get(spec["name"], {"restartCount": 0, "state": {}, "lastState": {}})
         named = {"name": spec["name"], "image": spec["image"], "imageID": spec["image"]}
-        up = _up(status)
+        up = _is_running(status)
         ids = f"process://{self.pod['metadata']['uid']}/{spec['name']}/{status['restartCount']}"
         return {**named, "containerID": ids, "ready": up, "started": up, **status}
 
@@ -309,11 +313,11 @@ async def post_event(api: Api, thing: Object, kind: str, reason: str, message: s
         if thing.get("kind", "Pod") == "Pod"
         else {"component": "testbed"},
     }
-    with contextlib.suppress(ApiError):  # its namespace may be going away
+    with contextlib.suppress(ApiError):  # The namespace may be terminating.
         await api.create(path("events", namespace), event)
 
 
-def _up(status: Object) -> bool:
+def _is_running(status: Object) -> bool:
     return "running" in status["state"]
 
 

@@ -1,5 +1,8 @@
-"""A container that is said to run, and has no process: for jobs of many more pods than a machine
-can run. It ends when it is stopped; a command in it is a process of this machine."""
+"""A container that is reported as running but has no process.
+
+It is for jobs with more pods than one machine can run. It ends when it is stopped. `kubectl exec`
+runs the command as a process of this machine.
+"""
 
 import asyncio
 import os
@@ -9,16 +12,16 @@ from pathlib import Path
 
 from tests.kubernetes.standins.api import Object
 
-ANNOTATION = "testbed/pretended"
-"""Of a pod whose containers are to be such."""
+ANNOTATION = "testbed/processless"
+"""Set on a pod whose containers get no process."""
 
 
-def is_pretended(pod: Object) -> bool:
+def is_processless(pod: Object) -> bool:
     return ANNOTATION in pod["metadata"].get("annotations", {})
 
 
 @dataclass
-class Pretended:
+class ProcesslessContainer:
     environ: Mapping[str, str]
     log: Path
     ended: "asyncio.Future[int]" = field(init=False)
@@ -38,7 +41,7 @@ class Pretended:
             self.ended.set_result(128 + number)
 
     def pids(self) -> list[int]:
-        """None of its own; while it runs, the one that says so."""
+        """While it runs, the id of this process: callers need a pid that exists."""
         return [] if self.ended.done() else [os.getpid()]
 
     def command(self, argv: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""PyTorchJob v1 as Kubeflow's training operator 1.9 makes pods of it."""
+"""Stand-in for Kubeflow's training operator 1.9: PyTorchJob v1 to pods and services."""
 
 import copy
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tests.kubernetes.standins.pod import post_event
 CONTAINER, PORT_NAME, PORT = "pytorch", "pytorchjob-port", 23456
 PREFIX = "training.kubeflow.org/"
 NO_EXIT_CODE = 0xBEEF
-"""What the operator takes for the exit code of a pod without one, as after an eviction."""
+"""The operator assumes this code for a pod that has no exit code, for example after an eviction."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class PyTorchJobs:
                 _condition(conditions, "Restarting", True, "Restarting", said)
                 await self._tell(job, "Warning", "PyTorchJobRestarting", said)
             elif phase(pod) == "Failed" and replica.get("restartPolicy") == "ExitCode":
-                # No completionTime: it is only set where a job is concluded from its counts.
+                # No completionTime: the operator sets it only when the counts end the job.
                 said = f'job "{name}" is failing because "{kind}" replica(s) failed.'
                 _condition(conditions, "Failed", True, "Failed", said)
                 await self._tell(job, "Warning", "PyTorchJobFailed", said)
@@ -111,7 +111,7 @@ class PyTorchJobs:
             await self._create(job, kind, index, replica)
 
     async def _delete(self, job: Object, pods: list[Object], *, services: bool = False) -> None:
-        """Each once, with the service of its name."""
+        """Deletes each pod once; with `services`, also the service of the same name."""
         for pod in pods:
             metadata = pod["metadata"]
             if "deletionTimestamp" in metadata:
@@ -154,7 +154,8 @@ class PyTorchJobs:
 
 
 def _counts(pods: list[Object]) -> dict[str, int]:
-    """A pod that runs and is being deleted counts as failed: its node may never let go of it."""
+    """Counts pods by phase. A running pod that is being deleted counts as failed, because a lost
+    node may never confirm its end."""
     counts: dict[str, int] = {}
     for pod in pods:
         word = PHASES.get(phase(pod))
@@ -233,7 +234,7 @@ def _over_the_limit(job: Object, pods: list[Object], status: Object) -> str:
 
 
 def _conclude(job: Object, status: Object) -> list[tuple[str, str, str]]:
-    """Conditions from the counts of pods; what is to be told of it."""
+    """Sets conditions from the counts of pods. Returns level, reason and message of new events."""
     name, conditions = job["metadata"]["name"], status["conditions"]
     replicas: Object = job["spec"]["pytorchReplicaSpecs"]
     told: list[tuple[str, str, str]] = []
@@ -248,7 +249,7 @@ def _conclude(job: Object, status: Object) -> list[tuple[str, str, str]]:
             if active:
                 said = f"PyTorchJob {name} is running."
                 _condition(conditions, "Running", True, "Running", said)
-            # The trap: without a master, one worker of an elastic job ends it for all.
+            # Without a master, the first worker of an elastic job that succeeds ends the job.
             if done >= (1 if "elasticPolicy" in job["spec"] else wanted):
                 said = f"PyTorchJob {name} is successfully completed."
                 _finish(status, "Succeeded", said)
@@ -272,8 +273,11 @@ def _finish(status: Object, kind: str, message: str) -> None:
 
 
 def _condition(conditions: list[Object], kind: str, holds: bool, reason: str, message: str) -> None:
-    """Where it changes something, and nothing changes any more once the job has failed. Running and
-    Restarting push each other out; an end makes Running false, with the reason that it had."""
+    """Sets a condition as the operator does.
+
+    Nothing changes once the job has failed. Running and Restarting replace each other. The end of
+    the job sets Running to false and keeps its reason.
+    """
     said = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
     now_held = next((each for each in conditions if each["type"] == kind), None)
     if has_condition(conditions, "Failed") or (now_held and said.items() <= now_held.items()):
@@ -291,7 +295,7 @@ PUSHED_OUT = {"Running": "Restarting", "Restarting": "Running"}
 
 
 def _labels(job: str, kind: str) -> dict[str, str]:
-    """Of each pod of a kind of replica."""
+    """Labels of every pod of a kind of replica."""
     return {
         PREFIX + "job-name": job,
         PREFIX + "operator-name": "pytorchjob-controller",

@@ -1,4 +1,4 @@
-"""TrainJob v1alpha1 of Kubeflow Trainer v2.0: a runtime's JobSet with the job's values."""
+"""Stand-in for Kubeflow Trainer v2.0, which turns a TrainJob into its runtime's JobSet."""
 
 import copy
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from tests.kubernetes.standins.api import Api, ApiError, Object, owned_by, path
 from tests.kubernetes.standins.operator import set_condition, write_status
 
 TRAINER = "node"
-"""Both the replicatedJob and its container that train."""
+"""Name of the replicatedJob that trains, and of its container."""
 PORT = "29400"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 ANCESTOR = "trainer.kubeflow.org/trainjob-ancestor-step"
@@ -37,7 +37,7 @@ TORCH: Object = {
         },
     },
 }
-"""The runtime that comes with Trainer."""
+"""The runtime that Trainer installs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TrainJobs:
         try:
             runtime = await self._runtime(job)
         except ApiError as exc:
-            said = f"the runtime is not there: {exc}"
+            said = f"the runtime does not exist: {exc}"
             kind = "TrainingRuntimeNotSupported"
             set_condition(status.setdefault("conditions", []), "Failed", True, kind, said)
             await write_status(self.api, self.resource, job, status)

@@ -1,4 +1,4 @@
-"""What a pod's volumes and environment hold: directories and values made from the API's objects."""
+"""Content of a pod's volumes and environment, read from the API's objects."""
 
 import base64
 import shutil
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.standins.api import Api, ApiError, Object, path
-from tests.kubernetes.standins.containers import Mount, expanded
+from tests.kubernetes.standins.containers import Mount, expand_variables
 
 
-class NotYet(Exception):
-    """Something that the pod names is not there; kubelet tries again."""
+class MissingObject(Exception):
+    """An object that the pod needs does not exist yet; the kubelet retries."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class NotYet(Exception):
 
 
 async def mounts(api: Api, pod: Object, container: Object, folder: Path) -> list[Mount]:
-    """Raises NotYet for a missing ConfigMap, Secret or claim."""
+    """Raises MissingObject for a missing ConfigMap, Secret or claim."""
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes", ())}
     found = []
     for mount in container.get("volumeMounts", ()):
@@ -37,9 +37,9 @@ async def _source(api: Api, pod: Object, volume: Object, folder: Path) -> Path:
         case {"hostPath": {"path": place, **more}}:
             return _host_path(Path(place), str(more.get("type", "")))
         case {"persistentVolumeClaim": {"claimName": name}}:
-            claim = await _there(api, "persistentvolumeclaims", namespace, name)
+            claim = await _get_required(api, "persistentvolumeclaims", namespace, name)
             if claim.get("status", {}).get("phase") != "Bound":
-                raise NotYet("FailedMount", f'claim "{name}" is not bound')
+                raise MissingObject("FailedMount", f'claim "{name}" is not bound')
             volume = await api.get(path("persistentvolumes", "", claim["spec"]["volumeName"]))
             return Path(volume["spec"]["hostPath"]["path"])
         case {"emptyDir": _}:
@@ -62,7 +62,9 @@ def _host_path(place: Path, kind: str) -> Path:
     if kind in ("DirectoryOrCreate", "") and not place.exists():
         place.mkdir(parents=True)
     if not place.exists():
-        raise NotYet("FailedMount", f"hostPath type check failed: {place} is not a directory")
+        raise MissingObject(
+            "FailedMount", f"hostPath type check failed: {place} is not a directory"
+        )
     return place
 
 
@@ -73,8 +75,8 @@ async def _files(api: Api, pod: Object, source: Object) -> dict[str, bytes]:
             resource = "configmaps" if "configMap" in source else "secrets"
             name = spec.get("name") or spec["secretName"]
             try:
-                content = content_of(await _there(api, resource, namespace, name))
-            except NotYet:
+                content = content_of(await _get_required(api, resource, namespace, name))
+            except MissingObject:
                 if spec.get("optional"):
                     return {}
                 raise
@@ -89,19 +91,19 @@ async def _files(api: Api, pod: Object, source: Object) -> dict[str, bytes]:
             seconds = {"expirationSeconds": spec.get("expirationSeconds", 3600)}
             made = await api.call("POST", where, {"spec": seconds})
             return {spec["path"]: made["status"]["token"].encode()}
-    raise NotYet("FailedMount", f"the testbed has no volumes such as {source}")
+    raise MissingObject("FailedMount", f"the testbed has no volumes such as {source}")
 
 
-async def _there(api: Api, resource: str, namespace: str, name: str) -> Object:
+async def _get_required(api: Api, resource: str, namespace: str, name: str) -> Object:
     try:
         return await api.get(path(resource, namespace, name))
     except ApiError as exc:
         what = resource.removesuffix("s")
-        raise NotYet("FailedMount", f'{what} "{name}" not found') from exc
+        raise MissingObject("FailedMount", f'{what} "{name}" not found') from exc
 
 
 def content_of(thing: Object) -> dict[str, bytes]:
-    """Of a ConfigMap or a Secret."""
+    """Content of a ConfigMap or a Secret."""
     encoded = thing.get("binaryData" if thing.get("kind") == "ConfigMap" else "data") or {}
     plain = thing.get("data" if thing.get("kind") == "ConfigMap" else "stringData") or {}
     content = {name: base64.b64decode(value) for name, value in encoded.items()}
@@ -111,7 +113,7 @@ def content_of(thing: Object) -> dict[str, bytes]:
 async def environ(
     api: Api, pod: Object, container: Object, image: Mapping[str, str]
 ) -> dict[str, str]:
-    """Raises NotYet for a key that is not there and not optional."""
+    """Raises MissingObject for a missing key that is not optional."""
     values = dict(image)
     for source in container.get("envFrom", ()):
         ref = source.get("configMapRef") or source["secretRef"]
@@ -128,7 +130,7 @@ async def environ(
 async def _value(api: Api, pod: Object, entry: Object, values: Mapping[str, str]) -> str | None:
     match entry.get("valueFrom"):
         case None:
-            return expanded(entry.get("value", ""), values)
+            return expand_variables(entry.get("value", ""), values)
         case {"fieldRef": ref}:
             return field_of(pod, {"fieldPath": ref["fieldPath"]})
         case {"configMapKeyRef": ref} | {"secretKeyRef": ref}:
@@ -139,26 +141,28 @@ async def _value(api: Api, pod: Object, entry: Object, values: Mapping[str, str]
             if ref.get("optional"):
                 return None
             message = f"couldn't find key {ref['key']} in {resource} {ref['name']}"
-            raise NotYet("CreateContainerConfigError", message)
+            raise MissingObject("CreateContainerConfigError", message)
         case {"resourceFieldRef": ref}:
             limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
             return str(limits.get(ref["resource"].removeprefix("limits."), "0"))
         case other:
-            raise NotYet("CreateContainerConfigError", f"no values from {other} in the testbed")
+            raise MissingObject(
+                "CreateContainerConfigError", f"no values from {other} in the testbed"
+            )
 
 
 async def _content(api: Api, pod: Object, resource: str, ref: Object) -> dict[str, bytes]:
     namespace = pod["metadata"]["namespace"]
     try:
-        return content_of(await _there(api, resource, namespace, ref["name"]))
-    except NotYet as exc:
+        return content_of(await _get_required(api, resource, namespace, ref["name"]))
+    except MissingObject as exc:
         if ref.get("optional"):
             return {}
-        raise NotYet("CreateContainerConfigError", str(exc)) from exc
+        raise MissingObject("CreateContainerConfigError", str(exc)) from exc
 
 
 def field_of(pod: Object, ref: Object) -> str:
-    """The downward API: `status.podIP`, `metadata.labels['x']`, …"""
+    """A field for the downward API, such as `status.podIP` or `metadata.labels['x']`."""
     where = ref["fieldPath"]
     if "['" in where:
         field, _, key = where.removesuffix("']").partition("['")

@@ -1,11 +1,8 @@
-"""What an operator makes of a job, act by act, in a form that can be compared with what the
-project's own operator was seen to do (`traces/*.yaml`).
+"""Records what an operator does after each action of a scenario, and writes `*.yaml` traces.
 
-Not all that an operator does is the same twice: Kubeflow's goes through the kinds of replicas in
-no order. So a trace is made of several recordings, and says what was in each and what in some.
-
-`python -m tests.kubernetes.traces.record OPERATOR [TIMES [SCENARIO...]]` records the operator that
-KUBE_OPERATORS has; OPERATOR says in words which one that is, and its version."""
+`python -m tests.kubernetes.traces.record OPERATOR [TIMES [SCENARIO...]]` records the operator of
+KUBE_OPERATORS. OPERATOR is its name and version in words.
+"""
 
 import sys
 import time
@@ -21,54 +18,65 @@ from tests.kubernetes import real_operators
 from tests.kubernetes.standins.api import Object
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
 from tests.kubernetes.traces.compare import Step, merged
-from tests.kubernetes.traces.scenarios import NAMESPACE, SCENARIOS, Act, Bed, Scenario, start
-from tests.kubernetes.traces.watch import Changes, watched
+from tests.kubernetes.traces.scenarios import (
+    NAMESPACE,
+    SCENARIOS,
+    Action,
+    JobUnderTest,
+    Scenario,
+    start_job,
+)
+from tests.kubernetes.traces.watch import Changes, watch_changes
 from tests.testbeds import TestbedError
 
 FOLDER = Path(__file__).parent
 WATCHED = ("pytorchjobs", "pods", "services", "events")
 QUIET_S = 2.0
-"""Without any change of these, before what came of an act is taken down."""
+"""The watched objects must not change for this long before the result of an action is recorded."""
 QUIET_WITHIN_S = 120.0
 REPLICA_TYPE = "training.kubeflow.org/replica-type"
 Change = tuple[str, Object]
 
 
 def record(kube: KubeTestbed, scenario: Scenario) -> list[Step]:
-    """Play it, and tell what came of each act."""
-    bed = Bed(kube, {})
-    kube.wait_for("nothing of another job", lambda: not _left(kube))
-    with watched(kube, WATCHED, NAMESPACE) as changes:
-        steps = [_step(bed, act, changes) for act in (start(scenario), *scenario.acts)]
+    """Performs the actions of a scenario and returns the result of each."""
+    tested = JobUnderTest(kube, {})
+    kube.wait_for(
+        "the objects of the previous job to be gone", lambda: not _remaining_objects(kube)
+    )
+    with watch_changes(kube, WATCHED, NAMESPACE) as changes:
+        steps = [
+            _step(tested, action, changes) for action in (start_job(scenario), *scenario.actions)
+        ]
     if scenario is SCENARIOS[0]:
-        # What is made is the same in all of them.
+        # Every scenario creates the same pods and services, so only the first one records them.
         changed = changes.since(0)
-        steps[0]["a pod is"] = _shapes(_of(changed, "pods"), _pod)
-        steps[0]["a service is"] = _shapes(_of(changed, "services"), _service)
+        steps[0]["a pod is"] = _shapes(_changes_of(changed, "pods"), _pod)
+        steps[0]["a service is"] = _shapes(_changes_of(changed, "services"), _service)
     return steps
 
 
-def _left(kube: KubeTestbed) -> list[Object]:
+def _remaining_objects(kube: KubeTestbed) -> list[Object]:
     services = kube.objects("services", NAMESPACE, REPLICA_TYPE)
     return services + kube.objects("pytorchjobs", NAMESPACE) + kube.objects("pods", NAMESPACE)
 
 
-def _step(bed: Bed, act: Act, changes: Changes) -> Step:
-    first, bed.before = len(changes), bed.uids()
-    act.do(bed)
-    bed.kube.wait_for(f"what comes of it: {act.does}", lambda: act.settled(bed))
+def _step(tested: JobUnderTest, action: Action, changes: Changes) -> Step:
+    first, tested.before = len(changes), tested.uids()
+    action.perform(tested)
+    tested.kube.wait_for(f"the result of: {action.description}", lambda: action.is_settled(tested))
     _until_quiet(changes)
-    seen = changes.since(first)
-    pods, services = _of(seen, "pods"), _of(seen, "services")
+    changed = changes.since(first)
+    pods, services = _changes_of(changed, "pods"), _changes_of(changed, "services")
     return {
-        "act": act.does,
-        "pods made": _made(pods),
+        "action": action.description,
+        "pods made": _created(pods),
         "pods deleted": _deleted(pods),
-        "services made": sorted(chain(*_made(services).values())),
+        "services made": sorted(chain(*_created(services).values())),
         "services deleted": _deleted(services),
-        "job": _standing(bed.kube),
-        "conditions passed through": _conditions(_of(seen, "pytorchjobs")),
-        "events": _told(_of(seen, "events")),
+        "job": _job_status(tested.kube),
+        "conditions passed through": _conditions(_changes_of(changed, "pytorchjobs")),
+        "events": _events_about_job(_changes_of(changed, "events")),
     }
 
 
@@ -76,28 +84,28 @@ def _until_quiet(changes: Changes) -> None:
     end, count, since = time.monotonic() + QUIET_WITHIN_S, len(changes), time.monotonic()
     while time.monotonic() < since + QUIET_S:
         if time.monotonic() > end:
-            raise TestbedError(f"no quiet: {changes.since(count - 5)}")
+            raise TestbedError(f"objects keep changing: {changes.since(count - 5)}")
         time.sleep(0.1)
         if len(changes) != count:
             count, since = len(changes), time.monotonic()
 
 
-def _of(seen: Iterable[tuple[str, str, Object]], resource: str) -> list[Change]:
-    return [(change, thing) for one, change, thing in seen if one == resource]
+def _changes_of(changed: Iterable[tuple[str, str, Object]], resource: str) -> list[Change]:
+    return [(change, thing) for one, change, thing in changed if one == resource]
 
 
-def _made(changes: Iterable[Change]) -> dict[str, list[str]]:
-    """By the kind of replica, for between kinds there is no order."""
-    made: dict[str, list[str]] = {}
+def _created(changes: Iterable[Change]) -> dict[str, list[str]]:
+    """Names of created objects by kind of replica: the operator has no order between kinds."""
+    created: dict[str, list[str]] = {}
     for change, thing in changes:
         if change == "ADDED":
             kind = thing["metadata"]["labels"][REPLICA_TYPE]
-            made.setdefault(kind, []).append(thing["metadata"]["name"])
-    return made
+            created.setdefault(kind, []).append(thing["metadata"]["name"])
+    return created
 
 
 def _deleted(changes: Iterable[Change]) -> list[str]:
-    """Each once for each object; a pod is so from its time stamp on."""
+    """Names of deleted objects. A pod counts as deleted from its deletionTimestamp on."""
     ended = {
         thing["metadata"]["uid"]: thing["metadata"]["name"]
         for change, thing in changes
@@ -106,8 +114,8 @@ def _deleted(changes: Iterable[Change]) -> list[str]:
     return sorted(ended.values())
 
 
-def _standing(kube: KubeTestbed) -> Object | None:
-    """How the job stands; None: it is gone."""
+def _job_status(kube: KubeTestbed) -> Object | None:
+    """Status of the job; None if the job is deleted."""
     found = kube.objects("pytorchjobs", NAMESPACE)
     if not found:
         return None
@@ -135,8 +143,8 @@ def _conditions(changes: Iterable[Change]) -> list[str]:
     )
 
 
-def _told(changes: Iterable[Change]) -> list[str]:
-    """Events about the job itself, from any controller that reconciles it."""
+def _events_about_job(changes: Iterable[Change]) -> list[str]:
+    """Events of any controller about the job itself."""
     return sorted(
         {
             f"{event['type']} {event['reason']}: {event['message']}"
@@ -147,8 +155,8 @@ def _told(changes: Iterable[Change]) -> list[str]:
 
 
 def _shapes(changes: Iterable[Change], shape: Any) -> dict[str, Object]:
-    made = [thing for change, thing in changes if change == "ADDED"]
-    return {thing["metadata"]["name"]: shape(thing) for thing in made}
+    created = [thing for change, thing in changes if change == "ADDED"]
+    return {thing["metadata"]["name"]: shape(thing) for thing in created}
 
 
 def _pod(pod: Object) -> Object:
@@ -189,25 +197,25 @@ def _about(thing: Object) -> Object:
     }
 
 
-def place(scenario: Scenario) -> Path:
+def path_of(scenario: Scenario) -> Path:
     return FOLDER / f"pytorchjob-{scenario.name}.yaml"
 
 
 def read(scenario: Scenario) -> list[Step]:
-    found: list[Step] = yaml.safe_load(place(scenario).read_text())["steps"]
+    found: list[Step] = yaml.safe_load(path_of(scenario).read_text())["steps"]
     return found
 
 
 class _Dumper(yaml.SafeDumper):
-    """Each thing where it belongs, also what is there twice."""
+    """Writes repeated values in full, without YAML anchors."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def main(operator: str, times: str = "4", *names: str) -> None:
-    if "PyTorchJob" not in {project.kind for project in real_operators.available()}:
-        sys.exit("KUBE_OPERATORS names no folder with training-operator: only stand-ins are here")
+    if "PyTorchJob" not in {one.kind for one in real_operators.available()}:
+        sys.exit("KUBE_OPERATORS names no folder with training-operator")
     FOLDER.mkdir(exist_ok=True)
     with running_testbed() as kube:
         about = {
@@ -222,8 +230,8 @@ def main(operator: str, times: str = "4", *names: str) -> None:
                 text = yaml.dump(
                     {**about, "steps": steps}, Dumper=_Dumper, sort_keys=False, width=100
                 )
-                place(scenario).write_text(text)
-                sys.stdout.write(f"{place(scenario)}\n")
+                path_of(scenario).write_text(text)
+                sys.stdout.write(f"{path_of(scenario)}\n")
 
 
 def _recorded(kube: KubeTestbed, scenario: Scenario) -> list[Step]:

@@ -1,5 +1,7 @@
-"""What is done to a job while an operator's doings are recorded: a few pods that wait to be told
-how to end, and what happens to them. No code of ours runs in them."""
+"""The scenarios that are recorded: a PyTorchJob of three pods, and what happens to it.
+
+Each pod runs a shell script that waits for a file with its exit code. No code of ndctl runs in it.
+"""
 
 import os
 import signal
@@ -11,17 +13,17 @@ from tests.kubernetes.testbed import KubeTestbed
 
 NAMESPACE = "default"
 JOB = "job"
-MASTER, FIRST, SECOND = (f"{JOB}-{rest}" for rest in ("master-0", "worker-0", "worker-1"))
-PODS = (MASTER, FIRST, SECOND)
+MASTER, WORKER_0, WORKER_1 = (f"{JOB}-{rest}" for rest in ("master-0", "worker-0", "worker-1"))
+PODS = (MASTER, WORKER_0, WORKER_1)
 
 
 @dataclass
-class Bed:
-    """The job on the testbed, as an act and what it waits for see it."""
+class JobUnderTest:
+    """The job on the testbed, as an action sees it."""
 
     kube: KubeTestbed
     before: dict[str, str]
-    """Pods' uids when the present act began."""
+    """Pod to its uid when the present action started."""
 
     def uids(self) -> dict[str, str]:
         found = self.kube.objects("pods", NAMESPACE)
@@ -30,20 +32,20 @@ class Bed:
     def phases(self) -> dict[str, str]:
         return self.kube.phases(namespace=NAMESPACE)
 
-    def holds(self, condition: str) -> bool:
+    def has_condition(self, condition: str) -> bool:
         return condition in self.kube.conditions("pytorchjobs", JOB, NAMESPACE)
 
     def all_run(self) -> bool:
-        return self.phases() == dict.fromkeys(PODS, "Running") and self.holds("Running")
+        return self.phases() == dict.fromkeys(PODS, "Running") and self.has_condition("Running")
 
-    def anew(self, *pods: str) -> bool:
-        """These were made again, and no others; all run."""
+    def were_recreated(self, *pods: str) -> bool:
+        """Whether exactly these pods were created again, and all pods run."""
         now = self.uids()
         changed = {name for name in PODS if self.before.get(name) != now.get(name)}
         return changed == set(pods) and self.all_run()
 
-    def ends(self, pod: str, code: int) -> None:
-        """The pod's process ends by itself."""
+    def end_process(self, pod: str, code: int) -> None:
+        """Makes the pod's process exit with `code`."""
         (self.kube.runs / f"end-{pod}").write_text(f"{code}\n")
 
     def suspend(self, suspended: bool) -> None:
@@ -60,37 +62,37 @@ class Bed:
 
 
 @dataclass(frozen=True)
-class Act:
-    does: str
-    do: Callable[[Bed], object]
-    settled: Callable[[Bed], bool]
-    """When the operator has answered to it; then it is left alone for a moment."""
+class Action:
+    description: str
+    perform: Callable[[JobUnderTest], object]
+    is_settled: Callable[[JobUnderTest], bool]
+    """Whether the operator has reacted. The recording then waits until nothing changes."""
 
 
 @dataclass(frozen=True)
 class Scenario:
     name: str
-    acts: Sequence[Act]
+    actions: Sequence[Action]
     policy: str = "ExitCode"
     clean: str = "Running"
 
 
-def job(bed: Bed, scenario: Scenario) -> Object:
-    """A master and two workers that wait."""
-    told = "/told/end-$(hostname)"
+def job(tested: JobUnderTest, scenario: Scenario) -> Object:
+    """A master and two workers; each waits for the file with its exit code."""
+    code_file = "/exit-codes/end-$(hostname)"
     script = (
-        f"trap 'exit 143' TERM; while [ ! -e {told} ]; do sleep 0.2; done; "
-        f"read code < {told}; rm {told}; exit $code"
+        f"trap 'exit 143' TERM; while [ ! -e {code_file} ]; do sleep 0.2; done; "
+        f"read code < {code_file}; rm {code_file}; exit $code"
     )
     ports = [{"name": "pytorchjob-port", "containerPort": 29500}]
     command = {"image": "ndctl:1", "command": ["sh", "-c", script], "ports": ports}
-    places = [{"name": "told", "mountPath": "/told"}]
+    mounts = [{"name": "exit-codes", "mountPath": "/exit-codes"}]
     own = [{"name": "OWN", "value": "first"}]
     template = {
         "metadata": {"labels": {"mine": "yes"}, "annotations": {"noted": "too"}},
         "spec": {
-            "containers": [{"name": "pytorch", **command, "env": own, "volumeMounts": places}],
-            "volumes": [{"name": "told", "hostPath": {"path": str(bed.kube.runs)}}],
+            "containers": [{"name": "pytorch", **command, "env": own, "volumeMounts": mounts}],
+            "volumes": [{"name": "exit-codes", "hostPath": {"path": str(tested.kube.runs)}}],
             "terminationGracePeriodSeconds": 20,
         },
     }
@@ -108,43 +110,43 @@ def job(bed: Bed, scenario: Scenario) -> Object:
     }
 
 
-def _kill(pod: str) -> Callable[[Bed], None]:
-    def do(bed: Bed) -> None:
-        os.kill(bed.kube.pids(pod, NAMESPACE)[0], signal.SIGKILL)
+def _kill_process(pod: str) -> Callable[[JobUnderTest], None]:
+    def perform(tested: JobUnderTest) -> None:
+        os.kill(tested.kube.pids(pod, NAMESPACE)[0], signal.SIGKILL)
 
-    return do
-
-
-def _lose(bed: Bed) -> None:
-    bed.kube.lose_node(bed.node_of(FIRST))
-    bed.delete("pod", FIRST)
+    return perform
 
 
-def _terminating(bed: Bed) -> bool:
-    return "deletionTimestamp" in bed.kube.get("pods", FIRST, NAMESPACE)["metadata"]
+def _lose_node_and_delete_pod(tested: JobUnderTest) -> None:
+    tested.kube.lose_node(tested.node_of(WORKER_0))
+    tested.delete("pod", WORKER_0)
 
 
-def _no_pods(bed: Bed) -> bool:
-    return not bed.uids()
+def _terminating(tested: JobUnderTest) -> bool:
+    return "deletionTimestamp" in tested.kube.get("pods", WORKER_0, NAMESPACE)["metadata"]
 
 
-def _ended(condition: str, *left: str) -> Callable[[Bed], bool]:
-    return lambda bed: bed.holds(condition) and set(bed.uids()) == set(left)
+def _has_no_pods(tested: JobUnderTest) -> bool:
+    return not tested.uids()
 
 
-def _again(*pods: str) -> Callable[[Bed], bool]:
-    return lambda bed: bed.anew(*pods)
+def _ended(condition: str, *left: str) -> Callable[[JobUnderTest], bool]:
+    return lambda tested: tested.has_condition(condition) and set(tested.uids()) == set(left)
 
 
-STARTS = "the job is made"
+def _recreated(*pods: str) -> Callable[[JobUnderTest], bool]:
+    return lambda tested: tested.were_recreated(*pods)
 
 
-def start(scenario: Scenario) -> Act:
-    """The first of each."""
-    return Act(
-        STARTS,
-        lambda bed: bed.kube.apply(job(bed, scenario), namespace=NAMESPACE),
-        lambda bed: bed.all_run(),
+JOB_IS_CREATED = "the job is made"
+
+
+def start_job(scenario: Scenario) -> Action:
+    """The first action of every scenario."""
+    return Action(
+        JOB_IS_CREATED,
+        lambda tested: tested.kube.apply(job(tested, scenario), namespace=NAMESPACE),
+        lambda tested: tested.all_run(),
     )
 
 
@@ -153,9 +155,9 @@ SCENARIOS = (
     Scenario(
         "master-ends-well",
         [
-            Act(
+            Action(
                 "the master ends with 0",
-                lambda bed: bed.ends(MASTER, 0),
+                lambda tested: tested.end_process(MASTER, 0),
                 _ended("Succeeded", MASTER),
             ),
         ],
@@ -163,9 +165,9 @@ SCENARIOS = (
     Scenario(
         "master-ends-well-and-no-pod-is-cleaned",
         [
-            Act(
+            Action(
                 "the master ends with 0",
-                lambda bed: bed.ends(MASTER, 0),
+                lambda tested: tested.end_process(MASTER, 0),
                 _ended("Succeeded", *PODS),
             ),
         ],
@@ -174,66 +176,88 @@ SCENARIOS = (
     Scenario(
         "worker-ends-with-211",
         [
-            Act("a worker ends with 211", lambda bed: bed.ends(SECOND, 211), _again(SECOND)),
+            Action(
+                "a worker ends with 211",
+                lambda tested: tested.end_process(WORKER_1, 211),
+                _recreated(WORKER_1),
+            ),
         ],
     ),
     Scenario(
         "worker-ends-with-3",
         [
-            Act(
+            Action(
                 "a worker ends with 3",
-                lambda bed: bed.ends(SECOND, 3),
-                _ended("Failed", SECOND),
+                lambda tested: tested.end_process(WORKER_1, 3),
+                _ended("Failed", WORKER_1),
             ),
         ],
     ),
     Scenario(
         "processes-are-killed",
         [
-            Act("a worker's process is killed", _kill(FIRST), _again(FIRST)),
-            Act("the master's process is killed", _kill(MASTER), _again(MASTER)),
+            Action("a worker's process is killed", _kill_process(WORKER_0), _recreated(WORKER_0)),
+            Action("the master's process is killed", _kill_process(MASTER), _recreated(MASTER)),
         ],
     ),
     Scenario(
         "pods-are-deleted",
         [
-            Act("a worker is deleted", lambda bed: bed.delete("pod", FIRST), _again(FIRST)),
-            Act("the master is deleted", lambda bed: bed.delete("pod", MASTER), _again(MASTER)),
+            Action(
+                "a worker is deleted",
+                lambda tested: tested.delete("pod", WORKER_0),
+                _recreated(WORKER_0),
+            ),
+            Action(
+                "the master is deleted",
+                lambda tested: tested.delete("pod", MASTER),
+                _recreated(MASTER),
+            ),
         ],
     ),
     Scenario(
         "node-is-lost",
         [
-            Act("a worker's node is lost, and its pod is deleted", _lose, _terminating),
-            Act(
+            Action(
+                "a worker's node is lost, and its pod is deleted",
+                _lose_node_and_delete_pod,
+                _terminating,
+            ),
+            Action(
                 "that pod is deleted by force",
-                lambda bed: bed.delete("pod", FIRST, *FORCED),
-                _again(FIRST),
+                lambda tested: tested.delete("pod", WORKER_0, *FORCED),
+                _recreated(WORKER_0),
             ),
         ],
     ),
     Scenario(
         "suspended-and-resumed",
         [
-            Act(
+            Action(
                 "the job is suspended",
-                lambda bed: bed.suspend(True),
-                lambda bed: bed.holds("Suspended") and _no_pods(bed),
+                lambda tested: tested.suspend(True),
+                lambda tested: tested.has_condition("Suspended") and _has_no_pods(tested),
             ),
-            Act("the job is resumed", lambda bed: bed.suspend(False), _again(*PODS)),
+            Action("the job is resumed", lambda tested: tested.suspend(False), _recreated(*PODS)),
         ],
     ),
     Scenario(
         "worker-fails-under-on-failure",
         [
-            Act("a worker is evicted", lambda bed: bed.kube.evict(SECOND), _again(SECOND)),
+            Action(
+                "a worker is evicted",
+                lambda tested: tested.kube.evict(WORKER_1),
+                _recreated(WORKER_1),
+            ),
         ],
         policy="OnFailure",
     ),
     Scenario(
         "job-is-deleted",
         [
-            Act("the job is deleted", lambda bed: bed.delete("pytorchjob", JOB), _no_pods),
+            Action(
+                "the job is deleted", lambda tested: tested.delete("pytorchjob", JOB), _has_no_pods
+            ),
         ],
     ),
 )

@@ -1,4 +1,4 @@
-"""Every change of a namespace's objects, as the API server tells of it: a poll misses some."""
+"""Collects every change of a namespace's objects by watches, because polling would miss some."""
 
 import contextlib
 import http.client
@@ -15,7 +15,7 @@ from tests.kubernetes.testbed import KubeTestbed
 
 @dataclass
 class Changes:
-    """In the order in which one resource's came; (resource, ADDED | MODIFIED | DELETED, object)."""
+    """Changes (resource, ADDED | MODIFIED | DELETED, object), in order within each resource."""
 
     seen: list[tuple[str, str, Object]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -35,8 +35,10 @@ class Changes:
 
 
 @contextlib.contextmanager
-def watched(kube: KubeTestbed, resources: tuple[str, ...], namespace: str) -> Iterator[Changes]:
-    """From now on; what is there already is not told."""
+def watch_changes(
+    kube: KubeTestbed, resources: tuple[str, ...], namespace: str
+) -> Iterator[Changes]:
+    """Collects changes from now on; objects that exist already are not reported."""
     changes = Changes()
     lines = [_line(kube, resource, namespace) for resource in resources]
     threads = [
@@ -60,18 +62,18 @@ def watched(kube: KubeTestbed, resources: tuple[str, ...], namespace: str) -> It
 def _line(
     kube: KubeTestbed, resource: str, namespace: str
 ) -> tuple[socket.socket, http.client.HTTPResponse]:
-    """A watch that goes on until its socket, given beside it, is shut."""
+    """A watch and its socket; the watch ends when the socket is shut down."""
     server, tls = admin_of(kube.kubeconfig)
     where = path(resource, namespace)
     line = http.client.HTTPSConnection(urlsplit(server).netloc, timeout=900, context=tls)
     line.request("GET", where)
     with line.getresponse() as listed:
         version = json.load(listed)["metadata"]["resourceVersion"]
-    asked = f"{where}?watch=1&timeoutSeconds=1800&resourceVersion={version}"
+    url = f"{where}?watch=1&timeoutSeconds=1800&resourceVersion={version}"
     line.close()
     line.connect()
     sock = line.sock
-    line.request("GET", asked)
+    line.request("GET", url)
     return sock, line.getresponse()
 
 
