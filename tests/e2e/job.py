@@ -19,18 +19,21 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
 WAIT_S = 600.0
-PATIENT: Mapping[str, str] = {"resilience__hang_timeout": "300", "resilience__stop_grace": "60"}
+LONG_TIMEOUTS: Mapping[str, str] = {
+    "resilience__hang_timeout": "300",
+    "resilience__stop_grace": "60",
+}
 """For ranks that a test holds still."""
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-def submission(*words: str, **options: str) -> tuple[str, ...]:
+def submit_args(*words: str, **options: str) -> tuple[str, ...]:
     """What is typed; in the keys of `options` two underscores stand for a dot."""
     sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
     return ("submit", str(SPEC), *sets, *words)
@@ -46,7 +49,7 @@ class Ndctl:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "NDCTL_RUN_ROOT": str(self.run_root), "COLUMNS": "100"}
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> Done:
+    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *words],
             env=self.environ,
@@ -56,7 +59,7 @@ class Ndctl:
             timeout=timeout,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -68,8 +71,8 @@ class Ndctl:
             text=True,
         )
 
-    def submit(self, *words: str, **options: str) -> Done:
-        return self(*submission(*words, **options))
+    def submit(self, *words: str, **options: str) -> CommandResult:
+        return self(*submit_args(*words, **options))
 
     def status(self) -> dict[str, Any]:
         done = self("status", "e2e", "--json")
@@ -114,7 +117,7 @@ class Ndctl:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Lines of metrics.jsonl."""
         return len(self.metrics())
 
@@ -132,7 +135,7 @@ class Ndctl:
         return ranks[rank]
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def paused_ranks(self) -> Iterator[None]:
         """Ranks stand still, for what would race with their steps; the job has to be `PATIENT`."""
         pids = wait_for(self.ranks, "ranks").values()
         for pid in pids:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import ROOT, WAIT_S, Done, Ndctl, assert_nothing_left, kill, wait_for
+from tests.e2e.job import ROOT, WAIT_S, CommandResult, Ndctl, assert_nothing_left, kill, wait_for
 
 pytestmark = [
     pytest.mark.process,
@@ -37,7 +37,7 @@ class OnSmallDisk(Ndctl):
     holder: int
     inside: Path
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> Done:
+    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
         done = subprocess.run(
             ["nsenter", f"--target={self.holder}", "--mount", *PROGRAM, *words],
             env={**os.environ, "NDCTL_RUN_ROOT": str(self.inside), "COLUMNS": "100"},
@@ -47,7 +47,7 @@ class OnSmallDisk(Ndctl):
             timeout=timeout,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_a_full_disk_and_a_killed_rank_lose_nothing(ndctl: OnSmallDisk) -> None:
 
     (ndctl.run_root / "filler").unlink()
     wait_for(lambda: len(ndctl.events("TrainingResumed")) > 1, "the next attempt")
-    steps = ndctl.steps()
-    wait_for(lambda: ndctl.steps() > steps, "a step of the next attempt")
+    steps = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > steps, "a step of the next attempt")
     now = ndctl.losses()
     again = known.keys() & now.keys()
     assert {step: known[step] for step in again} == {step: now[step] for step in again}

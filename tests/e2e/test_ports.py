@@ -41,7 +41,7 @@ def documented() -> dict[str, int]:
 @pytest.mark.process
 def test_a_local_job_opens_only_the_ports_of_the_table_on_loopback(ndctl: Ndctl) -> None:
     assert ndctl.submit(train__steps="100000").code == 0
-    wait_for(lambda: ndctl.steps() > 3 or ndctl.has_ended(), "steps")
+    wait_for(lambda: ndctl.num_steps() > 3 or ndctl.has_ended(), "steps")
     commands = processes_of(ndctl.run_dir)
     opened: dict[int, list[Listener]] = defaultdict(list)
     for one in listeners(commands):

@@ -97,8 +97,8 @@ def test_a_job_recovers_from_every_kill_and_nothing_is_left(ndctl: Ndctl) -> Non
 
 
 def _wait_for_a_step(ndctl: Ndctl, when: str) -> None:
-    steps = ndctl.steps()
-    wait_for(lambda: ndctl.steps() > steps, f"a step {when}")
+    steps = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > steps, f"a step {when}")
 
 
 def _wait_until_it_trains_again(ndctl: Ndctl, attempt: int, why: str) -> None:

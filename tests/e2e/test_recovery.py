@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submission, wait_for
+from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submit_args, wait_for
 from tests.nfs_locks import byte_ranges
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(1200)]
@@ -62,7 +62,7 @@ def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
     assert_nothing_left(ndctl.run_dir)
 
 
-# Always run on real Slurm daemons (tests/slurm/e2e/test_within_the_allocation.py).
+# Always run on real Slurm daemons (tests/slurm/e2e/test_recovery_in_allocation.py).
 @pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) -> None:
     spare = {"cluster__spare_hosts": "1"}
@@ -96,8 +96,8 @@ def test_a_killed_leader_ends_all_processes_and_resume_works(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
     """Until then the job needs no terminal: the one that follows it may end."""
-    following = ndctl.start(*submission("--follow", *DRAGGED, checkpoint__every_steps="3"))
-    wait_for(lambda: ndctl.steps() >= 2, "step 2")
+    following = ndctl.start(*submit_args("--follow", *DRAGGED, checkpoint__every_steps="3"))
+    wait_for(lambda: ndctl.num_steps() >= 2, "step 2")
     os.kill(following.pid, signal.SIGINT)
     _, said = following.communicate(timeout=WAIT_S)
     assert following.returncode == 130
@@ -164,7 +164,7 @@ def _being_written(checkpoints: Path, step: int) -> Path | None:
 def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, reference: Ndctl) -> None:
     assert ndctl.submit(*DRAGGED).code == 0
     assert ndctl.submit().code == 5, "a running job must not be started twice"
-    wait_for(lambda: ndctl.steps() >= 2, "step 2")
+    wait_for(lambda: ndctl.num_steps() >= 2, "step 2")
     done = ndctl("cancel", "e2e")
     assert done.code == 0, done.err
     assert "CANCELLED" in done.out

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.job_secret import draw, secret_from
-from tests.e2e.job import PATIENT, Ndctl, assert_nothing_left, kill, processes_of, wait_for
+from tests.e2e.job import LONG_TIMEOUTS, Ndctl, assert_nothing_left, kill, processes_of, wait_for
 
 pytestmark = [
     pytest.mark.process,
@@ -81,14 +81,14 @@ def showing(secret: Iterable[bytes], pids: Iterable[int]) -> list[str]:
 
 
 def test_only_one_file_has_the_secret(ndctl: Ndctl, temporary: Path) -> None:
-    more = {**PATIENT, "train__steps": "16", "checkpoint__every_steps": "4"}
+    more = {**LONG_TIMEOUTS, "train__steps": "16", "checkpoint__every_steps": "4"}
     assert ndctl.submit(**more).code == 0
     token = ndctl.run_dir / "token"
-    wait_for(lambda: ndctl.steps() >= 5, "steps and a checkpoint")
+    wait_for(lambda: ndctl.num_steps() >= 5, "steps and a checkpoint")
     secret = forms(token)
     folders = (ndctl.run_root, temporary)
 
-    with ndctl.held():
+    with ndctl.paused_ranks():
         commands = processes_of(ndctl.run_dir)
         kinds = " ".join(commands.values())
         assert all(
@@ -105,7 +105,7 @@ def test_only_one_file_has_the_secret(ndctl: Ndctl, temporary: Path) -> None:
     assert ndctl("diagnose", "e2e").code in (0, 1)
     wait_for(ndctl.has_ended, "the job's end")
     assert_nothing_left(ndctl.run_dir)
-    assert ndctl.steps() >= 16
+    assert ndctl.num_steps() >= 16
     assert holding(secret, folders) == [token]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, submission
+from tests.e2e.job import Ndctl, submit_args
 
 pytestmark = pytest.mark.process
 
@@ -21,7 +21,7 @@ def a_hostile_folder(folder: Path) -> Path:
 
 
 def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
-    words = submission("--follow", train__steps="5")
+    words = submit_args("--follow", train__steps="5")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "orchestrator", *words],
         env=ndctl.environ,

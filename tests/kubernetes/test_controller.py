@@ -147,7 +147,7 @@ def wait_for_restart(kube: KubeTestbed, namespace: str, times: int) -> None:
             requests_of_pods(kube, namespace)[names.GANG_ANNOTATION],
         )
         counted = annotations.get(names.RESTARTS_ANNOTATION) == str(times)
-        return counted and log.get(names.RESTARTED_ANNOTATION) == digest_of(text)
+        return counted and annotations.get(names.RESTARTED_ANNOTATION) == digest_of(text)
 
     kube.wait_for(f"restart {times}", done, 300)
 

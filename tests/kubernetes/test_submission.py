@@ -266,5 +266,5 @@ def test_all_missing_rights_are_named_at_once_and_no_job_is_recorded(
 
     for command in advised(refused.err):
         kube.kubectl(*command[1:])
-    person.submitted(**options)
+    person.submit_successfully(**options)
     kube.wait_for("its pods", lambda: len(person.pods()) == 2)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
-from tests.e2e.job import Done
+from tests.e2e.job import CommandResult
 from tests.kubernetes.e2e.person import SLEEPS, Person, account
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
 
@@ -44,7 +44,7 @@ def test_an_ended_job_is_deleted_with_all_its_objects(
     account(kube)
     ends = f"{{spec: {{containers: [{{name: {container}, command: [sh, -c, 'exit 0']}}]}}}}"
     person = Person(tmp_path / "runs", kube)
-    person.submitted(kind=kind, pod_template=ends, ttl_after_finished="0")
+    person.submit_successfully(kind=kind, pod_template=ends, ttl_after_finished="0")
 
     def left() -> list[dict[str, Any]]:
         kinds = (resource, "configmaps", "secrets", "pods")
@@ -70,7 +70,7 @@ def findings(person: Person, **options: str) -> dict[str, dict[str, str]]:
     return {one["what"]: one for one in json.loads(done.out)}
 
 
-def error_lines(done: Done) -> list[str]:
+def error_lines(done: CommandResult) -> list[str]:
     return [line.strip() for line in done.err.splitlines()]
 
 
@@ -87,7 +87,7 @@ def test_a_user_who_may_not_see_nodes_can_submit_and_doctor_agrees(namespace_use
     tried = namespace_user.submit("--dry-run", **GPU, pod_template=SLEEPS)
     assert tried.code == 0, tried.err
     assert "# nodes: unknown, and not required" in tried.out
-    namespace_user.submitted(**GPU, pod_template=SLEEPS)
+    namespace_user.submit_successfully(**GPU, pod_template=SLEEPS)
     assert namespace_user.job() is not None
 
 

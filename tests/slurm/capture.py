@@ -64,7 +64,7 @@ class Capture:
     into: Path
 
     def keep(self, name: str, *argv: str) -> None:
-        self.write(name, self.slurm.told(*argv) + "\n")
+        self.write(name, self.slurm.output_of(*argv) + "\n")
 
     def keep_all(self, name: str, asked: Sequence[Sequence[str]]) -> None:
         """Of each command what it printed, and its exit code."""
@@ -84,15 +84,15 @@ class Capture:
     def submit(self, *args: str) -> str:
         """A job that sleeps, or does what is said in `args` after the script."""
         argv = ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp", *args)
-        return self.slurm.told(*argv, *(() if self.script in args else (self.script,)))
+        return self.slurm.output_of(*argv, *(() if self.script in args else (self.script,)))
 
-    def until(self, job: str, state: str) -> None:
+    def wait_until(self, job: str, state: str) -> None:
         asked = ("squeue", "-h", "-t", "all", "-o", "%T", "-j", job)
-        self.slurm.wait_for(f"{job} {state}", lambda: self.slurm.told(*asked) == state, 150)
+        self.slurm.wait_for(f"{job} {state}", lambda: self.slurm.output_of(*asked) == state, 150)
 
     def running(self, *args: str) -> str:
         job = self.submit(*args)
-        self.until(job, "RUNNING")
+        self.wait_until(job, "RUNNING")
         return job
 
 
@@ -105,54 +105,56 @@ def jobs(capture: Capture) -> None:
     capture.running("-N1", "-w", "node2", "--gpus-per-node=h100:1")
     late = capture.running("-N1", "-w", "node4", "--time=1")
     for code, state in ((0, "COMPLETED"), (3, "FAILED")):
-        capture.until(capture.submit("-w", "node3", script, f"exit {code}"), state)
+        capture.wait_until(capture.submit("-w", "node3", script, f"exit {code}"), state)
     failed = capture.running("-N1", "-w", "node6", "--no-requeue")
-    slurm.told("scontrol", "update", "NodeName=node6", "State=DOWN", "Reason=kernel panic")
-    capture.until(failed, "NODE_FAIL")
+    slurm.output_of("scontrol", "update", "NodeName=node6", "State=DOWN", "Reason=kernel panic")
+    capture.wait_until(failed, "NODE_FAIL")
     capture.submit("--begin=now+3hours")
     capture.submit(f"--dependency=afterok:{failed}")
     for verb in ("hold", "uhold"):
-        slurm.told("scontrol", verb, capture.submit("-N6"))
-    capture.until(late, "TIMEOUT")
+        slurm.output_of("scontrol", verb, capture.submit("-N6"))
+    capture.wait_until(late, "TIMEOUT")
     cancelled = capture.running("-N1", "-w", "node5")
-    slurm.told("scancel", cancelled)
-    capture.until(cancelled, "CANCELLED")
+    slurm.output_of("scancel", cancelled)
+    capture.wait_until(cancelled, "CANCELLED")
     again = capture.running("-N1", "-w", "node3")
-    slurm.told("scontrol", "requeuehold", again)
-    capture.until(again, "PENDING")
+    slurm.output_of("scontrol", "requeuehold", again)
+    capture.wait_until(again, "PENDING")
     again = capture.running("-N1", "-w", "node3")
-    slurm.told("scontrol", "requeue", again)
-    capture.until(again, "PENDING")
-    slurm.told("scontrol", "update", f"JobId={again}", "ExcNodeList=node[4-5]")
+    slurm.output_of("scontrol", "requeue", again)
+    capture.wait_until(again, "PENDING")
+    slurm.output_of("scontrol", "update", f"JobId={again}", "ExcNodeList=node[4-5]")
     capture.submit("-N4", "-w", "node[1-4]", "--exclusive")
     ending = capture.running("-N1", "-w", "node4")
-    slurm.told("scancel", ending)
-    capture.until(ending, "COMPLETING")
+    slurm.output_of("scancel", ending)
+    capture.wait_until(ending, "COMPLETING")
     capture.keep("jobs.txt", *SHOW_JOBS)
     capture.keep("queue.txt", *QUEUE)
-    capture.until(ending, "CANCELLED")
+    capture.wait_until(ending, "CANCELLED")
 
 
 def nodes(capture: Capture) -> None:
     """node1 drains below a job that has both GPUs, node2 has a job on one, node3 is in maintenance,
     node4's slurmd was killed, node5 is drained, node6 is down."""
     slurm = capture.slurm
-    slurm.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=maintenance")
-    slurm.told("scontrol", "update", "NodeName=node5", "State=DRAIN", "Reason=ECC errors on GPU 3")
-    slurm.told(
+    slurm.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=maintenance")
+    slurm.output_of(
+        "scontrol", "update", "NodeName=node5", "State=DRAIN", "Reason=ECC errors on GPU 3"
+    )
+    slurm.output_of(
         *("scontrol", "create", "reservation", "ReservationName=upgrade", "StartTime=now"),
         *("Duration=60", "Nodes=node3", "Users=root", "Flags=MAINT,IGNORE_JOBS"),
     )
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
-    slurm.wait_for("node3", lambda: "MAINT" in slurm.told("scontrol", "show", "node", "node3"))
+    slurm.wait_for("node3", lambda: "MAINT" in slurm.output_of("scontrol", "show", "node", "node3"))
     capture.keep("nodes.txt", *NODES)
 
 
 def refusals(capture: Capture) -> None:
     """What it cannot do, and what it says while slurmctld is down."""
     slurm, batch = capture.slurm, ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp")
-    running = slurm.told("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
+    running = slurm.output_of("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
     wrong = (
         *("--partition=nowhere", "--nodes=99", "--gpus-per-node=9", "--gpus-per-node=a100:1"),
         *("--constraint=nothing", "--nodelist=nowhere", "--exclude=nowhere", "--time=soon"),
@@ -228,7 +230,7 @@ def main(folder: str) -> None:
     with running_testbed(6, 2, knobs) as slurm:
         capture = Capture(slurm, into)
         features = "AvailableFeatures=ib,h100"
-        slurm.told("scontrol", "update", "NodeName=node[1-2]", features)
+        slurm.output_of("scontrol", "update", "NodeName=node[1-2]", features)
         capture.keep("partitions.txt", *PARTITIONS)
         capture.keep("topology.txt", *TOPOLOGY)
         capture.keep("config.txt", "scontrol", "show", "config")

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
 
 def ndctl(testbed: SlurmTestbed, *args: str) -> str:
-    return testbed.told(sys.executable, "-m", "orchestrator", *args, timeout=240)
+    return testbed.output_of(sys.executable, "-m", "orchestrator", *args, timeout=240)
 
 
 def inventory(testbed: SlurmTestbed, *args: str) -> dict[str, dict[str, Any]]:
@@ -37,13 +37,13 @@ def plan(testbed: SlurmTestbed, **sets: object) -> dict[str, Any]:
 
 
 def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node2", "--gpus-per-node=1", "-o/dev/null", "--wrap=sleep 99"
     )
-    slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
+    slurm.output_of("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
     found = inventory(slurm)
@@ -59,7 +59,7 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
 
 
 def test_a_plan_uses_free_hosts_and_notes_if_the_job_must_wait(slurm: SlurmTestbed) -> None:
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
     slurm.wait_for("the job", lambda: slurm.node_state("node1") != "idle")
@@ -88,11 +88,13 @@ def test_the_error_on_a_machine_without_slurm_names_where_to_run_the_command(
 
 def test_the_leader_of_an_allocation_learns_its_switches(slurm: SlurmTestbed) -> None:
     script = "echo $SLURM_JOB_NODELIST; scontrol show topology"
-    nodelist, topology = slurm.told("srun", "-N1", "-w", "node3", "sh", "-c", script).split("\n", 1)
+    nodelist, topology = slurm.output_of("srun", "-N1", "-w", "node3", "sh", "-c", script).split(
+        "\n", 1
+    )
     assert allocated_switches(nodelist, topology) == {"node3": ("spine", "leaf2")}
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_gpus_without_a_type_and_partitions() -> None:
     parts = "\n".join(
         [
@@ -109,7 +111,7 @@ def test_gpus_without_a_type_and_partitions() -> None:
         }
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
     if slurm_version() < BLOCKS:
         pytest.skip("Slurm has topology/block from 23.11 on")
@@ -131,7 +133,7 @@ def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
         assert any(f"on nodes node[{pair}] " in said.err for pair in ("1-2", "3-4")), said.err
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_partition_has_the_topology_that_topology_yaml_gives_it() -> None:
     if slurm_version() < SEVERAL:
         pytest.skip("Slurm has topology.yaml from 25.05 on")

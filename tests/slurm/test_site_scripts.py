@@ -39,7 +39,7 @@ class Site:
 
     def reason(self, node: str) -> str:
         """Why Slurm says that a node is drained; empty where it is not."""
-        shown = self.slurm.told("scontrol", "show", "node", "-o", node)
+        shown = self.slurm.output_of("scontrol", "show", "node", "-o", node)
         if "DRAIN" not in shown.partition(" State=")[2].split()[0]:
             return ""
         return shown.partition(" Reason=")[2].partition(" [")[0]
@@ -47,15 +47,15 @@ class Site:
     def queue(self, *options: str, shell: str = "srun hostname") -> str:
         out = f"--output={self.folder}/%j.out"
         asked = ("--exclusive", "--requeue", out, *options, f"--wrap={shell}")
-        return self.slurm.told("sbatch", "--parsable", *asked)
+        return self.slurm.output_of("sbatch", "--parsable", *asked)
 
-    def shown(self, job: str) -> dict[str, str]:
-        words = self.slurm.told("scontrol", "show", "job", "-o", job).split()
+    def slurm_job(self, job: str) -> dict[str, str]:
+        words = self.slurm.output_of("scontrol", "show", "job", "-o", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def ended(self, job: str) -> dict[str, str]:
-        self.slurm.wait_for("its end", lambda: self.shown(job)["JobState"] == "COMPLETED", 120)
-        return self.shown(job)
+        self.slurm.wait_for("its end", lambda: self.slurm_job(job)["JobState"] == "COMPLETED", 120)
+        return self.slurm_job(job)
 
 
 def install(folder: Path) -> None:
@@ -84,7 +84,7 @@ def install(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(slurm_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def installed(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     for above in (folder, *folder.parents[:2]):
         above.chmod(0o755)
@@ -129,13 +129,13 @@ def test_a_node_whose_prolog_fails_is_drained_and_slurm_runs_the_job_elsewhere(
     assert job["Restarts"] == "1"
     assert "node1" not in job["NodeList"]
     assert site.reason("node1") == "ndctl: prolog: 1 of 2 GPUs"
-    assert "ndctl: prolog:" in site.slurm.told("sinfo", "-R")
+    assert "ndctl: prolog:" in site.slurm.output_of("sinfo", "-R")
 
 
 def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alone: Site) -> None:
     site = prolog_alone
     job = site.queue("-N1", "-w", "node3", shell="sleep 5")
-    site.slurm.wait_for("the job", lambda: site.shown(job)["JobState"] == "RUNNING")
+    site.slurm.wait_for("the job", lambda: site.slurm_job(job)["JobState"] == "RUNNING")
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     site.has_gpus("node3", 1)
     assert site.ended(job)["Restarts"] == "0", "the job itself is over"
@@ -146,7 +146,7 @@ def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alon
 def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
     site: Site,
 ) -> None:
-    site.slurm.told("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
+    site.slurm.output_of("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
     job = site.queue("-N1", "-w", "node4", shell="sleep 12")
     # RUNNING alone may be before the prolog, which would find the same.
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
@@ -159,7 +159,7 @@ def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
     assert site.reason("node1") == ""
 
     site.has_gpus("node4", 2)
-    site.slurm.told("scontrol", "update", "NodeName=node4", "State=RESUME")
+    site.slurm.output_of("scontrol", "update", "NodeName=node4", "State=RESUME")
     assert site.reason("node4") == "", "a person resumes the node after the repair; no script does"
 
 
@@ -176,5 +176,5 @@ def test_a_job_of_ndctl_trains_elsewhere_where_the_prolog_finds_a_broken_node(
     assert site.reason("node1") == "ndctl: prolog: 1 of 2 GPUs"
     assert ndctl.slurm_job()["Restarts"] == "1"
     assert (ndctl.status()["restarts"], ndctl.status()["incidents"]) == (0, [])
-    wait_for(lambda: not site.slurm.told("squeue", "-h"), "Slurm to be done with it", 120)
+    wait_for(lambda: not site.slurm.output_of("squeue", "-h"), "Slurm to be done with it", 120)
     ndctl.assert_nothing_left()

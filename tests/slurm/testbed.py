@@ -62,10 +62,10 @@ class SlurmTestbed:
     def stop(self) -> None:
         """End every process of it, take its network away, and see that nothing is left."""
         self._script("stop", str(self.folder), timeout=240)
-        if left := self.left():
+        if left := self.leftovers():
             raise TestbedError(f"left behind by {self.folder}: {', '.join(left)}")
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         return self._script("left", str(self.folder)).splitlines()
 
     def kill_node(self, node: str, signal: str = "KILL") -> None:
@@ -104,7 +104,7 @@ class SlurmTestbed:
         """This cluster's commands, as the `Shell` of our own code."""
         return run_within(argv, self.environ, timeout)
 
-    def told(self, *argv: str, timeout: float = COMMAND_S) -> str:
+    def output_of(self, *argv: str, timeout: float = COMMAND_S) -> str:
         """What a command printed. Raises TestbedError when it fails."""
         done = self(argv, timeout=timeout)
         if done.code != 0:
@@ -113,7 +113,7 @@ class SlurmTestbed:
 
     def node_state(self, node: str) -> str:
         """In sinfo's words: `idle`, `mixed`, `down*`, …"""
-        return self.told("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
+        return self.output_of("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
 
     def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 240) -> None:
         wait_until(what, holds, timeout)
@@ -125,18 +125,18 @@ class SlurmTestbed:
             if self.has_network:
                 self.net_up(node)
             self.start_node(node)
-        self.wait_for("slurmctld", lambda: self.told("sinfo", "-h", timeout=5))
-        if jobs := self.told("squeue", "-h", "-t", "all", "-o", "%A %T"):
+        self.wait_for("slurmctld", lambda: self.output_of("sinfo", "-h", timeout=5))
+        if jobs := self.output_of("squeue", "-h", "-t", "all", "-o", "%A %T"):
             alive = [line.split()[0] for line in jobs.splitlines() if line.split()[1] not in ENDED]
             if alive:
                 self(["scancel", *alive])
-        self.wait_for("an empty queue", lambda: not self.told("squeue", "-h"))
-        for reservation in _reservations(self.told("scontrol", "-o", "show", "reservations")):
-            self.told("scontrol", "delete", f"ReservationName={reservation}")
+        self.wait_for("an empty queue", lambda: not self.output_of("squeue", "-h"))
+        for reservation in _reservations(self.output_of("scontrol", "-o", "show", "reservations")):
+            self.output_of("scontrol", "delete", f"ReservationName={reservation}")
         self.wait_for("all nodes idle", self._resumed)
 
     def _resumed(self) -> bool:
-        states = self.told("sinfo", "-h", "-N", "-o", "%N %T")
+        states = self.output_of("sinfo", "-h", "-N", "-o", "%N %T")
         odd = {line.split()[0] for line in states.splitlines() if line.split()[1] != "idle"}
         for node in sorted(odd):
             self(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
@@ -209,7 +209,7 @@ def sweep() -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm_there() -> None:
+def slurm_available() -> None:
     """Skips, loudly, without Slurm; for tests that start a testbed of their own."""
     why = why_no_slurm()
     if why is not None:
@@ -218,7 +218,7 @@ def slurm_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def _shared(slurm_there: None) -> Iterator[SlurmTestbed]:
+def _shared(slurm_available: None) -> Iterator[SlurmTestbed]:
     with running_testbed(nodes=4, gpus=2) as testbed:
         yield testbed
 

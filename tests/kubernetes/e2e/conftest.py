@@ -18,9 +18,9 @@ def job(kube: KubeTestbed, tmp_path: Path) -> Iterator[KubeNdctl]:
 
 
 @pytest.fixture
-def elsewhere(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
+def other_machine(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
     """The same job, seen from a machine that has neither the run volume nor heard of it."""
-    return job.from_elsewhere(tmp_path / "elsewhere")
+    return job.from_other_machine(tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="session")

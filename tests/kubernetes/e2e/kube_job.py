@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.job import Done, Ndctl, processes_of, submission, wait_for
+from tests.e2e.job import CommandResult, Ndctl, processes_of, submit_args, wait_for
 from tests.kubernetes.testbed import KubeTestbed, Object
 from tests.testbeds import TestbedError
 from trainer.data.ledger_check import first_mistake, replay
@@ -41,17 +41,17 @@ class KubeNdctl(Ndctl):
     testbed: KubeTestbed
     kind: str = "pytorchjob"
     namespace: str = NAMESPACE
-    more: Mapping[str, str] = field(default_factory=dict)
+    extra_environ: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the environment."""
 
-    def from_elsewhere(self, run_root: Path) -> Self:
+    def from_other_machine(self, run_root: Path) -> Self:
         """On a machine that has not mounted the run volume, and knows of no job."""
         return replace(self, run_root=run_root)
 
     @property
     def environ(self) -> dict[str, str]:
         root = {"NDCTL_RUN_ROOT": str(self.run_root)}
-        return {**super().environ, **self.testbed.environ, **root, **self.more}
+        return {**super().environ, **self.testbed.environ, **root, **self.extra_environ}
 
     @property
     def run_dir(self) -> Path:
@@ -71,30 +71,30 @@ class KubeNdctl(Ndctl):
             "resilience__agent_timeout": PATIENCE_S,
             **options,
         }
-        return ("--backend", "kubernetes", *submission(**said)[1:])
+        return ("--backend", "kubernetes", *submit_args(**said)[1:])
 
-    def submit(self, *words: str, **options: str) -> Done:
+    def submit(self, *words: str, **options: str) -> CommandResult:
         return self("submit", *self.words(**options), *words)
 
-    def submitted(self, *words: str, **options: str) -> None:
+    def submit_successfully(self, *words: str, **options: str) -> None:
         done = self.submit(*words, **options)
         assert done.code == 0, done.out + done.err
 
-    def followed(self, **options: str) -> "subprocess.Popen[str]":
+    def submit_and_follow(self, **options: str) -> "subprocess.Popen[str]":
         """Submits the job and follows it."""
         return self.start("submit", *self.words(**options), "--follow")
 
-    def rendered(self, **options: str) -> Path:
+    def render_to_file(self, **options: str) -> Path:
         """A file of what `ndctl render` printed."""
         manifest = self.testbed.folder / "manifest.yaml"
-        manifest.write_text(self.told("render", *self.words(**options)))
+        manifest.write_text(self.output_of("render", *self.words(**options)))
         return manifest
 
-    def applied(self, **options: str) -> str:
+    def render_and_apply(self, **options: str) -> str:
         """`ndctl render ... | kubectl apply -f -`; what kubectl said."""
-        return self.testbed.kubectl("apply", "-f", str(self.rendered(**options)))
+        return self.testbed.kubectl("apply", "-f", str(self.render_to_file(**options)))
 
-    def told(self, *words: str) -> str:
+    def output_of(self, *words: str) -> str:
         """What a view printed."""
         done = self(*words)
         assert done.code == 0, done.out + done.err
@@ -132,7 +132,7 @@ class KubeNdctl(Ndctl):
         state: str = self.status()["state"]
         return state
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return (self.run_dir / "journal.jsonl").exists() and bool(self.events("LeaderStarted"))
 
     def reached(self, step: int, attempt: int = 1) -> bool:
@@ -142,21 +142,21 @@ class KubeNdctl(Ndctl):
         lines = self.metrics()
         return any(line["step"] >= step and line["attempt"] >= attempt for line in lines)
 
-    def until(self, what: str, holds: Any, limit: float = LIMIT_S) -> Any:
+    def wait_until(self, what: str, holds: Any, limit: float = LIMIT_S) -> Any:
         """Wait for it; who reads of a failure gets all that is known."""
         try:
             return wait_for(holds, what, limit)
         except AssertionError as exc:
-            raise AssertionError(f"{exc}\n{self.story()}") from exc
+            raise AssertionError(f"{exc}\n{self.failure_report()}") from exc
 
-    def until_step(self, step: int, attempt: int = 1) -> None:
-        self.until(f"step {step} in attempt {attempt}", lambda: self.reached(step, attempt))
+    def wait_for_step(self, step: int, attempt: int = 1) -> None:
+        self.wait_until(f"step {step} in attempt {attempt}", lambda: self.reached(step, attempt))
 
-    def until_ended(self, state: str = "SUCCEEDED", limit: float = LIMIT_S) -> None:
-        self.until("the end", self.has_ended, limit)
-        assert self.ending() == state, self.story()
+    def wait_for_end(self, state: str = "SUCCEEDED", limit: float = LIMIT_S) -> None:
+        self.wait_until("the end", self.has_ended, limit)
+        assert self.final_state() == state, self.failure_report()
 
-    def ending(self) -> str:
+    def final_state(self) -> str:
         ends = [action for action in self.actions() if action["kind"] == "EndJob"]
         ending: str = ends[-1]["state"]
         return ending
@@ -167,13 +167,13 @@ class KubeNdctl(Ndctl):
         assert standing is not None
         assert (first_mistake(standing), standing.steps) == (None, steps)
 
-    def starts(self) -> list[Object]:
+    def started_attempts(self) -> list[Object]:
         """One for each attempt so far."""
         return [action for action in self.actions() if action["kind"] == "StartAttempt"]
 
     def hosts(self) -> list[str]:
         """Of the present attempt, in the order of their ranks."""
-        hosts: list[str] = self.starts()[-1]["hosts"]
+        hosts: list[str] = self.started_attempts()[-1]["hosts"]
         return hosts
 
     def leader(self) -> str:
@@ -188,7 +188,7 @@ class KubeNdctl(Ndctl):
             for one in self.status()["incidents"]
         ]
 
-    def story(self) -> str:
+    def failure_report(self) -> str:
         """What a person needs to find out why a test failed."""
         lines = []
         for words in (
@@ -204,8 +204,8 @@ class KubeNdctl(Ndctl):
                 kept = [line[:300] for line in said if not line.startswith("ndctl-")]
                 lines += [f"== log of {pod}", *kept[-TAIL:]]
         if self.run_dir.exists():
-            told = self.at_the_volume()("describe", JOB)
-            events = self.at_the_volume()("events", JOB)
+            told = self.with_run_volume()("describe", JOB)
+            events = self.with_run_volume()("events", JOB)
             lines += ["== describe", told.out + told.err, "== events", events.out + events.err]
         lines += ["== stand-ins", self.testbed.log.read_text()[-2000:]]
         return "\n".join(lines)
@@ -216,7 +216,7 @@ class KubeNdctl(Ndctl):
         except (TestbedError, TimeoutError):
             return []
 
-    def at_the_volume(self) -> Self:
+    def with_run_volume(self) -> Self:
         return replace(self, run_root=self.testbed.runs)
 
     # What runs

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from tests.e2e.job import SPEC, Done, Ndctl, wait_for
+from tests.e2e.job import SPEC, CommandResult, Ndctl, wait_for
 from tests.kubernetes.testbed import KubeTestbed
 from tests.testbeds import TestbedError
 
@@ -45,24 +45,24 @@ class Person(Ndctl):
         sets = [f"--set={_path(key)}={value}" for key, value in found.items()]
         return [str(SPEC), "--backend=kubernetes", *sets]
 
-    def submit(self, *words: str, **options: str) -> Done:
+    def submit(self, *words: str, **options: str) -> CommandResult:
         return self("submit", *self.words(**options), *words)
 
-    def submitted(self, *words: str, **options: str) -> None:
+    def submit_successfully(self, *words: str, **options: str) -> None:
         done = self.submit(*words, **options)
         assert done.code == 0, done.out + done.err
 
-    def shown(self) -> str:
+    def first_status_line(self) -> str:
         """What `ndctl status` says first."""
         done = self("status", "e2e", "--backend=kubernetes", "-n", self.namespace)
         assert done.code == 0, done.err
         return done.out.partition("\n")[0]
 
-    def wait_until_shown(self, *words: str, limit: float = 200) -> str:
+    def wait_for_status(self, *words: str, limit: float = 200) -> str:
         said = [""]
 
         def shown() -> bool:
-            said[0] = self.shown()
+            said[0] = self.first_status_line()
             return all(word in said[0] for word in words)
 
         try:

@@ -55,7 +55,7 @@ class Seen:
             if self.over.is_set():
                 return
 
-    def until(self, names: set[str]) -> None:
+    def wait_until(self, names: set[str]) -> None:
         wait_for(lambda: self.names[-1:] == [names], f"{names} in {self.names}", LIMIT_S)
 
 
@@ -71,7 +71,7 @@ def ends(seen: Seen, kube: KubeTestbed, last: str) -> None:
 def follower(kube: KubeTestbed, tmp_path: Path) -> Person:
     account(kube)
     person = Person(tmp_path / "runs", kube)
-    person.submitted(image=NO_IMAGE)
+    person.submit_successfully(image=NO_IMAGE)
     return person
 
 
@@ -115,12 +115,12 @@ def test_watches_and_followers_survive_a_restart_and_a_compaction(
         create(kube, name)
     live, late = watching(kube), watching(kube)
     seen = Seen(live)
-    seen.until({"a", "b"})
+    seen.wait_until({"a", "b"})
     for cache in late.changes(late.clock.monotonic() + LIMIT_S):
         assert {name for _, name in cache.items} == {"a", "b"}
         break
     kube.kubectl("delete", "configmap", "b")
-    seen.until({"a"})
+    seen.wait_until({"a"})
     follows = follower.at("default").start("submit", *follower.words(image=NO_IMAGE), "--follow")
     assert follows.wait(300) == exit_codes.BAD_JOB_STATE, "it is there already"
     follows.communicate()
@@ -140,9 +140,9 @@ def test_watches_and_followers_survive_a_restart_and_a_compaction(
 
     create(kube, "c")
     kube.compact()
-    seen.until({"a", "c"})
+    seen.wait_until({"a", "c"})
     relisted = Seen(late)
-    relisted.until({"a", "c"})
+    relisted.wait_until({"a", "c"})
     assert {"a", "b", "c"} not in relisted.names, "what went meanwhile is gone"
     ends(seen, kube, "last")
     ends(relisted, kube, "very-last")

@@ -29,8 +29,8 @@ def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
 
 
 def test_an_image_that_cannot_be_pulled_is_explained(admin: Person) -> None:
-    admin.submitted(image=NO_IMAGE)
-    shown = admin.wait_until_shown("ImagePullBackOff")
+    admin.submit_successfully(image=NO_IMAGE)
+    shown = admin.wait_for_status("ImagePullBackOff")
     assert "0 of 2 pods run; pod e2e-master-0" in shown
     assert f'failed to pull and unpack image "{NO_IMAGE}": not found' in shown
     assert "cluster.kubernetes.image" in shown
@@ -41,7 +41,7 @@ def test_an_image_that_cannot_be_pulled_is_explained(admin: Person) -> None:
     cancelled = admin("cancel", "e2e")
     assert cancelled.code == 0, cancelled.err
     assert admin.pods() == {}
-    assert admin.shown().startswith("e2e: CANCELLED")
+    assert admin.first_status_line().startswith("e2e: CANCELLED")
     assert (admin.job() or {})["spec"]["runPolicy"]["suspend"] is True
 
 
@@ -51,8 +51,8 @@ def test_too_few_free_gpus_are_explained(admin: Person) -> None:
     for name in admin.kube.nodes[1:]:
         other = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"other-{name}"}}
         admin.kube.apply({**other, "spec": {"nodeName": name, "containers": [taken]}})
-    admin.submitted(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS)
-    shown = admin.wait_until_shown("Unschedulable")
+    admin.submit_successfully(gpu_resource="nvidia.com/gpu", pod_template=SLEEPS)
+    shown = admin.wait_for_status("Unschedulable")
     assert "1 of 2 pods run" in shown
     assert "Unschedulable (too little nvidia.com/gpu)" in shown
     assert "wait, or request less or fewer hosts" in shown
@@ -79,8 +79,8 @@ def test_a_quota_that_is_too_small_or_used_up_is_explained(
     other = {"name": "c", "image": "none", "command": ["sleep", "600"]}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
     kube.apply({**pod, "spec": {"containers": [other]}}, namespace="small")
-    person.submitted(pod_template=SLEEPS)
-    shown = person.wait_until_shown("exceeded quota: few")
+    person.submit_successfully(pod_template=SLEEPS)
+    shown = person.wait_for_status("exceeded quota: few")
     assert "1 of 2 pods run" in shown
     assert "`kubectl describe resourcequota` shows what is used" in shown
 
@@ -101,7 +101,7 @@ def test_a_namespace_whose_pod_security_refuses_pods_is_explained(
         assert admin.job() is None
     finally:
         kube.kubectl("label", "namespace", "default", f"{level}-")
-    admin.submitted(pod_template=SLEEPS)
+    admin.submit_successfully(pod_template=SLEEPS)
 
 
 def test_a_missing_volume_claim_is_explained(admin: Person) -> None:
@@ -115,7 +115,7 @@ def test_a_missing_volume_claim_is_explained(admin: Person) -> None:
     text = admin.run_root.with_name("job.yaml")
     text.write_text(admin.render(**wanted))
     admin.kube.kubectl("apply", "-f", str(text))  # which asks nobody
-    shown = admin.wait_until_shown("Unschedulable")
+    shown = admin.wait_for_status("Unschedulable")
     assert 'persistentvolumeclaim "nowhere" not found' in shown
     assert "create the PersistentVolumeClaim, or use another one" in shown
 
@@ -142,8 +142,8 @@ def test_a_cluster_without_the_operator_is_explained(admin: Person) -> None:
 
 def test_a_leader_without_its_rights_names_them_and_who_grants_them(admin: Person) -> None:
     """The namespace has the account, but nobody bound a role to it."""
-    admin.submitted()
-    shown = admin.wait_until_shown("may not", limit=LEADER_S)
+    admin.submit_successfully()
+    shown = admin.wait_for_status("may not", limit=LEADER_S)
     assert "pod e2e-master-0: Error: exit code 78" in shown
     assert "ndctl-job may not get pytorchjobs.kubeflow.org in namespace default" in shown
     role = "kubectl create role ndctl-get-pytorchjobs --verb=get,list,watch"

@@ -20,37 +20,39 @@ THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 
 
 def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
-    job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
+    job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """Applied twice it is one job; who has not mounted its volume sees it all the same."""
-    job.applied()
-    job.until("two pods", lambda: len(job.running()) == 2)
+    job.render_and_apply()
+    job.wait_until("two pods", lambda: len(job.running()) == 2)
     before = job.running()
-    assert all(line.endswith(("unchanged", "configured")) for line in job.applied().splitlines())
-    job.until_ended()
-    elsewhere.told("status", JOB, *THERE)
-    _assert_the_same_is_seen(job, elsewhere)
+    assert all(
+        line.endswith(("unchanged", "configured")) for line in job.render_and_apply().splitlines()
+    )
+    job.wait_for_end()
+    other_machine.output_of("status", JOB, *THERE)
+    _assert_the_same_is_seen(job, other_machine)
     assert {host: identity(pod) for host, pod in job.pods().items()} == before
     assert sorted(job.losses()) == list(STEPS)
     assert job.losses() == reference
     job.assert_all_samples_read_once()
-    job.until("the operator", lambda: job.conditions()[-1] == "Succeeded")
+    job.wait_until("the operator", lambda: job.conditions()[-1] == "Succeeded")
     # The pods have gone, and have said before what a view needs.
-    late = elsewhere.from_elsewhere(elsewhere.run_root / "late")
-    seen = json.loads(late.told("status", JOB, *THERE, "--json"))
+    late = other_machine.from_other_machine(other_machine.run_root / "late")
+    seen = json.loads(late.output_of("status", JOB, *THERE, "--json"))
     assert (seen["state"], seen["step"]) == ("SUCCEEDED", STEPS[-1])
     assert job.incidents() == []
     _assert_one_delete_takes_all_away(job)
 
 
-def _assert_the_same_is_seen(job: KubeNdctl, elsewhere: KubeNdctl) -> None:
+def _assert_the_same_is_seen(job: KubeNdctl, other_machine: KubeNdctl) -> None:
     """From a machine with the run volume and from one without."""
-    for one in (elsewhere, job):
-        logs = one.told("logs", JOB)
+    for one in (other_machine, job):
+        logs = one.output_of("logs", JOB)
         steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
         assert steps == list(STEPS), logs
     for view in (("events", JOB), ("status", JOB), ("describe", JOB), ("list",)):
-        here, there = _lines(job.told(*view)), _lines(elsewhere.told(*view))
+        here, there = _lines(job.output_of(*view)), _lines(other_machine.output_of(*view))
         assert here == there, view
         assert view == ("events", JOB) or any(f"PyTorchJob {NAMESPACE}/{JOB}" in it for it in here)
 
@@ -68,34 +70,34 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
         kinds = "pods,configmaps,secrets,services,pytorchjobs"
         return job.kubectl("get", kinds, "-l", f"ndctl.dev/job={JOB}", "-o", "name")
 
-    job.until("the garbage collector", lambda: not left())
+    job.wait_until("the garbage collector", lambda: not left())
 
 
 @pytest.mark.slow
 def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
-    job: KubeNdctl, elsewhere: KubeNdctl, tmp_path: Path
+    job: KubeNdctl, other_machine: KubeNdctl, tmp_path: Path
 ) -> None:
     """Seen and cancelled from outside; then it resumes from its checkpoint, and is cancelled at
     the volume."""
-    elsewhere.submitted(**LONG)
-    job.until_step(2)
-    again = elsewhere.submit(**LONG)
+    other_machine.submit_successfully(**LONG)
+    job.wait_for_step(2)
+    again = other_machine.submit(**LONG)
     assert again.code == 5, again.out + again.err
     assert len(job.pods()) == 2
-    stranger = elsewhere.from_elsewhere(tmp_path / "stranger")
-    seen = json.loads(stranger.told("status", JOB, *THERE, "--json"))
+    stranger = other_machine.from_other_machine(tmp_path / "stranger")
+    seen = json.loads(stranger.output_of("status", JOB, *THERE, "--json"))
     assert (seen["state"], seen["attempt"], seen["steps"]) == ("RUNNING", 1, 5000)
     assert seen["step"] >= 2
     assert seen["hosts"] == job.hosts()
     assert seen["leader_alive"]
-    assert "RUNNING" in stranger.told("list"), "a copy of what is known of it is there"
-    _cancel(job, elsewhere)
+    assert "RUNNING" in stranger.output_of("list"), "a copy of what is known of it is there"
+    _cancel(job, other_machine)
     saved = job.events("CheckpointSaved")[-1]["step"]
     assert saved >= seen["step"]
 
-    elsewhere.submitted("--resume", **LONG)
-    job.until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
-    job.until_step(saved + 2, attempt=2)
+    other_machine.submit_successfully("--resume", **LONG)
+    job.wait_until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
+    job.wait_for_step(saved + 2, attempt=2)
     _cancel(job, job)
     last = job.events("CheckpointSaved")[-1]["step"]
     assert last >= saved + 2
@@ -105,9 +107,9 @@ def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
 
 
 def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
-    said = user.told("cancel", JOB)
+    said = user.output_of("cancel", JOB)
     assert "CANCELLED" in said, said
-    assert job.ending() == "CANCELLED"
+    assert job.final_state() == "CANCELLED"
     assert user.state() == "CANCELLED"
     assert job.incidents() == []
     job.assert_nothing_left()
@@ -115,33 +117,33 @@ def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
 
 @pytest.mark.slow
 def test_a_pending_job_says_why_it_waits_and_is_cancelled(
-    job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
+    job: KubeNdctl, other_machine: KubeNdctl, kube: KubeTestbed
 ) -> None:
-    manifest = job.rendered()
+    manifest = job.render_to_file()
     # Since then all nodes were taken away, which `submit` would warn of.
     for node in kube.nodes:
         kube.kubectl("cordon", node)
     kube.kubectl("apply", "-f", str(manifest))
-    job.until("pods", lambda: len(kube.phases(namespace=NAMESPACE)) == 2)
+    job.wait_until("pods", lambda: len(kube.phases(namespace=NAMESPACE)) == 2)
 
     def waits() -> bool:
-        return "Unschedulable" in elsewhere.told("status", JOB, *THERE)
+        return "Unschedulable" in other_machine.output_of("status", JOB, *THERE)
 
     wait_for(waits, "the scheduler", 300.0)
-    assert json.loads(elsewhere.told("status", JOB, "--json"))["state"] == "PENDING"
-    elsewhere.told("cancel", JOB)
-    assert elsewhere.state() == "CANCELLED"
+    assert json.loads(other_machine.output_of("status", JOB, "--json"))["state"] == "PENDING"
+    other_machine.output_of("cancel", JOB)
+    assert other_machine.state() == "CANCELLED"
     assert kube.phases(namespace=NAMESPACE) == {}
     suspended = kube.get("pytorchjobs", JOB, NAMESPACE)
     assert suspended["spec"]["runPolicy"]["suspend"] is True
     assert "ndctl.dev/cancelled-by" in suspended["metadata"]["annotations"]
-    assert "PENDING" not in elsewhere.told("list", *THERE)
+    assert "PENDING" not in other_machine.output_of("list", *THERE)
 
 
 @pytest.mark.slow
 def test_follow_shows_the_progress_of_a_job(job: KubeNdctl, tmp_path: Path) -> None:
-    follower = job.from_elsewhere(tmp_path / "follower").followed()
+    follower = job.from_other_machine(tmp_path / "follower").submit_and_follow()
     said, err = follower.communicate(timeout=1200)
-    assert follower.returncode == 0, said + err + job.story()
+    assert follower.returncode == 0, said + err + job.failure_report()
     assert "step 24/24" in said
     assert "checkpoint step-24 is complete" in said

@@ -45,41 +45,41 @@ def test_a_job_recovers_from_a_lost_node_and_then_from_that_of_the_leader(
 
     What starts a command comes after the last loss: the job trains on meanwhile.
     """
-    job.submitted(**FORCED)
-    job.until_step(10)
+    job.submit_successfully(**FORCED)
+    job.wait_for_step(10)
     leader, gone, before = job.leader(), others(job), uids(job)
     job.testbed.lose_node(gone)
-    job.until_step(9, attempt=2)
+    job.wait_for_step(9, attempt=2)
     between = uids(job)
     assert {name for name in before if before[name] == between[name]} == {"e2e-master-0"}
     assert job.leader() == leader
     assert gone not in job.hosts()
 
     job.testbed.lose_node(leader)
-    job.until_step(10, attempt=3)
+    job.wait_for_step(10, attempt=3)
     after = uids(job)
     assert {name for name in between if between[name] == after[name]} == {"e2e-worker-0"}
     assert not {leader, gone} & set(job.hosts())
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == reference
     assert job.incidents() == [("host-lost", gone, None), ("leader-lost", leader, None)]
     assert len(job.events("LeaderStarted")) == 2
-    job.until("its condition", lambda: "Succeeded" in job.conditions())
+    job.wait_until("its condition", lambda: "Succeeded" in job.conditions())
 
 
 @pytest.mark.slow
 def test_a_job_recovers_if_the_leaders_pod_is_killed_and_the_api_server_restarts(
-    job: KubeNdctl, elsewhere: KubeNdctl, reference: dict[int, float]
+    job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """And one who follows from outside hears of all of it."""
-    follows = elsewhere.followed(**FORCED)
-    job.until_step(6)
+    follows = other_machine.submit_and_follow(**FORCED)
+    job.wait_for_step(6)
     leader, before = job.leader(), uids(job)
     os.kill(job.pids(leader)[0], signal.SIGKILL)
-    job.until_step(6, attempt=2)
+    job.wait_for_step(6, attempt=2)
     job.testbed.restart_api_server()
     job.testbed.compact()
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == reference
     after = uids(job)
     assert {name for name in before if before[name] == after[name]} == {"e2e-worker-0"}
@@ -96,43 +96,43 @@ def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
     """Nobody leads then: a follower, which waits in place, sees to it; and a controller keeps the
     next one off that node."""
     with controller(job):
-        job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
-        job.until_step(4)
+        job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="60")
+        job.wait_for_step(4)
         before, stays = uids(job), others(job)
         job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != stays))
         os.kill(job.pids(job.leader())[0], signal.SIGKILL)
-        job.until("no image", lambda: "ImagePullBackOff" in job.told("status", "e2e"))
-        never = job.until("its being taken away", lambda: never_began(job))
+        job.wait_until("no image", lambda: "ImagePullBackOff" in job.output_of("status", "e2e"))
+        never = job.wait_until("its being taken away", lambda: never_began(job))
         job.testbed.block_image_pulls(*never)
-        job.until_step(1, attempt=2)
+        job.wait_for_step(1, attempt=2)
     assert not set(never_began(job)) & set(job.hosts())
     about = job.testbed.get(RESOURCES[job.kind], "e2e", job.namespace)["metadata"]
     assert {*about["annotations"][EXCLUDED_ANNOTATION].split(",")} == {*never_began(job)}
     assert uids(job)["e2e-worker-0"] == before["e2e-worker-0"]
     assert [kind for kind, _, _ in job.incidents()] == ["leader-lost"]
-    job.told("cancel", "e2e")
+    job.output_of("cancel", "e2e")
 
 
 @pytest.mark.slow
 def test_a_job_that_lacks_a_node_says_so_and_resumes_when_there_is_one(job: KubeNdctl) -> None:
     """What it has is given back once, which helps nothing."""
-    job.submitted(**LONG, cluster__kubernetes__pod_patience="30")
-    job.until_step(4)
+    job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="30")
+    job.wait_for_step(4)
     leader = job.leader()
     job.kubectl("cordon", *(node for node in job.testbed.nodes if node != leader))
 
     def says(*words: str) -> bool:
-        told = job.told("status", "e2e")
+        told = job.output_of("status", "e2e")
         return all(one in told for one in words)
 
     lacks = ("Unschedulable", "wait: 1 of 2 hosts available since", "ndctl cancel e2e")
-    job.until("what it lacks", lambda: says(*lacks))
-    job.until("the same once more", lambda: says(*lacks, "all hosts released 1 time"))
+    job.wait_until("what it lacks", lambda: says(*lacks))
+    job.wait_until("the same once more", lambda: says(*lacks, "all hosts released 1 time"))
     saved = newest_checkpoint(job)
     job.kubectl("uncordon", *job.testbed.nodes)
-    job.until_step(saved + 1, attempt=2)
+    job.wait_for_step(saved + 1, attempt=2)
     assert (len(job.events("LeaderStarted")), job.status()["restarts"]) == (2, 0)
-    job.told("cancel", "e2e")
+    job.output_of("cancel", "e2e")
 
 
 @contextlib.contextmanager
@@ -164,29 +164,31 @@ def suspended(job: KubeNdctl, holds: bool) -> None:
 def test_suspension_cordon_and_drain_spend_no_restart_budget(job: KubeNdctl) -> None:
     """Of a job that is long enough for the leader to ask for its nodes meanwhile, and whose only
     checkpoints are those that it writes when it is asked to leave."""
-    job.submitted(**FORCED, **LONG, resilience__max_restarts="0")
-    job.until_step(4)
+    job.submit_successfully(**FORCED, **LONG, resilience__max_restarts="0")
+    job.wait_for_step(4)
     suspended(job, True)
-    job.until("no pod", lambda: not job.pods())
+    job.wait_until("no pod", lambda: not job.pods())
     saved = newest_checkpoint(job)
     assert saved >= 4, "written when it was asked to leave"
-    assert "is suspended" in job.told("status", "e2e").partition("\n")[0]
+    assert "is suspended" in job.output_of("status", "e2e").partition("\n")[0]
     suspended(job, False)
-    job.until_step(saved + 1, attempt=2)
+    job.wait_for_step(saved + 1, attempt=2)
 
     wanted = others(job)
     job.kubectl("cordon", wanted)
-    job.until("another host", lambda: len(job.starts()) == 3 and wanted not in job.hosts())
-    job.until_step(newest_checkpoint(job) + 1, attempt=3)
+    job.wait_until(
+        "another host", lambda: len(job.started_attempts()) == 3 and wanted not in job.hosts()
+    )
+    job.wait_for_step(newest_checkpoint(job) + 1, attempt=3)
     evicted = others(job)
     saved = newest_checkpoint(job)
     evict(job.testbed, job.pod_of(evicted), job.namespace)
-    job.until("its checkpoint", lambda: newest_checkpoint(job) > saved)
-    job.until_step(newest_checkpoint(job) + 1, attempt=4)
+    job.wait_until("its checkpoint", lambda: newest_checkpoint(job) > saved)
+    job.wait_for_step(newest_checkpoint(job) + 1, attempt=4)
 
-    job.told("cancel", "e2e")
+    job.output_of("cancel", "e2e")
     last = newest_checkpoint(job)
-    assert (job.ending(), sorted(job.losses())) == ("CANCELLED", list(range(1, last + 1)))
+    assert (job.final_state(), sorted(job.losses())) == ("CANCELLED", list(range(1, last + 1)))
     job.assert_all_samples_read_once(last)
     assert (job.incidents(), job.status()["restarts"]) == ([], 0)
 

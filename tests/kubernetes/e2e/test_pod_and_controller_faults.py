@@ -43,49 +43,51 @@ def test_pods_of_the_other_kinds_stay_after_a_killed_rank(
     job: KubeNdctl, reference: dict[int, float], kind: str, done: str
 ) -> None:
     job = replace(job, kind=kind)
-    job.submitted()
-    job.until_step(3)
+    job.submit_successfully()
+    job.wait_for_step(3)
     before = {host: identity(pod) for host, pod in job.pods().items()}
     kill(job.rank_pid(2))
-    job.until_step(9, attempt=2)
+    job.wait_for_step(9, attempt=2)
     assert {host: identity(pod) for host, pod in job.pods().items()} == before
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == reference
     job.assert_all_samples_read_once()
     (killed,) = job.incidents()
     assert (killed[0], killed[2]) == ("rank-killed", 2)
-    job.until("its end for Kubernetes", lambda: done in job.conditions())
+    job.wait_until("its end for Kubernetes", lambda: done in job.conditions())
 
 
-def test_an_applied_job_runs_through_its_whole_life(job: KubeNdctl, elsewhere: KubeNdctl) -> None:
+def test_an_applied_job_runs_through_its_whole_life(
+    job: KubeNdctl, other_machine: KubeNdctl
+) -> None:
     """A rank is killed, it is cancelled, resumed, and ends; one delete leaves nothing."""
     steps = {"train__steps": "120"}
-    job.applied(**steps)
-    job.until_step(3)
+    job.render_and_apply(**steps)
+    job.wait_for_step(3)
     kill(job.rank_pid(3))
-    job.until_step(9, attempt=2)
+    job.wait_for_step(9, attempt=2)
     there = ("--backend", "kubernetes", "-n", NAMESPACE)
-    elsewhere.told("cancel", JOB, *there)
-    assert job.ending() == "CANCELLED"
+    other_machine.output_of("cancel", JOB, *there)
+    assert job.final_state() == "CANCELLED"
     saved = newest_checkpoint(job)
     assert saved >= 9
 
-    elsewhere.submitted("--resume", **steps)
-    job.until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
-    job.until("its end", job.has_ended)
-    assert job.ending() == "SUCCEEDED", job.story()
+    other_machine.submit_successfully("--resume", **steps)
+    job.wait_until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
+    job.wait_until("its end", job.has_ended)
+    assert job.final_state() == "SUCCEEDED", job.failure_report()
     assert sorted(job.losses()) == list(range(1, 121))
     job.assert_all_samples_read_once(120)
     assert [(kind, rank) for kind, _, rank in job.incidents()] == [("rank-killed", 3)]
-    assert json.loads(elsewhere.told("status", JOB, "--json"))["state"] == "SUCCEEDED"
+    assert json.loads(other_machine.output_of("status", JOB, "--json"))["state"] == "SUCCEEDED"
 
     job.kubectl("delete", "pytorchjob", JOB)
 
     def left() -> str:
         return job.kubectl("get", BESIDE, "-l", f"ndctl.dev/job={JOB}", "-o", "name")
 
-    job.until("the garbage collector", lambda: not left())
-    assert json.loads(elsewhere.told("status", JOB, "--json"))["state"] == "SUCCEEDED"
+    job.wait_until("the garbage collector", lambda: not left())
+    assert json.loads(other_machine.output_of("status", JOB, "--json"))["state"] == "SUCCEEDED"
     job.assert_nothing_left()
 
 
@@ -94,19 +96,19 @@ def test_a_leaders_pod_that_never_starts_is_deleted_before_there_is_a_leader(
 ) -> None:
     """By the other pod, which waits for it."""
     job.testbed.block_image_pulls(*job.testbed.nodes)
-    job.submitted(**LONG, cluster__kubernetes__pod_patience="60")
-    job.until("both pods on nodes", lambda: len(job.pods()) == 2)
+    job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="60")
+    job.wait_until("both pods on nodes", lambda: len(job.pods()) == 2)
     masters = {host for host, pod in job.pods().items() if pod["metadata"]["name"] == MASTER}
     (worker,) = set(job.pods()) - masters
     first = uid_of(job)
     job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != worker))
-    job.until("its being taken away", lambda: uid_of(job) not in (first, ""))
-    assert not job.has_begun()
-    assert "PENDING" in job.told("list", "--backend", "kubernetes", "-n", NAMESPACE)
+    job.wait_until("its being taken away", lambda: uid_of(job) not in (first, ""))
+    assert not job.has_started()
+    assert "PENDING" in job.output_of("list", "--backend", "kubernetes", "-n", NAMESPACE)
     job.testbed.block_image_pulls()
-    job.until_step(2)
+    job.wait_for_step(2)
     assert (job.incidents(), len(job.events("LeaderStarted"))) == ([], 1)
-    job.told("cancel", JOB)
+    job.output_of("cancel", JOB)
 
 
 MASTER = f"{JOB}-master-0"
@@ -127,7 +129,9 @@ def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
     python = shlex.quote(sys.executable)
     slow.write_text(f'#!/bin/sh\nsleep 6\nexec {python} "$@"\n')
     slow.chmod(0o755)
-    job.submitted(**LONG, cluster__kubernetes__python=str(slow), resilience__stop_grace="300")
+    job.submit_successfully(
+        **LONG, cluster__kubernetes__python=str(slow), resilience__stop_grace="300"
+    )
     worker = f"{JOB}-worker-0"
 
     def running() -> Any:
@@ -135,7 +139,7 @@ def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
         pod = found.get(worker)
         return pod if pod is not None and pod["status"].get("phase") == "Running" else None
 
-    pod = job.until("the worker", running)
+    pod = job.wait_until("the worker", running)
     job.kubectl("delete", "pod", worker, "--wait=false")
     first = pod["metadata"]["uid"]
 
@@ -144,9 +148,9 @@ def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
         return first not in uids
 
     wait_for(replaced, "its end, long before its grace", 100.0)
-    job.until_step(2)
+    job.wait_for_step(2)
     assert (job.incidents(), job.status()["attempt"]) == ([], 1)
-    job.told("cancel", JOB)
+    job.output_of("cancel", JOB)
 
 
 def test_the_work_of_a_killed_active_controller_continues(kube: KubeTestbed) -> None:

@@ -39,19 +39,19 @@ def other(job: KubeNdctl) -> str:
 
 
 def ends_as_if_nothing_had_been(job: KubeNdctl, reference: dict[int, float]) -> None:
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == reference
     job.assert_all_samples_read_once()
-    job.until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
+    job.wait_until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
 
 
 def test_a_job_recovers_from_a_killed_rank(real: KubeNdctl, reference: dict[int, float]) -> None:
     """Recovery is inside the pods: the operator sees nothing of it."""
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     before = real.running()
     kill(real.rank_pid(3))
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     assert real.running() == before
     ends_as_if_nothing_had_been(real, reference)
     (killed,) = real.incidents()
@@ -62,11 +62,11 @@ def test_a_job_recovers_from_a_pod_whose_processes_are_killed(
     real: KubeNdctl, reference: dict[int, float]
 ) -> None:
     """The operator makes a new pod, which takes its place beside the one that stays."""
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     leader, gone, before = real.leader(), other(real), real.running()
     kill(real.pids(gone)[0])
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     after = real.running()
     assert after[leader] == before[leader]
     assert after[other(real)] not in before.values()
@@ -74,12 +74,12 @@ def test_a_job_recovers_from_a_pod_whose_processes_are_killed(
 
 
 def test_a_job_recovers_from_a_deleted_pod(real: KubeNdctl, reference: dict[int, float]) -> None:
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     leader, gone = real.leader(), other(real)
     before = identity(real.pods()[leader])
     real.kubectl("delete", "pod", real.pod_of(gone), "--wait=false")
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     assert identity(real.pods()[leader]) == before
     ends_as_if_nothing_had_been(real, reference)
     assert real.incidents() == []
@@ -89,11 +89,11 @@ def test_a_job_recovers_from_a_lost_node(real: KubeNdctl, reference: dict[int, f
     """Its pod is Terminating for ever, until it is deleted by force."""
     if real.kind != "pytorchjob":
         pytest.skip("of the other kinds a controller does that, which this test has not")
-    real.submitted(**FORCED)
-    real.until_step(9)
+    real.submit_successfully(**FORCED)
+    real.wait_for_step(9)
     leader, gone = real.leader(), other(real)
     real.testbed.lose_node(gone)
-    real.until_step(10, attempt=2)
+    real.wait_for_step(10, attempt=2)
     assert real.leader() == leader
     assert gone not in real.hosts()
     ends_as_if_nothing_had_been(real, reference)
@@ -102,13 +102,13 @@ def test_a_job_recovers_from_a_lost_node(real: KubeNdctl, reference: dict[int, f
 
 def test_a_job_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
     """All pods save a checkpoint and end; new pods resume from it."""
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     before = set(real.running().values())
     suspend(real, holds=True)
-    real.until("no pods", lambda: not real.pods())
+    real.wait_until("no pods", lambda: not real.pods())
     suspend(real, holds=False)
-    real.until("new pods", partial(_are_new, real, before))
+    real.wait_until("new pods", partial(_are_new, real, before))
     ends_as_if_nothing_had_been(real, reference)
     assert real.incidents() == []
 

@@ -26,7 +26,7 @@ BESIDE = "configmaps,secrets,serviceaccounts,roles,rolebindings,pods,pytorchjobs
 
 
 def first_line(user: KubeNdctl) -> str:
-    return user.told("status", JOB).partition("\n")[0]
+    return user.output_of("status", JOB).partition("\n")[0]
 
 
 def state_of(job: KubeNdctl) -> dict[str, str]:
@@ -50,91 +50,91 @@ def newest_checkpoint(job: KubeNdctl) -> int:
 
 
 def test_a_job_is_shown_as_last_known_while_the_api_server_is_down(
-    job: KubeNdctl, elsewhere: KubeNdctl
+    job: KubeNdctl, other_machine: KubeNdctl
 ) -> None:
-    elsewhere.submitted(**LONG)
-    job.until_step(6)
-    before = json.loads(elsewhere.told("status", JOB, "--json"))
+    other_machine.submit_successfully(**LONG)
+    job.wait_for_step(6)
+    before = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (before["state"], before["as_of"]) == ("RUNNING", None)
 
     job.testbed.stop_control_plane()
-    done = elsewhere("status", JOB)
+    done = other_machine("status", JOB)
     assert (done.code, done.err) == (0, "")
     head = done.out.partition("\n")[0]
     assert head.startswith(f"{JOB}: RUNNING as of "), head
     assert "; the API server of context envtest (https://127.0.0.1:" in head
     assert done.out.count("cannot be reached") == 1
-    body = json.loads(elsewhere.told("status", JOB, "--json"))
+    body = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (body["state"], body["leader_alive"]) == ("RUNNING", None)
     assert body["step"] >= before["step"]
     assert "cannot be reached" in body["reason"]
-    listed = elsewhere("list")
+    listed = other_machine("list")
     assert "RUNNING" in listed.out
     assert "PENDING" not in listed.out
     assert listed.err.count("cannot be reached") == 1
-    job.until_step(body["step"] + 5)
+    job.wait_for_step(body["step"] + 5)
     job.testbed.start_control_plane()
 
-    job.until("its state", lambda: "as of" not in first_line(elsewhere))
-    assert first_line(elsewhere).startswith(f"{JOB}: RUNNING, ")
-    elsewhere.told("cancel", JOB)
+    job.wait_until("its state", lambda: "as of" not in first_line(other_machine))
+    assert first_line(other_machine).startswith(f"{JOB}: RUNNING, ")
+    other_machine.output_of("cancel", JOB)
 
 
 def test_a_deleted_job_is_cancelled_at_once_and_can_be_resumed(
-    job: KubeNdctl, elsewhere: KubeNdctl
+    job: KubeNdctl, other_machine: KubeNdctl
 ) -> None:
-    elsewhere.submitted(**LONG)
-    job.until_step(6)
-    seen = json.loads(elsewhere.told("status", JOB, "--json"))["step"]
+    other_machine.submit_successfully(**LONG)
+    job.wait_for_step(6)
+    seen = json.loads(other_machine.output_of("status", JOB, "--json"))["step"]
     job.kubectl("delete", "pytorchjob", JOB, "--wait=false")
-    shown = elsewhere.told("status", JOB)
+    shown = other_machine.output_of("status", JOB)
     assert shown.startswith(f"{JOB}: CANCELLED, PyTorchJob {NAMESPACE}/{JOB} was deleted"), shown
     assert "unknown who deleted it" in shown
     assert shown.rstrip().endswith("--resume")
-    job.until_ended("CANCELLED")
+    job.wait_for_end("CANCELLED")
     saved = newest_checkpoint(job)
     assert saved >= seen, "written on the way out"
     job.assert_nothing_left()
-    job.until("the garbage collector", lambda: not left_of(job))
-    body = json.loads(elsewhere.told("status", JOB, "--json"))
+    job.wait_until("the garbage collector", lambda: not left_of(job))
+    body = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (body["state"], body["step"] >= seen) == ("CANCELLED", True)
     job.testbed.stop_control_plane()
-    assert first_line(elsewhere).startswith(f"{JOB}: CANCELLED, "), "it is remembered"
+    assert first_line(other_machine).startswith(f"{JOB}: CANCELLED, "), "it is remembered"
     job.testbed.start_control_plane()
 
-    elsewhere.submitted("--resume", **LONG)
-    job.until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
-    job.until_step(saved + 1, attempt=2)
-    elsewhere.told("cancel", JOB)
+    other_machine.submit_successfully("--resume", **LONG)
+    job.wait_until("the second launch", lambda: len(job.events("JobSubmitted")) == 2)
+    job.wait_for_step(saved + 1, attempt=2)
+    other_machine.output_of("cancel", JOB)
 
 
 def test_a_job_whose_namespace_was_deleted_keeps_its_last_known_state(
-    job: KubeNdctl, elsewhere: KubeNdctl, kube: KubeTestbed
+    job: KubeNdctl, other_machine: KubeNdctl, kube: KubeTestbed
 ) -> None:
     """Somebody follows it: of its last checkpoint as well."""
     namespace = kube.namespace("team-b")
-    here, there = replace(job, namespace=namespace), replace(elsewhere, namespace=namespace)
-    follower = there.followed(**LONG)
-    here.until_step(6)
+    here, there = replace(job, namespace=namespace), replace(other_machine, namespace=namespace)
+    follower = there.submit_and_follow(**LONG)
+    here.wait_for_step(6)
     kube.kubectl("delete", "namespace", namespace, "--wait=false")
     said, err = follower.communicate(timeout=LIMIT_S)
     assert follower.returncode == 7, said + err
-    here.until_ended("CANCELLED")
+    here.wait_for_end("CANCELLED")
     saved = newest_checkpoint(here)
     assert saved >= 6
     assert f"checkpoint step-{saved} is complete" in said
-    body = json.loads(there.told("status", JOB, "--json"))
+    body = json.loads(there.output_of("status", JOB, "--json"))
     assert (body["state"], body["checkpoint"]["step"]) == ("CANCELLED", saved)
     here.assert_nothing_left()
 
 
 def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
     """And a leader that cannot reach the API server trains on, and tells it later."""
-    job.submitted(**LONG)
-    job.until_step(4)
+    job.submit_successfully(**LONG)
+    job.wait_for_step(4)
     kill(job.rank_pid(3))
-    job.until_step(2, attempt=2)
-    job.until("its news", lambda: "Recovered" in reasons(job))
+    job.wait_for_step(2, attempt=2)
+    job.wait_until("its news", lambda: "Recovered" in reasons(job))
     assert reasons(job)[0] == "Started"
     assert {"Incident", "Recovering", "Recovered"} <= set(reasons(job))
     told = job.kubectl("describe", "pytorchjob", JOB)
@@ -146,14 +146,14 @@ def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
     job.testbed.stop_control_plane()
     here = max(job.losses())
     kill(job.rank_pid(1))
-    job.until_step(2, attempt=3)
+    job.wait_for_step(2, attempt=3)
     job.testbed.start_control_plane()
-    job.until("the late news", lambda: reasons(job).count("Recovered") == 2)
-    job.until("the late state", lambda: state_of(job)["attempt"] == "3")
+    job.wait_until("the late news", lambda: reasons(job).count("Recovered") == 2)
+    job.wait_until("the late state", lambda: state_of(job)["attempt"] == "3")
     assert here
     assert job.status()["restarts"] == 2
-    job.told("cancel", JOB)
-    job.until("its end", lambda: "Ended" in reasons(job))
+    job.output_of("cancel", JOB)
+    job.wait_until("its end", lambda: "Ended" in reasons(job))
     assert state_of(job)["state"] == "CANCELLED"
 
 
@@ -167,9 +167,9 @@ def test_the_progress_of_a_trainjob_is_posted_to_its_operator(
         for file in place.iterdir():
             file.chmod(0o644)
         said = ", ".join(f"{name}: {value!r}" for name, value in server.environ.items())
-        job.submitted(cluster__kubernetes__env=f"{{{said}}}")
-        job.until_ended()
-        job.until("the last of it", lambda: server.taken[-1:] and percent(server) == 100)
+        job.submit_successfully(cluster__kubernetes__env=f"{{{said}}}")
+        job.wait_for_end()
+        job.wait_until("the last of it", lambda: server.taken[-1:] and percent(server) == 100)
     percents = [one["trainerStatus"]["progressPercentage"] for one in server.taken]
     assert percents == sorted(percents)
     last = server.taken[-1]["trainerStatus"]
@@ -203,31 +203,31 @@ def rules_without(*missing: tuple[str, str]) -> list[dict[str, Any]]:
 def user(job: KubeNdctl, folder: Path, *missing: tuple[str, str]) -> KubeNdctl:
     """Somebody elsewhere who lacks some rights."""
     kubeconfig = job.testbed.as_user(rules_without(*missing), job.namespace)
-    return replace(job.from_elsewhere(folder), more={"KUBECONFIG": str(kubeconfig)})
+    return replace(job.from_other_machine(folder), extra_environ={"KUBECONFIG": str(kubeconfig)})
 
 
 def test_without_pods_exec_state_step_and_checkpoint_are_known_and_cancel_works(
     job: KubeNdctl, tmp_path: Path
 ) -> None:
-    job.submitted(train__steps="5000", checkpoint__every_steps="5")
-    job.until_step(12)
+    job.submit_successfully(train__steps="5000", checkpoint__every_steps="5")
+    job.wait_for_step(12)
     dev = user(job, tmp_path / "dev", ("create", "pods/exec"), ("get", "pods/exec"))
-    job.until("the checkpoint", lambda: int(state_of(job)["checkpoint"] or 0) >= 5)
+    job.wait_until("the checkpoint", lambda: int(state_of(job)["checkpoint"] or 0) >= 5)
     done = dev("status", JOB, *THERE)
     assert (done.code, done.err) == (0, "")
     head = done.out.partition("\n")[0]
     assert head.startswith(f"{JOB}: RUNNING as of "), head
     assert re.search(f"; dev may not (get|create) pods/exec in namespace {NAMESPACE}", head)
     assert "kubectl create role" in done.out, "who gives that right"
-    body = json.loads(dev.told("status", JOB, "--json"))
+    body = json.loads(dev.output_of("status", JOB, "--json"))
     assert (body["state"], body["attempt"]) == ("RUNNING", 1)
     assert body["step"] >= 5
     assert body["checkpoint"]["step"] >= 5
-    assert "step " in dev.told("logs", JOB, "--tail", "3")
+    assert "step " in dev.output_of("logs", JOB, "--tail", "3")
 
     done = dev("cancel", JOB)
     assert done.code == 0, done.err
-    job.until_ended("CANCELLED")
+    job.wait_for_end("CANCELLED")
     assert job.incidents() == []
     job.assert_nothing_left()
 
@@ -243,11 +243,11 @@ def test_without_one_optional_right_a_job_is_submitted_seen_and_cancelled(
     give(job, pod_rules())
     done = dev.submit(*words, cluster__kubernetes__service_account="ndctl-job", **LONG)
     assert done.code == 0, done.out + done.err
-    shown: Callable[[], str] = lambda: dev.told("status", JOB).partition("\n")[0]  # noqa: E731
-    job.until_step(3)
+    shown: Callable[[], str] = lambda: dev.output_of("status", JOB).partition("\n")[0]  # noqa: E731
+    job.wait_for_step(3)
     assert shown().startswith(f"{JOB}: RUNNING, "), shown()
     job.kubectl("patch", "pytorchjob", JOB, "--type=merge", "-p", SUSPEND)
-    job.until("no pods", lambda: not job.pods())
+    job.wait_until("no pods", lambda: not job.pods())
     assert "PENDING, " in shown()
     assert "is suspended" in shown()
     done = dev("cancel", JOB)
@@ -307,16 +307,16 @@ def test_pods_that_lack_a_right_recover_and_name_it(
     job.testbed.kubectl("-n", job.namespace, "create", "serviceaccount", "ndctl-job")
     give(job, pod_rules(*missing))
     account = {"cluster__kubernetes__service_account": "ndctl-job"}
-    job.submitted(**LONG, **account, cluster__kubernetes__force_delete_after="3")
-    job.until_step(4)
+    job.submit_successfully(**LONG, **account, cluster__kubernetes__force_delete_after="3")
+    job.wait_for_step(4)
     leader = job.leader()
     (gone,) = set(job.hosts()) - {leader}
     job.testbed.lose_node(gone)
-    job.until_step(2, attempt=2)
+    job.wait_for_step(2, attempt=2)
     assert job.incidents() == [("host-lost", gone, None)]
     assert gone not in job.hosts()
     said = job.kubectl("logs", job.pod_of(leader))
     for verb, resource in missing:
         words = f"ndctl-job may not {verb} {resource}"
         assert words in said or (verb, resource) == ("list", "events"), said
-    job.told("cancel", JOB)
+    job.output_of("cancel", JOB)

@@ -30,8 +30,8 @@ def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
         # The namespace is that of the kubeconfig's context.
         dev = Person(tmp_path / "dev", kube, "", kube.as_user(OWN, "team-a"))
         admin = Person(tmp_path / "admin", kube, "team-b")
-        dev.submitted(pod_template=SLEEPS)
-        admin.submitted(pod_template=SLEEPS)
+        dev.submit_successfully(pod_template=SLEEPS)
+        admin.submit_successfully(pod_template=SLEEPS)
         for person, space in ((dev, "team-a"), (admin, "team-b")):
             kube.wait_for("pods", partial(has_pods, admin.at(space)))
             listed = person("list")

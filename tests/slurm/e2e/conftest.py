@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on
 from tests.slurm.e2e.slurm_job import SlurmNdctl
+from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 
@@ -31,15 +31,15 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     done = command.submit("--follow")
     assert done.code == 0, done.out + done.err
     # The job has ended before its Slurm job: that takes its time, and must not be cancelled in it.
-    wait_for(lambda: not _shared.told("squeue", "-h"), "Slurm to be done with it")
-    command.remember()
+    wait_for(lambda: not _shared.output_of("squeue", "-h"), "Slurm to be done with it")
+    command.save_slurm_records()
     return command
 
 
 @pytest.fixture(scope="session")
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
+def cluster(slurm_available: None) -> Iterator[SlurmTestbed]:
     """Another one, on which a scheduler does what schedulers do; put in order before each test."""
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed:
         yield testbed
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.posix.locks import is_free
-from tests.e2e.job import Done, Ndctl, processes_of, wait_for
+from tests.e2e.job import CommandResult, Ndctl, processes_of, wait_for
 from tests.slurm.testbed import SlurmTestbed
 
-UNDER_WAY = ("RUNNING", "COMPLETING")
+ACTIVE_STATES = ("RUNNING", "COMPLETING")
 LIMIT_S = 240.0
 """For what takes seconds on a quiet machine."""
 LOG_CHARS = 6000
@@ -32,7 +32,7 @@ class SlurmNdctl(Ndctl):
     def environ(self) -> dict[str, str]:
         return {**super().environ, **self.testbed.environ, "NDCTL_RUN_ROOT": str(self.run_root)}
 
-    def submit(self, *words: str, **options: str) -> Done:
+    def submit(self, *words: str, **options: str) -> CommandResult:
         return super().submit("--backend", "slurm", *words, **options)
 
     # What Slurm says of it
@@ -45,19 +45,19 @@ class SlurmNdctl(Ndctl):
 
     def slurm_job(self) -> dict[str, str]:
         """`scontrol show job`, as in {"JobState": "RUNNING", "Restarts": "0", ...}."""
-        words = self.testbed.told("scontrol", "show", "job", "-o", self.job_id).split()
+        words = self.testbed.output_of("scontrol", "show", "job", "-o", self.job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def remember(self) -> None:
+    def save_slurm_records(self) -> None:
         """Write down what Slurm forgets of a job some minutes after its end, and what `render`
         prints with the hosts as they are now."""
         rendered = self("render", "tests/e2e/job.yaml", "--backend", "slurm").out
         (self.run_root / RENDERED).write_text(rendered)
-        script = self.testbed.told("scontrol", "write", "batch_script", self.job_id, "-")
+        script = self.testbed.output_of("scontrol", "write", "batch_script", self.job_id, "-")
         (self.run_root / SCRIPT).write_text(script)
         (self.run_root / RECORD).write_text(json.dumps(self.slurm_job()))
 
-    def remembered(self) -> tuple[str, str, dict[str, str]]:
+    def read_slurm_records(self) -> tuple[str, str, dict[str, str]]:
         """What `render` printed, the batch script as Slurm had it, and what `slurm_job` said."""
         record: dict[str, str] = json.loads((self.run_root / RECORD).read_text())
         texts = [(self.run_root / name).read_text() for name in (RENDERED, SCRIPT)]
@@ -74,18 +74,18 @@ class SlurmNdctl(Ndctl):
         lines = self.metrics()
         return any(line["step"] >= step and line["attempt"] >= attempt for line in lines)
 
-    def wait_until(self, step: int, attempt: int = 1) -> None:
+    def wait_for_step(self, step: int, attempt: int = 1) -> None:
         wait_for(lambda: self.reached(step, attempt), f"step {step} in attempt {attempt}", LIMIT_S)
 
     def wait_for_end(self, state: str = "SUCCEEDED", limit: float = LIMIT_S) -> None:
         try:
             wait_for(self.has_ended, "the end", limit)
         except AssertionError as exc:
-            raise AssertionError(f"{exc}\n{self.story()}") from exc
-        assert self.state() == state, self.story()
-        wait_for(lambda: self.slurm_job()["JobState"] not in UNDER_WAY, "Slurm's word", LIMIT_S)
+            raise AssertionError(f"{exc}\n{self.failure_report()}") from exc
+        assert self.state() == state, self.failure_report()
+        wait_for(lambda: self.slurm_job()["JobState"] not in ACTIVE_STATES, "Slurm's word", LIMIT_S)
 
-    def story(self) -> str:
+    def failure_report(self) -> str:
         """What a person needs to find out why a test failed."""
         queue = self.testbed(["squeue", "-a", "-t", "all", "-o", "%A_%T_%r_%N"]).out
         nodes = self.testbed(["sinfo", "-N", "-o", "%N_%T_%E"]).out
@@ -124,7 +124,7 @@ class SlurmNdctl(Ndctl):
 
     def _steps(self) -> list[str]:
         """Slurm's processes that serve a job, and what these started."""
-        lines = [line for line in self.testbed.left() if line.startswith("process ")]
+        lines = [line for line in self.testbed.leftovers() if line.startswith("process ")]
         return [line for line in lines if not DAEMONS.fullmatch(line.split()[-1].strip("()"))]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
-from tests.slurm.e2e.scheduler_job import NAME, TESTBED, Job, job_on
+from tests.slurm.e2e.two_node_job import NAME, TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import NOT_RUN, SlurmTestbed, running_testbed, why_no_slurm
 
 pytestmark = [
@@ -21,18 +21,18 @@ TRAINING = 3
 
 
 @pytest.fixture
-def accounted(slurm_there: None) -> Iterator[SlurmTestbed]:
+def accounted(slurm_available: None) -> Iterator[SlurmTestbed]:
     why = why_no_slurm(**ACCOUNTING)
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
-    with running_testbed(nodes=2, gpus=1, knobs={**TESTBED, **ACCOUNTING}) as testbed:
+    with running_testbed(nodes=2, gpus=1, knobs={**TESTBED_KNOBS, **ACCOUNTING}) as testbed:
         yield testbed
 
 
 def runs_on_record(slurm: SlurmTestbed) -> list[str]:
     """Every run of every job that slurmdbd knows of, as in `3 REQUEUED`."""
     asked = ("sacct", "-n", "-X", "-D", "-P", "--starttime=now-1hours", "-o", "JobID,State")
-    lines = slurm.told(*asked).splitlines()
+    lines = slurm.output_of(*asked).splitlines()
     return [" ".join(line.replace("|", " ").split()[:2]) for line in lines]
 
 
@@ -49,8 +49,8 @@ def test_a_job_is_shown_requeued_and_cancelled_without_slurmdbd(
     accounted: SlurmTestbed, tmp_path: Path
 ) -> None:
     with job_on(accounted, tmp_path / "runs") as job:
-        job.submitted(**{"train.steps": "5000"})
-        job.until_step(TRAINING)
+        job.submit_successfully(**{"train.steps": "5000"})
+        job.wait_for_step(TRAINING)
         accounted.wait_for("the record", lambda: runs_on_record(accounted) == [f"{job.id} RUNNING"])
 
         accounted.stop_dbd("KILL")
@@ -59,13 +59,13 @@ def test_a_job_is_shown_requeued_and_cancelled_without_slurmdbd(
         again = job.submit()
         assert again.code == exit_codes.BAD_JOB_STATE, again.out + again.err
 
-        accounted.told("scontrol", "requeue", job.id)
-        job.until("its second run", lambda: len(job.events("LeaderStarted")) == 2)
-        job.until_step(job.last_step() + 2, attempt=2)
-        job.assert_resumed_where_it_left(attempt=2)
+        accounted.output_of("scontrol", "requeue", job.id)
+        job.wait_until("its second run", lambda: len(job.events("LeaderStarted")) == 2)
+        job.wait_for_step(job.last_step() + 2, attempt=2)
+        job.assert_resumed_without_lost_step(attempt=2)
         assert_told(job, "RUNNING")
         assert job("cancel", NAME).code == exit_codes.OK
-        assert not job.alive()
+        assert not job.ids_in_queue()
         assert job.status()["state"] == "CANCELLED"
 
         accounted.start_dbd()

@@ -24,7 +24,7 @@ def test_the_leaders_node_dies_and_a_new_leader_resumes(
     """Also where slurmctld is too busy to answer when it is asked for the requeue."""
     done = ndctl.submit()
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     (leader,) = ndctl.leaders()
     others = {host for host in ndctl.allocated() if host != leader}
     ndctl.testbed.kill_node(leader)
@@ -65,7 +65,7 @@ def test_a_lost_node_without_a_spare_is_excluded_from_the_next_allocation(
 ) -> None:
     done = ndctl.submit()
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     first, other = hosts_of(ndctl)
     gone = other if ndctl.leaders() == [first] else first
     ndctl.testbed.kill_node(gone)
@@ -86,7 +86,7 @@ def test_a_lost_node_without_a_spare_is_excluded_from_the_next_allocation(
 def test_a_job_that_may_shrink_resumes_on_one_host(ndctl: SlurmNdctl, finished: SlurmNdctl) -> None:
     done = ndctl.submit(resilience__shrink="true")
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     first, other = hosts_of(ndctl)
     gone = other if ndctl.leaders() == [first] else first
     ndctl.testbed.kill_node(gone)

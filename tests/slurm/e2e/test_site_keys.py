@@ -35,7 +35,7 @@ def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
         **SHORT,
     )
     assert done.code == 0, done.err
-    ndctl.wait_until(step=2)
+    ndctl.wait_for_step(step=2)
     for pid in ndctl.ranks().values():
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert b"SITE_SAYS=it is $HOME" in environ
@@ -120,8 +120,10 @@ def test_a_heterogeneous_job_ends_with_a_message(ndctl: SlurmNdctl, tmp_path: Pa
     assert done.code == 0, done.err
     script, out = tmp_path / "job.sh", tmp_path / "said"
     script.write_text(done.out)
-    ndctl.testbed.told("sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script))
+    ndctl.testbed.output_of(
+        "sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script)
+    )
     ndctl.testbed.wait_for("the message", lambda: out.exists() and "ndctl:" in out.read_text())
     assert "is heterogeneous: if it loses a node of its second component" in out.read_text()
     assert not ndctl.run_dir.exists()
-    ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.told("squeue", "-h"))
+    ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.output_of("squeue", "-h"))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import ROOT, SPEC, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import Job, uninterrupted
-from tests.slurm.e2e.test_rendered_script import SAVES, shown
+from tests.slurm.e2e.test_rendered_script import SAVES, job_fields
+from tests.slurm.e2e.two_node_job import Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
 pytestmark = [
@@ -45,7 +45,7 @@ def from_python(job: Job, folder: Path, hosts: str) -> tuple[str, str]:
     assert words, done.stdout
 
     def state() -> str:
-        return shown(job.slurm, words[1])["JobState"]
+        return job_fields(job.slurm, words[1])["JobState"]
 
     wait_for(
         lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), "its end", 300

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
+from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 
 pytestmark = [
     pytest.mark.slurm,
@@ -20,18 +20,18 @@ SUSPENDED_S = 30.0
 
 
 def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
-    job.submitted()
-    job.until_step(TRAINING)
-    job.slurm.told("scontrol", "suspend", job.id)
-    assert job.shown()["JobState"] == "SUSPENDED"
+    job.submit_successfully()
+    job.wait_for_step(TRAINING)
+    job.slurm.output_of("scontrol", "suspend", job.id)
+    assert job.slurm_job()["JobState"] == "SUSPENDED"
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun > SUSPENDED_S, "time to pass", 2 * SUSPENDED_S)
     said = job("status", NAME).out
     assert "SUSPENDED" in said
     assert f"scontrol resume {job.id}" in said
-    job.slurm.told("scontrol", "resume", job.id)
-    job.until_ended()
+    job.slurm.output_of("scontrol", "resume", job.id)
+    job.wait_for_end()
     assert job.losses() == uninterrupted()
-    job.assert_blameless()
-    assert len(job.decided("StartAttempt")) == 1
+    job.assert_succeeded_without_incident()
+    assert len(job.actions_of_kind("StartAttempt")) == 1
     assert len(job.events("LeaderStarted")) == 1

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import ROOT, SPEC, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
-from tests.slurm.e2e.test_rendered_script import SAVES, sbatch, shown
+from tests.slurm.e2e.test_rendered_script import SAVES, job_fields, sbatch
+from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
 pytestmark = [
@@ -55,24 +55,24 @@ def submitted(job: Job, path: Path) -> tuple[str, Path]:
 def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> None:
     path = script(own, tmp_path / "scripts")
     job_id, output = submitted(own, path)
-    own.until_step(6)
-    assert shown(own.slurm, job_id)["JobName"] == "mine"
+    own.wait_for_step(6)
+    assert job_fields(own.slurm, job_id)["JobName"] == "mine"
     told = own("status", NAME).out
     assert f"Slurm job {job_id}" in told
     agents = [one for one in processes_of(own.run_dir).values() if "backends.slurm.task" in one]
     assert len([one for one in agents if "srun" not in one]) == 2, agents
 
     own.slurm.kill_node("node2")
-    own.until("the next run", lambda: len(own.events("LeaderStarted")) == 2, 300)
+    own.wait_until("the next run", lambda: len(own.events("LeaderStarted")) == 2, 300)
     wait_for(own.has_ended, "the end of the job", 300)
-    assert shown(own.slurm, job_id)["Restarts"] == "1"
+    assert job_fields(own.slurm, job_id)["Restarts"] == "1"
     assert own.status()["state"] == "SUCCEEDED"
     assert own.losses() == uninterrupted(**SAVES)
     wait_for(lambda: "after srun: 0" in output.read_text(), "what stands behind srun", 60)
 
     # The name is taken; said once, and every task ends.
     second, output = submitted(own, path)
-    wait_for(lambda: shown(own.slurm, second)["JobState"] == "COMPLETED", "the refusal", 120)
+    wait_for(lambda: job_fields(own.slurm, second)["JobState"] == "COMPLETED", "the refusal", 120)
     told = output.read_text()
     refused = f"error: job {NAME} already exists in {own.run_dir} and ended SUCCEEDED"
     assert told.count(refused) == 1, told
@@ -98,6 +98,6 @@ def test_an_impossible_start_is_reported_once_and_ends_the_step(
     own: Job, tmp_path: Path, srun: str, agent: tuple[str, ...], told: str
 ) -> None:
     job_id, output = submitted(own, script(own, tmp_path / "scripts", srun, *agent))
-    wait_for(lambda: shown(own.slurm, job_id)["JobState"] == "COMPLETED", "the end", 120)
+    wait_for(lambda: job_fields(own.slurm, job_id)["JobState"] == "COMPLETED", "the end", 120)
     assert output.read_text().count(told) == 1, output.read_text()
     assert not (own.run_dir / "journal.jsonl").exists()

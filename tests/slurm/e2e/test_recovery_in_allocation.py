@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_the_rendered_script_ran_to_its_end(finished: SlurmNdctl) -> None:
-    rendered, given, job = finished.remembered()
+    rendered, given, job = finished.read_slurm_records()
     # What Slurm was given it gives back.
     assert rendered.strip() == given
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "0")
@@ -44,12 +44,12 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
     spare = {"cluster__spare_hosts": "1", "resilience__hang_timeout": "15"}
     done = ndctl.submit(**spare)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=2)
+    ndctl.wait_for_step(step=2)
     first, other = hosts_of(ndctl)
     kill(ndctl.rank_pid(3))
-    ndctl.wait_until(step=10, attempt=2)
+    ndctl.wait_for_step(step=10, attempt=2)
     os.kill(ndctl.rank_pid(0), signal.SIGSTOP)
-    ndctl.wait_until(step=10, attempt=3)
+    ndctl.wait_for_step(step=10, attempt=3)
     ndctl.testbed.kill_node(other)
     ndctl.wait_for_end()
 

@@ -61,7 +61,7 @@ SAYS: Mapping[str, str] = {
 
 
 @pytest.fixture
-def told(slurm_there: None) -> Iterator[SlurmTestbed]:
+def told(slurm_available: None) -> Iterator[SlurmTestbed]:
     """A cluster with the settings that the document asks administrators for."""
     with running_testbed(nodes=4, gpus=2, knobs={"TB_EXTRA": SETTINGS}) as testbed:
         yield testbed
@@ -83,7 +83,7 @@ def test_the_commands_do_what_the_document_says(told: SlurmTestbed, tmp_path: Pa
                 wait_for((run / "checkpoints" / "step-10" / "COMPLETE").exists, "a checkpoint")
     finally:
         subprocess.run(["ndctl", "cancel", "slurm-demo"], env=environ, timeout=120, check=False)
-    assert not told.told("squeue", "-h")
+    assert not told.output_of("squeue", "-h")
     assert "preemption" in said["ndctl doctor --backend slurm"]
     warned = re.findall(r"^warns +(.+?)  ", said["ndctl doctor --backend slurm"], re.MULTILINE)
     assert not {"requeue", "preemption", "kill wait", "prolog"} & set(warned)

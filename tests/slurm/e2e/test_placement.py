@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.e2e.scheduler_job import Job, job_on, uninterrupted
+from tests.slurm.e2e.two_node_job import Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed
 
 pytestmark = [
@@ -28,7 +28,7 @@ SAME = 1e-4
 
 
 @pytest.fixture
-def wide(slurm_there: None, tmp_path: Path) -> Iterator[Job]:
+def wide(slurm_available: None, tmp_path: Path) -> Iterator[Job]:
     """16 nodes below 2 leaf switches."""
     with (
         running_testbed(nodes=16, gpus=1, knobs={"TB_LEAF": "8"}) as testbed,
@@ -58,11 +58,11 @@ def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> Non
     training = {**SMALL, "train.global_batch_size": "16", "train.steps": "6"}
     mesh = {"cluster.hosts": "16", "parallel.dp_replicate": "2", "parallel.dp_shard": "8"}
     # 16 imports of torch take two cores longer than the minute that trying all hosts may take.
-    wide.submitted(**training, **mesh, **{"resilience.preflight": "false"})
-    seen = wide.until("16 ranks", lambda: len(found := nodes_of(wide.ranks())) == 16 and found)
-    wide.until_ended()
+    wide.submit_successfully(**training, **mesh, **{"resilience.preflight": "false"})
+    seen = wide.wait_until("16 ranks", lambda: len(found := nodes_of(wide.ranks())) == 16 and found)
+    wide.wait_for_end()
 
-    (start,) = wide.decided("StartAttempt")
+    (start,) = wide.actions_of_kind("StartAttempt")
     hosts = start["hosts"]
     assert sorted(hosts) == sorted(wide.slurm.names)
     below = leaves(wide, hosts)
@@ -73,11 +73,11 @@ def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> Non
     assert seen == dict(enumerate(hosts)), "where the plan has them"
     alone = uninterrupted(**training, **{"cluster.hosts": "1"})
     assert wide.losses() == pytest.approx(alone, abs=SAME)
-    wide.assert_blameless()
+    wide.assert_succeeded_without_incident()
 
 
 def test_a_job_trains_on_four_nodes_below_two_leaf_switches(
-    slurm_there: None, tmp_path: Path
+    slurm_available: None, tmp_path: Path
 ) -> None:
     shape = {
         "cluster.hosts": "4",
@@ -88,12 +88,12 @@ def test_a_job_trains_on_four_nodes_below_two_leaf_switches(
         running_testbed(nodes=4, gpus=1, knobs={"TB_LEAF": "2"}) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
     ):
-        job.submitted(**shape)
-        job.until_ended()
-        (start,) = job.decided("StartAttempt")
+        job.submit_successfully(**shape)
+        job.wait_for_end()
+        (start,) = job.actions_of_kind("StartAttempt")
         below = leaves(job, start["hosts"])
         assert below[0] == below[1] != below[2] == below[3]
         beyond_host, beyond_leaf, *_ = start["crossing"]
         assert beyond_host > beyond_leaf > 0, start["crossing"]
         assert job.losses() == uninterrupted(**shape)
-        job.assert_blameless()
+        job.assert_succeeded_without_incident()

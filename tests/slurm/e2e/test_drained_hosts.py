@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.e2e.job import PATIENT, wait_for
+from tests.e2e.job import LONG_TIMEOUTS, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [
@@ -18,8 +18,8 @@ AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
 
 def drain(ndctl: SlurmNdctl, host: str) -> None:
     """Have Slurm drain `host`, and the leader learn of it, which asks every 15 s."""
-    with ndctl.held():
-        ndctl.testbed.told(
+    with ndctl.paused_ranks():
+        ndctl.testbed.output_of(
             "scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=a fan is loud"
         )
         wait_for(
@@ -32,13 +32,13 @@ def drain(ndctl: SlurmNdctl, host: str) -> None:
 def test_spares_replace_nodes_that_are_down_and_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(cluster__spare_hosts="2", **AT_ONCE, **PATIENT)
+    done = ndctl.submit(cluster__spare_hosts="2", **AT_ONCE, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     leader = ndctl.leaders()[0]
     down = next(host for host in hosts_of(ndctl) if host != leader)
-    ndctl.testbed.told("scontrol", "update", f"NodeName={down}", "State=DOWN", "Reason=a test")
-    ndctl.wait_until(step=10, attempt=2)
+    ndctl.testbed.output_of("scontrol", "update", f"NodeName={down}", "State=DOWN", "Reason=a test")
+    ndctl.wait_for_step(step=10, attempt=2)
     drained = next(host for host in hosts_of(ndctl) if host != leader)
     drain(ndctl, drained)
     ndctl.wait_for_end()
@@ -62,9 +62,9 @@ def test_spares_replace_nodes_that_are_down_and_drained(
 def test_without_a_spare_a_drained_node_makes_the_job_requeue(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(**AT_ONCE, **PATIENT)
+    done = ndctl.submit(**AT_ONCE, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=5)
+    ndctl.wait_for_step(step=5)
     drained = hosts_of(ndctl)[0]
     drain(ndctl, drained)
     ndctl.wait_for_end()
@@ -89,9 +89,9 @@ def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     """As every job of Slurm does."""
-    done = ndctl.submit(**PATIENT)
+    done = ndctl.submit(**LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     hosts = hosts_of(ndctl)
     drain(ndctl, hosts[1])
     ndctl.wait_for_end()
@@ -110,13 +110,13 @@ def test_a_running_job_leaves_a_node_whose_maintenance_begins(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
     """Also where drained nodes are trained on to the end: somebody is about to be at this one."""
-    done = ndctl.submit(**PATIENT)
+    done = ndctl.submit(**LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     taken = hosts_of(ndctl)[1]
     reservation = "ReservationName=rack_move"
-    with ndctl.held():
-        ndctl.testbed.told(
+    with ndctl.paused_ranks():
+        ndctl.testbed.output_of(
             *("scontrol", "create", "reservation", reservation, "StartTime=now+30", "Duration=30"),
             *("Users=root", "Flags=MAINT,IGNORE_JOBS", f"Nodes={taken}"),
         )
@@ -124,7 +124,7 @@ def test_a_running_job_leaves_a_node_whose_maintenance_begins(
     try:
         ndctl.wait_for_end()
     finally:
-        ndctl.testbed.told("scontrol", "delete", reservation)
+        ndctl.testbed.output_of("scontrol", "delete", reservation)
 
     assert ndctl.losses() == finished.losses()
     (flagged,) = ndctl.events("HostFlagged")

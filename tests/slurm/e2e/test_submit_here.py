@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import SPEC, kill, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
-from tests.slurm.e2e.test_rendered_script import SAVES, shown
+from tests.slurm.e2e.test_rendered_script import SAVES, job_fields
+from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
 pytestmark = [
@@ -62,13 +62,13 @@ def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
 
 
 def steps(job: Job) -> list[str]:
-    said = job.slurm.told("squeue", "-h", "-s", "-j", allocated(job), "-o", "%i %j")
+    said = job.slurm.output_of("squeue", "-h", "-s", "-j", allocated(job), "-o", "%i %j")
     return [line.split()[0] for line in said.splitlines() if "ndctl" in line]
 
 
 def assert_is_whole(job: Job) -> None:
     """The allocation is there as it was, with nothing of ours in it."""
-    state = shown(job.slurm, allocated(job))
+    state = job_fields(job.slurm, allocated(job))
     assert (state["JobState"], state["Restarts"], state["JobName"]) == ("RUNNING", "0", "no-shell")
     assert steps(job) == []
     assert not processes_of(job.run_dir)
@@ -77,27 +77,27 @@ def assert_is_whole(job: Job) -> None:
 def test_ranks_the_leader_and_a_node_are_lost_and_the_job_goes_on(job: Job) -> None:
     with allocation(job, 3) as mine:
         process = here(mine)
-        mine.until_step(2)
+        mine.wait_for_step(2)
         assert f"step {allocated(mine)}.0 of" in mine("list").out or "RUNNING" in mine("list").out
         kill(mine.rank_pid(1))
-        mine.until_step(6, attempt=2)
+        mine.wait_for_step(6, attempt=2)
         leader = mine.events("LeaderStarted")[-1]
         kill(leader["pid"])
-        mine.until("another leader", lambda: len(mine.events("LeaderStarted")) > 1)
-        mine.until_step(10, attempt=3)
-        lost = mine.decided("StartAttempt")[-1]["hosts"][-1]
+        mine.wait_until("another leader", lambda: len(mine.events("LeaderStarted")) > 1)
+        mine.wait_for_step(10, attempt=3)
+        lost = mine.actions_of_kind("StartAttempt")[-1]["hosts"][-1]
         mine.slurm.kill_node(lost)
         code, told = ended(process)
         assert code == 0, told
         assert mine.losses() == uninterrupted(**SAVES)
-        assert shown(mine.slurm, allocated(mine))["JobState"] == "RUNNING"
+        assert job_fields(mine.slurm, allocated(mine))["JobState"] == "RUNNING"
         assert steps(mine) == []
 
 
 def test_an_interrupted_job_ends_with_a_checkpoint_and_resumes_in_place(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(5)
+        mine.wait_for_step(5)
         # One of the name is enough, also in another allocation.
         refused = mine("submit", str(SPEC), "--here")
         assert f"job {NAME} is running" in refused.err
@@ -118,19 +118,19 @@ def test_an_interrupted_job_ends_with_a_checkpoint_and_resumes_in_place(job: Job
 def test_a_terminal_that_is_closed_ends_the_job(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(2)
+        mine.wait_for_step(2)
         process.send_signal(signal.SIGHUP)
         assert ended(process)[0] == 7
-        assert mine.decided("EndJob")[-1]["state"] == "CANCELLED"
+        assert mine.actions_of_kind("EndJob")[-1]["state"] == "CANCELLED"
         assert_is_whole(mine)
 
 
 def test_scancel_of_the_step_cancels_the_job_and_not_the_allocation(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(5)
+        mine.wait_for_step(5)
         (step,) = steps(mine)
-        mine.slurm.told("scancel", step)
+        mine.slurm.output_of("scancel", step)
         code, told = ended(process)
         assert code == 7, told
         assert_is_whole(mine)
@@ -139,8 +139,8 @@ def test_scancel_of_the_step_cancels_the_job_and_not_the_allocation(job: Job) ->
 def test_cancel_from_another_terminal_ends_the_step_alone(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(2)
-        done = replace(mine, more={})("cancel", NAME)
+        mine.wait_for_step(2)
+        done = replace(mine, extra_environ={})("cancel", NAME)
         assert done.code == 0, done.err
         assert ended(process)[0] == 7
         assert_is_whole(mine)
@@ -149,12 +149,12 @@ def test_cancel_from_another_terminal_ends_the_step_alone(job: Job) -> None:
 def test_a_killed_starter_leaves_a_job_that_can_be_seen_and_cancelled(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine, **LONG)
-        mine.until_step(2)
+        mine.wait_for_step(2)
         process.kill()
         ended(process)
         reached = mine.last_step()
-        mine.until_step(reached + 3)
-        elsewhere = replace(mine, more={})
+        mine.wait_for_step(reached + 3)
+        elsewhere = replace(mine, extra_environ={})
         assert elsewhere.status()["scheduler"].startswith("`ndctl submit --here` in Slurm job")
         done = elsewhere("cancel", NAME)
         assert done.code == 0, done.err
@@ -165,7 +165,7 @@ def test_a_killed_starter_leaves_a_job_that_can_be_seen_and_cancelled(job: Job) 
 def test_if_srun_is_killed_another_step_resumes(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(6)
+        mine.wait_for_step(6)
         sruns = [pid for pid, line in processes_of(mine.run_dir).items() if line.startswith("srun")]
         for pid in sruns:
             with contextlib.suppress(ProcessLookupError):
@@ -179,8 +179,8 @@ def test_if_srun_is_killed_another_step_resumes(job: Job) -> None:
 def test_ranks_save_before_the_allocation_ends_and_lose_no_step(job: Job) -> None:
     with allocation(job, 2, "--time=60") as mine:
         process = here(mine, **LONG)
-        mine.until_step(4)
-        mine.slurm.told("scontrol", "update", f"JobId={allocated(mine)}", "TimeLimit=2")
+        mine.wait_for_step(4)
+        mine.slurm.output_of("scontrol", "update", f"JobId={allocated(mine)}", "TimeLimit=2")
         code, told = ended(process)
         assert code == 1, told
         assert "the time limit of the allocation is near" in told
@@ -201,14 +201,14 @@ def test_ranks_save_before_the_allocation_ends_and_lose_no_step(job: Job) -> Non
 def test_too_few_nodes_end_the_job_and_not_the_allocation(job: Job) -> None:
     with allocation(job, 2) as mine:
         process = here(mine)
-        mine.until_step(6)
-        lost = mine.decided("StartAttempt")[-1]["hosts"][-1]
+        mine.wait_for_step(6)
+        lost = mine.actions_of_kind("StartAttempt")[-1]["hosts"][-1]
         mine.slurm.kill_node(lost)
         code, told = ended(process)
         assert code == 1, told
         assert "has only 1 of 2 needed nodes left" in told
         assert "--here --resume" in told
-        assert shown(mine.slurm, allocated(mine))["JobState"] == "RUNNING"
+        assert job_fields(mine.slurm, allocated(mine))["JobState"] == "RUNNING"
         assert steps(mine) == []
         mine.slurm.start_node(lost)
     job.slurm.restore()

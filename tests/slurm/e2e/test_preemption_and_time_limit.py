@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import PATIENT, wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
+from tests.e2e.job import LONG_TIMEOUTS, wait_for
+from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on, uninterrupted
 from tests.slurm.testbed import running_testbed, slurm_version
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
@@ -20,17 +20,19 @@ one that was preempted, though that was queued again before: it is queued once m
 
 def assert_went_on(job: Job, cause: str, signal: str) -> None:
     """In a second run of the same Slurm job, where the first had left off."""
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == uninterrupted()
-    job.assert_blameless()
-    job.assert_resumed_where_it_left(attempt=2)
+    job.assert_succeeded_without_incident()
+    job.assert_resumed_without_lost_step(attempt=2)
     first, again, *later = job.events("LeaderStarted")
     assert len(later) == (cause == "preempted" and slurm_version() >= ONCE_MORE)
-    assert len(job.decided("StartAttempt")) == 2, "a run after the end of the job starts nothing"
-    assert job.shown()["JobState"] == "COMPLETED"
+    assert len(job.actions_of_kind("StartAttempt")) == 2, (
+        "a run after the end of the job starts nothing"
+    )
+    assert job.slurm_job()["JobState"] == "COMPLETED"
     assert (first["allocation"]["restarts"], again["allocation"]["restarts"]) == (0, 1)
     assert first["allocation"]["id"] == again["allocation"]["id"] == job.id
-    story = job.story()
+    story = job.events_text()
     assert f"asks the job to stop: {cause} ({signal})" in story
     assert story.count("requeue the job") == 1
     assert "requeue the job without" not in story, "no host did anything wrong"
@@ -39,34 +41,34 @@ def assert_went_on(job: Job, cause: str, signal: str) -> None:
 def make_room(job: Job) -> None:
     """A job with a higher priority takes a node, and gives it back once ours is in the queue."""
     slurm = job.slurm
-    other = slurm.told(
+    other = slurm.output_of(
         *("sbatch", "--parsable", "-p", "urgent", "-N1", "--gpus-per-node=1", "-o/dev/null"),
         *("--wrap", "sleep 600"),
     )
     state = ("squeue", "-h", "-t", "all", "-o", "%T", "-j")
-    slurm.wait_for("the other job to run", lambda: slurm.told(*state, other) == "RUNNING")
-    assert slurm.told(*state, job.id) == "PENDING"
-    slurm.told("scancel", other)
+    slurm.wait_for("the other job to run", lambda: slurm.output_of(*state, other) == "RUNNING")
+    assert slurm.output_of(*state, job.id) == "PENDING"
+    slurm.output_of("scancel", other)
 
 
 @pytest.mark.slow
 def test_a_job_preempted_by_a_higher_partition_is_requeued(job: Job) -> None:
-    job.submitted(**{"cluster.slurm.partition": "train"})
-    job.until_step(TRAINING)
+    job.submit_successfully(**{"cluster.slurm.partition": "train"})
+    job.wait_for_step(TRAINING)
     make_room(job)
     assert_went_on(job, "preempted", "SIGTERM")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_job_preempted_with_the_users_signal_is_requeued(tmp_path: Path) -> None:
-    asked = f"{TESTBED['TB_EXTRA']}\nSlurmctldParameters=preempt_send_user_signal"
+    asked = f"{TESTBED_KNOBS['TB_EXTRA']}\nSlurmctldParameters=preempt_send_user_signal"
     with (
-        running_testbed(nodes=2, gpus=1, knobs={**TESTBED, "TB_EXTRA": asked}) as testbed,
+        running_testbed(nodes=2, gpus=1, knobs={**TESTBED_KNOBS, "TB_EXTRA": asked}) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
     ):
-        job.submitted(**{"cluster.slurm.partition": "train"})
-        job.until_step(TRAINING)
+        job.submit_successfully(**{"cluster.slurm.partition": "train"})
+        job.wait_for_step(TRAINING)
         make_room(job)
         assert_went_on(job, "preempted", "SIGUSR2")
 
@@ -74,9 +76,9 @@ def test_a_job_preempted_with_the_users_signal_is_requeued(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_job_requeued_by_an_administrator_resumes(job: Job) -> None:
     """A terminal that follows the job keeps following it through the queue to its end."""
-    following = job.followed()
-    job.until_step(TRAINING)
-    job.slurm.told("scontrol", "requeue", job.id)
+    following = job.submit_and_follow()
+    job.wait_for_step(TRAINING)
+    job.slurm.output_of("scontrol", "requeue", job.id)
     assert_went_on(job, "requeued", "SIGTERM")
     said = following.communicate(timeout=60)
     assert following.returncode == 0, said
@@ -86,37 +88,39 @@ def test_a_job_requeued_by_an_administrator_resumes(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("signal", ["USR1", "USR2"])
 def test_a_signal_sent_by_hand_makes_the_job_requeue(job: Job, signal: str) -> None:
-    job.submitted()
-    job.until_step(TRAINING)
-    job.slurm.told("scancel", f"--signal={signal}", job.id)
+    job.submit_successfully()
+    job.wait_for_step(TRAINING)
+    job.slurm.output_of("scancel", f"--signal={signal}", job.id)
     assert_went_on(job, "unknown", f"SIG{signal}")
 
 
 def shorten(job: Job) -> None:
     """Have the allocation end in one to two minutes. With such a limit from its start on it may be
     over before the ranks have begun, as on a busy machine; what follows has it."""
-    hours, minutes, _ = job.shown()["RunTime"].split(":")
+    hours, minutes, _ = job.slurm_job()["RunTime"].split(":")
     limit = int(hours) * 60 + int(minutes) + 2
-    job.slurm.told("scontrol", "update", f"JobId={job.id}", f"TimeLimit={limit}")
+    job.slurm.output_of("scontrol", "update", f"JobId={job.id}", f"TimeLimit={limit}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
-    job.submitted(**PATIENT, **{"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"})
-    job.until_step(TRAINING)
-    with job.held():
+    job.submit_successfully(
+        **LONG_TIMEOUTS, **{"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"}
+    )
+    job.wait_for_step(TRAINING)
+    with job.paused_ranks():
         shorten(job)
-        job.until("word of the time limit", lambda: job.events("LeaveAsked"))
-    job.until_ended(limit=900)
+        job.wait_until("word of the time limit", lambda: job.events("LeaveAsked"))
+    job.wait_for_end(limit=900)
     assert job.losses() == uninterrupted()
-    job.assert_blameless()
+    job.assert_succeeded_without_incident()
     leaders = job.events("LeaderStarted")
     assert [one["allocation"]["restarts"] for one in leaders] == list(range(len(leaders)))
     assert len(leaders) >= 2
     for attempt in range(2, len(leaders) + 1):
-        job.assert_resumed_where_it_left(attempt)
-    assert job.story().count("leave: time-limit (SIGUSR2)") == len(leaders) - 1
+        job.assert_resumed_without_lost_step(attempt)
+    assert job.events_text().count("leave: time-limit (SIGUSR2)") == len(leaders) - 1
 
 
 @pytest.mark.slow
@@ -124,9 +128,9 @@ def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
 def test_a_job_gives_up_if_allocations_are_too_short_for_a_checkpoint(job: Job) -> None:
     """The warning comes while ranks begin, in each of them; and what is said to be typed works."""
     short = {"cluster.slurm.time": "2", "cluster.slurm.notice_s": "119"}
-    job.submitted(**PATIENT, **short)
+    job.submit_successfully(**LONG_TIMEOUTS, **short)
     wait_for(job.has_ended, "the end of the job", 600)
-    job.until_left()
+    job.wait_until_gone()
     status = job.status()
     assert status["state"] == "FAILED", status
     leaders = job.events("LeaderStarted")
@@ -135,10 +139,10 @@ def test_a_job_gives_up_if_allocations_are_too_short_for_a_checkpoint(job: Job) 
     assert "(there is none yet)" in status["reason"]
     assert "the time limit of the allocation is near (SIGUSR2)" in status["reason"]
     assert "raise cluster.slurm.time" in status["reason"]
-    assert len(job.decided("Requeue")) == 2
-    assert job.shown()["JobState"] == "FAILED"
+    assert len(job.actions_of_kind("Requeue")) == 2
+    assert job.slurm_job()["JobState"] == "FAILED"
     longer = {"cluster.slurm.time": "20", "cluster.slurm.notice_s": "10"}
-    job.submitted("--resume", **PATIENT, **longer)
+    job.submit_successfully("--resume", **LONG_TIMEOUTS, **longer)
     wait_for(lambda: job.status()["state"] == "SUCCEEDED", "the end of the job", 600)
-    job.until_left()
+    job.wait_until_gone()
     assert job.losses() == uninterrupted()

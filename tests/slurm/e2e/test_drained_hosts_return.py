@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import PATIENT, Ndctl, wait_for
+from tests.e2e.job import LONG_TIMEOUTS, Ndctl, wait_for
 from tests.slurm.e2e.slurm_job import LIMIT_S, SlurmNdctl, hosts_of, incidents
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
@@ -28,14 +28,14 @@ SAME = 1e-3
 
 
 @pytest.fixture(scope="module")
-def trio(slurm_there: None) -> Iterator[SlurmTestbed]:
+def trio(slurm_available: None) -> Iterator[SlurmTestbed]:
     """One node more than the job wants; below one switch, for which Slurm would wait minutes."""
     with running_testbed(nodes=3, gpus=2, knobs={"TB_LEAF": "3"}) as testbed:
         yield testbed
 
 
 @pytest.fixture(scope="module")
-def whole(slurm_there: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def whole(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of the same job, to which nothing happens."""
     command = Ndctl(tmp_path_factory.mktemp("whole"))
     done = command.submit("--follow", **STEPS)
@@ -62,13 +62,13 @@ def drain(ndctl: SlurmNdctl, host: str, reason: str) -> None:
     def heard() -> bool:
         return any(flag["reason"].startswith(reason) for flag in ndctl.events("HostFlagged"))
 
-    with ndctl.held():
+    with ndctl.paused_ranks():
         update(ndctl, host, "State=DRAIN", f"Reason={reason}")
         wait_for(heard, f"word of {host}", LIMIT_S)
 
 
 def update(ndctl: SlurmNdctl, host: str, *what: str) -> None:
-    ndctl.testbed.told("scontrol", "update", f"NodeName={host}", *what)
+    ndctl.testbed.output_of("scontrol", "update", f"NodeName={host}", *what)
 
 
 def other_than_the_leader(ndctl: SlurmNdctl) -> str:
@@ -96,14 +96,14 @@ def test_a_job_that_shrank_grows_when_the_node_returns(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """In the allocation that it has: a drained node stays a part of that."""
-    done = ndctl.submit(resilience__shrink="true", **AT_ONCE, **STEPS, **PATIENT)
+    done = ndctl.submit(resilience__shrink="true", **AT_ONCE, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
     drain(ndctl, drained, "a fan is loud")
-    ndctl.wait_until(step=2, attempt=2)
+    ndctl.wait_for_step(step=2, attempt=2)
     assert hosts_of(ndctl) == [host for host in both if host != drained]
-    with ndctl.held():
+    with ndctl.paused_ranks():
         update(ndctl, drained, "State=RESUME")
         wait_for(lambda: ndctl.events("HostOpened"), f"word of {drained}", LIMIT_S)
     ndctl.wait_for_end(limit=END_S)
@@ -129,12 +129,12 @@ def test_the_run_after_the_next_uses_the_repaired_node(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
     """The next one did without it, as Slurm was asked; then another node's turn has come."""
-    done = ndctl.submit(**AT_ONCE, **STEPS, **PATIENT)
+    done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     drained = other_than_the_leader(ndctl)
     drain(ndctl, drained, "a fan is loud")
-    ndctl.wait_until(step=4, attempt=2)
+    ndctl.wait_for_step(step=4, attempt=2)
     assert ndctl.slurm_job()["ExcNodeList"] == drained
     assert drained not in runs(ndctl)[1]
     update(ndctl, drained, "State=RESUME")
@@ -160,9 +160,9 @@ def test_a_job_that_needs_the_node_waits_for_it(ndctl: SlurmNdctl, whole: dict[i
     """In ExcNodeList it would be BadConstraints for good, however often the node is resumed."""
     (away, *_) = ndctl.testbed.names
     update(ndctl, away, "State=DRAIN", "Reason=a disk is full")
-    done = ndctl.submit(**AT_ONCE, **STEPS, **PATIENT)
+    done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
     drain(ndctl, drained, "a fan is loud")
     wait_for(lambda: "DRAINED" in ndctl.slurm_job()["Reason"], "the queue", LIMIT_S)

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.e2e.job import (
-    Done,
+    CommandResult,
     Ndctl,
     assert_nothing_left,
     processes_of,
-    submission,
+    submit_args,
     wait_for,
 )
 from tests.slurm.testbed import SlurmTestbed
 from tests.testbeds import TestbedError
 
-TESTBED: Mapping[str, str] = {
+TESTBED_KNOBS: Mapping[str, str] = {
     "TB_KILL_WAIT": "30",
     "TB_EXTRA": "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE",
     "TB_PARTITIONS": "PartitionName=train Nodes=ALL Default=YES State=UP MaxTime=INFINITE"
@@ -35,7 +35,7 @@ NOTHING_LEFT_S = 240.0
 wait."""
 NAME = "e2e"
 STEPS = 32
-WIDE = {
+SLOW_STEPS = {
     "model.config.hidden_size": "256",
     "model.config.intermediate_size": "704",
     "model.config.num_hidden_layers": "4",
@@ -53,27 +53,27 @@ class Job(Ndctl):
     """`ndctl` on a login node of a cluster."""
 
     slurm: SlurmTestbed
-    more: Mapping[str, str] = field(default_factory=dict)
+    extra_environ: Mapping[str, str] = field(default_factory=dict)
     """Further variables of the environment."""
 
     @property
     def environ(self) -> dict[str, str]:
         conf = self.slurm.environ["SLURM_CONF"]
-        return {**super().environ, "SLURM_CONF": conf, **self.more}
+        return {**super().environ, "SLURM_CONF": conf, **self.extra_environ}
 
     def with_environ(self, **more: str) -> Self:
-        return replace(self, more=more)
+        return replace(self, extra_environ=more)
 
-    def submit(self, *words: str, **options: str) -> Done:
-        return super().submit("--backend=slurm", *words, **{**WIDE, **options})
+    def submit(self, *words: str, **options: str) -> CommandResult:
+        return super().submit("--backend=slurm", *words, **{**SLOW_STEPS, **options})
 
-    def submitted(self, *words: str, **options: str) -> None:
+    def submit_successfully(self, *words: str, **options: str) -> None:
         done = self.submit(*words, **options)
         assert done.code == 0, done.out + done.err
 
-    def followed(self) -> subprocess.Popen[str]:
+    def submit_and_follow(self) -> subprocess.Popen[str]:
         """Submits the job and follows it."""
-        return self.start(*submission("--backend=slurm", "--follow", **WIDE))
+        return self.start(*submit_args("--backend=slurm", "--follow", **SLOW_STEPS))
 
     # What Slurm has of it
 
@@ -84,75 +84,77 @@ class Job(Ndctl):
 
     def ids(self) -> list[str]:
         """Every Slurm job of this run, ended ones included."""
-        said = self.slurm.told("scontrol", "show", "job", "-o")
+        said = self.slurm.output_of("scontrol", "show", "job", "-o")
         lines = [line for line in said.splitlines() if f"{self.run_dir}/" in line]
         return [line.split()[0].removeprefix("JobId=") for line in lines]
 
-    def shown(self) -> dict[str, str]:
+    def slurm_job(self) -> dict[str, str]:
         """Of `scontrol show job`."""
-        words = self.slurm.told("scontrol", "show", "job", "-o", self.id).split()
+        words = self.slurm.output_of("scontrol", "show", "job", "-o", self.id).split()
         pairs = (word.partition("=") for word in words if "=" in word)
         return {key: value for key, _, value in pairs}
 
     # What it has come to
 
-    def until(self, what: str, condition: Callable[[], Any], limit: float = 300.0) -> Any:
+    def wait_until(self, what: str, condition: Callable[[], Any], limit: float = 300.0) -> Any:
         """Wait for it; a job that ends meanwhile is shown at once."""
 
         def holds() -> Any:
             with contextlib.suppress(OSError, TestbedError):
                 if found := condition():
                     return found
-            assert not self.has_ended(), f"it ended before {what}: {self.decided('EndJob')}"
+            assert not self.has_ended(), f"it ended before {what}: {self.actions_of_kind('EndJob')}"
             return None
 
         return wait_for(holds, what, limit)
 
-    def until_step(self, step: int, attempt: int = 1) -> None:
+    def wait_for_step(self, step: int, attempt: int = 1) -> None:
         def there() -> bool:
-            started = len(self.decided("StartAttempt"))
+            started = len(self.actions_of_kind("StartAttempt"))
             return started >= attempt and self.last_step() >= step
 
-        self.until(f"step {step} of attempt {attempt}", there)
+        self.wait_until(f"step {step} of attempt {attempt}", there)
 
-    def until_ended(self, limit: float = 300.0) -> None:
+    def wait_for_end(self, limit: float = 300.0) -> None:
         wait_for(self.has_ended, "the end of the job", limit)
-        self.until_left()
+        self.wait_until_gone()
 
-    def until_left(self) -> None:
+    def wait_until_gone(self) -> None:
         """No process of it on any node, and no job in Slurm's hands."""
-        wait_for(lambda: not self.alive(), f"Slurm to be done with {self.ids()}", 240.0)
+        wait_for(lambda: not self.ids_in_queue(), f"Slurm to be done with {self.ids()}", 240.0)
         assert_nothing_left(self.run_dir, NOTHING_LEFT_S)
 
-    def alive(self) -> list[str]:
+    def ids_in_queue(self) -> list[str]:
         mine = set(self.ids())
-        return [job for job in self.slurm.told("squeue", "-h", "-o", "%A").split() if job in mine]
+        return [
+            job for job in self.slurm.output_of("squeue", "-h", "-o", "%A").split() if job in mine
+        ]
 
     def last_step(self) -> int:
-        return max(self.losses(), default=0) if self.steps() else 0
+        return max(self.losses(), default=0) if self.num_steps() else 0
 
     def actions(self) -> list[dict[str, Any]]:
         lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
         return [action for line in lines for action in json.loads(line)["actions"]]
 
-    def decided(self, kind: str) -> list[dict[str, Any]]:
+    def actions_of_kind(self, kind: str) -> list[dict[str, Any]]:
         if not (self.run_dir / "journal.jsonl").exists():
             return []
         return [action for action in self.actions() if action["kind"] == kind]
 
-    def story(self) -> str:
+    def events_text(self) -> str:
         """What `ndctl events` tells."""
         done = self("events", NAME)
         assert done.code == 0, done.err
         return done.out
 
-    def assert_blameless(self) -> None:
+    def assert_succeeded_without_incident(self) -> None:
         """It succeeded, and nothing that the scheduler did was held against it."""
         status = self.status()
         assert status["state"] == "SUCCEEDED", status
         assert (status["restarts"], status["incidents"]) == (0, [])
 
-    def assert_resumed_where_it_left(self, attempt: int) -> None:
+    def assert_resumed_without_lost_step(self, attempt: int) -> None:
         """This attempt lost no step: it began at the checkpoint of the one before."""
         resumed = next(one for one in self.events("TrainingResumed") if one["attempt"] == attempt)
         step = resumed["step"]
@@ -166,12 +168,12 @@ def uninterrupted(**options: str) -> dict[int, float]:
     """The losses of the same mesh and spec, without a scheduler and its whims."""
     with tempfile.TemporaryDirectory(prefix="ndctl-uninterrupted-") as folder:
         command = Ndctl(Path(folder))
-        done = command.submit("--follow", **{**WIDE, **options})
+        done = command.submit("--follow", **{**SLOW_STEPS, **options})
         assert done.code == 0, done.out + done.err
         return command.losses()
 
 
-def filled(folder: Path) -> Path:
+def fill_disk(folder: Path) -> Path:
     """A file that leaves no room in this file system; without it there is room again."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):

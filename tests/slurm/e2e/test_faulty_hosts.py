@@ -52,10 +52,10 @@ def test_a_host_that_was_the_culprit_twice_is_excluded_from_this_job_and_the_nex
 ) -> None:
     done = ndctl.submit(cluster__spare_hosts="1")
     assert done.code == 0, done.err
-    ndctl.wait_until(step=2)
+    ndctl.wait_for_step(step=2)
     bad = hosts_of(ndctl)[1]
     for attempt, step in ((1, 2), (2, 10)):
-        ndctl.wait_until(step, attempt)
+        ndctl.wait_for_step(step, attempt)
         assert hosts_of(ndctl)[1] == bad
         os.kill(ndctl.rank_pid(3), signal.SIGBUS)
     ndctl.wait_for_end()

@@ -9,7 +9,15 @@ import pytest
 
 from orchestrator.contract.files import exit_codes
 from tests.e2e.job import kill
-from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, Job, filled, job_on, uninterrupted
+from tests.slurm.e2e.two_node_job import (
+    NAME,
+    STEPS,
+    TESTBED_KNOBS,
+    Job,
+    fill_disk,
+    job_on,
+    uninterrupted,
+)
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -24,9 +32,9 @@ SAVES = {"checkpoint.every_steps": "4"}
 
 
 def assert_undisturbed(job: Job, **options: str) -> None:
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == uninterrupted(**options)
-    job.assert_blameless()
+    job.assert_succeeded_without_incident()
 
 
 # Without accounting
@@ -52,11 +60,11 @@ def test_a_job_needs_neither_sacct_nor_slurmdbd(cluster: SlurmTestbed, tmp_path:
         doctor = job("doctor", "--backend", "slurm")
         assert doctor.code == exit_codes.OK, doctor.out + doctor.err
         assert "sacct" in doctor.out, "it says that there is no accounting"
-        job.submitted()
-        job.until_step(TRAINING)
-        job.slurm.told("scontrol", "requeue", job.id)
+        job.submit_successfully()
+        job.wait_for_step(TRAINING)
+        job.slurm.output_of("scontrol", "requeue", job.id)
         assert_undisturbed(job)
-        job.assert_resumed_where_it_left(attempt=2)
+        job.assert_resumed_without_lost_step(attempt=2)
         for verb in (("list",), ("describe", NAME), ("events", NAME)):
             done = job(*verb)
             assert done.code == exit_codes.OK, done.err
@@ -67,14 +75,14 @@ def test_a_job_needs_neither_sacct_nor_slurmdbd(cluster: SlurmTestbed, tmp_path:
 
 
 def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
-    slurm_there: None, tmp_path: Path
+    slurm_available: None, tmp_path: Path
 ) -> None:
-    knobs = {**TESTBED, "TB_OTHER_GPUS": "3:a100:4"}
+    knobs = {**TESTBED_KNOBS, "TB_OTHER_GPUS": "3:a100:4"}
     with (
         running_testbed(nodes=4, gpus=1, knobs=knobs) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
     ):
-        kinds = testbed.told("sinfo", "-h", "-N", "-p", "train", "-o", "%N %G")
+        kinds = testbed.output_of("sinfo", "-h", "-N", "-p", "train", "-o", "%N %G")
         assert kinds.splitlines()[1:3] == ["node2 gpu:fake:1", "node3 gpu:a100:4"]
 
         unknown = job.submit(**{"cluster.slurm.gpu_type": "a100"})
@@ -85,7 +93,7 @@ def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
         assert "only 2 can be used" in more.err, more.err
         assert not job.run_dir.exists()
 
-        job.submitted()
+        job.submit_successfully()
         assert_undisturbed(job)
         assert job.events("LeaderStarted")[0]["allocation"]["hosts"] == ["node1", "node2"]
 
@@ -110,39 +118,41 @@ def take_temporary_folders(testbed: SlurmTestbed, node: str, keep: list[Path]) -
         pytest.skip(f"a node's file systems cannot be changed here: {done.stderr.strip()}")
 
 
-def test_a_job_runs_on_a_node_without_temporary_folders(slurm_there: None, tmp_path: Path) -> None:
+def test_a_job_runs_on_a_node_without_temporary_folders(
+    slurm_available: None, tmp_path: Path
+) -> None:
     with (
-        running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,
+        running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
     ):
         take_temporary_folders(testbed, "node2", [testbed.folder, tmp_path])
         tried = testbed(["srun", "-w", "node2", "sh", "-c", "touch /tmp/x || touch /var/tmp/x"])
         assert tried.code != 0
-        job.submitted(**SAVES)
+        job.submit_successfully(**SAVES)
         assert_undisturbed(job, **SAVES)
 
 
 # A shared file system that is full for a while
 
 
-def test_a_job_survives_a_full_shared_file_system(slurm_there: None, small_disk: Path) -> None:
+def test_a_job_survives_a_full_shared_file_system(slurm_available: None, small_disk: Path) -> None:
     """Training goes on without checkpoints; the last one is waited for."""
     with (
-        running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed,
+        running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed,
         job_on(testbed, small_disk / "runs") as job,
     ):
-        job.submitted(**SAVES)
-        job.until("a checkpoint", lambda: job.events("CheckpointSaved"))
-        filler = filled(small_disk)
-        told = job.until("a word of it", lambda: "No space left" in agent_words(job))
+        job.submit_successfully(**SAVES)
+        job.wait_until("a checkpoint", lambda: job.events("CheckpointSaved"))
+        filler = fill_disk(small_disk)
+        told = job.wait_until("a word of it", lambda: "No space left" in agent_words(job))
         assert told
         filler.unlink()
-        job.until_ended()
+        job.wait_for_end()
         assert job.losses() == uninterrupted(**SAVES)
         status = job.status()
         assert (status["state"], status["checkpoint"]["step"]) == ("SUCCEEDED", STEPS)
         assert all(one["culprit"]["host"] is None for one in status["incidents"]), status
-        assert job.shown()["Restarts"] == "0"
+        assert job.slurm_job()["Restarts"] == "0"
 
 
 def agent_words(job: Job) -> str:
@@ -170,14 +180,14 @@ def test_a_node_whose_clock_is_wrong_is_named_and_costs_nothing(
     (tmp_path / "sitecustomize.py").write_text(SITECUSTOMIZE.format(node=node, skew_s=skew_s))
     cluster.restore()
     with job_on(cluster, tmp_path / "runs") as job:
-        job.submitted(**SAVES, **{"cluster.slurm.env": f"{{PYTHONPATH: {tmp_path}}}"})
-        job.until("a checkpoint", lambda: job.events("CheckpointSaved"))
-        assert f"node2 is {SKEW_S:.0f}" in job.story()
+        job.submit_successfully(**SAVES, **{"cluster.slurm.env": f"{{PYTHONPATH: {tmp_path}}}"})
+        job.wait_until("a checkpoint", lambda: job.events("CheckpointSaved"))
+        assert f"node2 is {SKEW_S:.0f}" in job.events_text()
         kill(job.rank_pid(1))
-        job.until_ended()
+        job.wait_for_end()
         assert job.losses() == uninterrupted(**SAVES)
         status = job.status()
         (incident,) = status["incidents"]
         assert (status["state"], incident["kind"]) == ("SUCCEEDED", "rank-killed")
         assert (incident["culprit"]["host"], incident["culprit"]["rank"]) == ("node2", 1)
-        assert job.shown()["Restarts"] == "0"
+        assert job.slurm_job()["Restarts"] == "0"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.job import processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import Job, uninterrupted
+from tests.slurm.e2e.two_node_job import Job, uninterrupted
 
 pytestmark = [
     pytest.mark.slurm,
@@ -34,8 +34,8 @@ def parent_of(pid: int) -> int:
 
 
 def training(job: Job, step: int) -> dict[int, int]:
-    job.submitted(**SAVES)
-    job.until_step(step)
+    job.submit_successfully(**SAVES)
+    job.wait_for_step(step)
     found = sruns(job)
     assert len(found) == 2, found
     return found
@@ -45,18 +45,18 @@ def test_after_srun_is_killed_the_job_is_requeued_and_resumes(job: Job) -> None:
     found = training(job, 6)
     (own,) = (pid for pid, parent in found.items() if parent not in found)
     os.kill(own, signal.SIGKILL)
-    job.until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
-    job.until_ended()
+    job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
+    job.wait_for_end()
 
-    assert job.shown()["JobState"] == "COMPLETED"
-    assert job.shown()["Restarts"] == "1"
+    assert job.slurm_job()["JobState"] == "COMPLETED"
+    assert job.slurm_job()["Restarts"] == "1"
     assert job.losses() == uninterrupted(**SAVES)
     status = job.status()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
     (incident,) = status["incidents"]
     assert_broke(incident)
     assert incident["cause"].startswith("SIGKILL ended srun on node")
-    job.assert_resumed_where_it_left(attempt=2)
+    job.assert_resumed_without_lost_step(attempt=2)
     assert "the command that started them ended with exit code 137" in agent_logs(job)
     assert agent_logs(job).count("the job is queued again") == 1
 
@@ -92,10 +92,10 @@ def test_a_killed_batch_script_is_no_cancel_and_the_job_is_requeued(
     """Slurm ends the run and, if nobody asks for the job back meanwhile, the job as FAILED."""
     training(job, 6)
     os.kill(batch_shell(job), number)
-    job.until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
-    job.until_ended()
+    job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
+    job.wait_for_end()
 
-    assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("COMPLETED", "1")
+    assert (job.slurm_job()["JobState"], job.slurm_job()["Restarts"]) == ("COMPLETED", "1")
     assert job.losses() == uninterrupted(**SAVES)
     status = job.status()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
@@ -104,17 +104,17 @@ def test_a_killed_batch_script_is_no_cancel_and_the_job_is_requeued(
     assert (
         f"the batch script was ended by signal {int(number)} ({number.name})" in incident["cause"]
     )
-    job.assert_resumed_where_it_left(attempt=2)
+    job.assert_resumed_without_lost_step(attempt=2)
 
 
 def test_a_job_cancelled_by_scancel_at_that_moment_ends(job: Job) -> None:
     found = training(job, 3)
     (own,) = (pid for pid, parent in found.items() if parent not in found)
     os.kill(own, signal.SIGKILL)
-    job.slurm.told("scancel", job.id)
-    job.until_left()
-    assert job.shown()["JobState"] == "CANCELLED"
-    assert job.shown()["Restarts"] == "0"
+    job.slurm.output_of("scancel", job.id)
+    job.wait_until_gone()
+    assert job.slurm_job()["JobState"] == "CANCELLED"
+    assert job.slurm_job()["Restarts"] == "0"
     assert len(job.events("LeaderStarted")) == 1
 
 
@@ -125,11 +125,11 @@ def test_agents_that_survive_srun_train_to_the_end(job: Job) -> None:
     for pid in sruns(job):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: "continues without it" in agent_logs(job), "the script to see it")
-    job.until_ended()
+    job.wait_for_end()
 
-    assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("COMPLETED", "0")
+    assert (job.slurm_job()["JobState"], job.slurm_job()["Restarts"]) == ("COMPLETED", "0")
     assert job.losses() == uninterrupted(**SAVES)
-    job.assert_blameless()
+    job.assert_succeeded_without_incident()
     assert len(job.events("LeaderStarted")) == 1
 
 

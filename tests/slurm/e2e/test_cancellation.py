@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e.job import Done, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
+from tests.e2e.job import CommandResult, processes_of, wait_for
+from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -21,13 +21,13 @@ BAD_STATE = 5
 
 
 def scancel(job: Job) -> None:
-    job.slurm.told("scancel", job.id)
+    job.slurm.output_of("scancel", job.id)
 
 
 def ndctl_cancel(job: Job) -> None:
     done = job("cancel", NAME)
     assert done.code == 0, done.err
-    assert not job.alive(), "it is complete when the command returns"
+    assert not job.ids_in_queue(), "it is complete when the command returns"
     assert not processes_of(job.run_dir)
 
 
@@ -37,13 +37,15 @@ def ndctl_cancel(job: Job) -> None:
 @contextlib.contextmanager
 def pending(job: Job) -> Iterator[None]:
     """Another job has the nodes."""
-    other = job.slurm.told("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
+    other = job.slurm.output_of("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     running = ("squeue", "-h", "-o", "%T", "-j", other)
-    job.slurm.wait_for("the other job", lambda: job.slurm.told(*running) == "RUNNING")
-    job.submitted()
-    wait_for(lambda: job.shown().get("Reason") in ("Resources", "Priority"), "a place in the queue")
+    job.slurm.wait_for("the other job", lambda: job.slurm.output_of(*running) == "RUNNING")
+    job.submit_successfully()
+    wait_for(
+        lambda: job.slurm_job().get("Reason") in ("Resources", "Priority"), "a place in the queue"
+    )
     yield
-    job.slurm.told("scancel", other)
+    job.slurm.output_of("scancel", other)
 
 
 @contextlib.contextmanager
@@ -51,8 +53,8 @@ def before_the_agents(job: Job) -> Iterator[None]:
     """Slurm has granted the nodes, and the site's lines of shell run."""
     begun = job.run_root / "begun"
     lines = f'["touch {begun}; sleep 600"]'
-    job.submitted(**{"cluster.slurm.setup": lines})
-    job.until("the lines of shell", begun.exists)
+    job.submit_successfully(**{"cluster.slurm.setup": lines})
+    job.wait_until("the lines of shell", begun.exists)
     yield
 
 
@@ -63,16 +65,16 @@ def waiting_for_agents(job: Job) -> Iterator[None]:
     logs.mkdir(parents=True)
     with (logs / "agent-node2.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        job.submitted()
-        job.until("the leader's own agent", lambda: job.events("AgentRegistered"))
-        assert not job.decided("StartAttempt")
+        job.submit_successfully()
+        job.wait_until("the leader's own agent", lambda: job.events("AgentRegistered"))
+        assert not job.actions_of_kind("StartAttempt")
         yield
 
 
 @contextlib.contextmanager
 def training(job: Job) -> Iterator[None]:
-    job.submitted()
-    job.until_step(TRAINING)
+    job.submit_successfully()
+    job.wait_for_step(TRAINING)
     yield
 
 
@@ -82,9 +84,9 @@ def leaving(job: Job) -> Iterator[None]:
     with training(job):
         ranks = job.ranks()
         os.kill(ranks[1], signal.SIGSTOP)
-        job.slurm.told("scancel", "--signal=USR1", job.id)
-        job.until("the leader to hear", lambda: job.events("LeaveAsked"))
-        assert not job.decided("Requeue")
+        job.slurm.output_of("scancel", "--signal=USR1", job.id)
+        job.wait_until("the leader to hear", lambda: job.events("LeaveAsked"))
+        assert not job.actions_of_kind("Requeue")
         yield
         with contextlib.suppress(ProcessLookupError):
             os.kill(ranks[1], signal.SIGCONT)
@@ -95,10 +97,10 @@ def given_back(job: Job) -> Iterator[None]:
     """Slurm takes it back to queue it again, and it does not end before the kill wait is over."""
     begun = job.run_root / "begun"
     lines = f"""["trap '' TERM; touch {begun}; while :; do sleep 1; done"]"""
-    job.submitted(**{"cluster.slurm.setup": lines})
-    job.until("the lines of shell", begun.exists)
-    job.slurm.told("scontrol", "requeue", job.id)
-    job.slurm.wait_for("its end to begin", lambda: job.shown()["JobState"] == "COMPLETING")
+    job.submit_successfully(**{"cluster.slurm.setup": lines})
+    job.wait_until("the lines of shell", begun.exists)
+    job.slurm.output_of("scontrol", "requeue", job.id)
+    job.slurm.wait_for("its end to begin", lambda: job.slurm_job()["JobState"] == "COMPLETING")
     yield
 
 
@@ -106,8 +108,8 @@ def given_back(job: Job) -> Iterator[None]:
 def queued_again(job: Job) -> Iterator[None]:
     """No process is left, and Slurm waits a while before it starts it again."""
     with before_the_agents(job):
-        job.slurm.told("scontrol", "requeue", job.id)
-        job.slurm.wait_for("the queue", lambda: job.shown()["Reason"] == "BeginTime")
+        job.slurm.output_of("scontrol", "requeue", job.id)
+        job.slurm.wait_for("the queue", lambda: job.slurm_job()["Reason"] == "BeginTime")
         yield
 
 
@@ -131,10 +133,10 @@ def test_a_job_cancelled_before_any_step_ends(
     with stage(job):
         assert_refused(job.submit(), job)
         give_up(job)
-        job.until_left()
-    assert job.shown()["JobState"] == "CANCELLED"
+        job.wait_until_gone()
+    assert job.slurm_job()["JobState"] == "CANCELLED"
     status = job.status()
-    told = "CANCELLED" if job.decided("EndJob") or give_up is ndctl_cancel else "FAILED"
+    told = "CANCELLED" if job.actions_of_kind("EndJob") or give_up is ndctl_cancel else "FAILED"
     assert status["state"] == told, status
     assert f"{job.id} has ended" in status["reason"] or told == "CANCELLED"
     assert "--resume" in job("status", NAME).out
@@ -142,7 +144,7 @@ def test_a_job_cancelled_before_any_step_ends(
     assert len(job.ids()) == 1, "no second job came of it"
 
 
-def assert_refused(done: Done, job: Job) -> None:
+def assert_refused(done: CommandResult, job: Job) -> None:
     """A second submission changes nothing."""
     assert done.code == BAD_STATE, done.out + done.err
     assert len(job.ids()) == 1
@@ -162,17 +164,17 @@ def test_a_job_cancelled_in_training_can_be_resumed(
     with stage(job):
         assert_refused(job.submit(), job)
         give_up(job)
-    job.until_left()
+    job.wait_until_gone()
     status = job.status()
     assert (status["state"], status["incidents"]) == ("CANCELLED", [])
-    assert not job.decided("Requeue")
+    assert not job.actions_of_kind("Requeue")
     left_at = status["checkpoint"]["step"]
     assert left_at >= TRAINING
 
-    job.submitted("--resume")
-    job.until_ended()
+    job.submit_successfully("--resume")
+    job.wait_for_end()
     assert job.losses() == uninterrupted()
-    job.assert_blameless()
+    job.assert_succeeded_without_incident()
     assert job.events("TrainingResumed")[-1]["step"] == left_at
     assert len(job.ids()) == 2
 
@@ -188,10 +190,10 @@ def test_a_job_cancelled_while_it_is_requeued_ends(
     """submitit would wait for ever; an scancel alone is lost on a job that is being requeued."""
     with stage(job):
         give_up(job)
-        job.until_left()
-    shown = job.shown()
+        job.wait_until_gone()
+    shown = job.slurm_job()
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "1")
     status = job.status()
-    told = "CANCELLED" if job.decided("EndJob") or give_up is ndctl_cancel else "FAILED"
+    told = "CANCELLED" if job.actions_of_kind("EndJob") or give_up is ndctl_cancel else "FAILED"
     assert (status["state"], status["incidents"]) == (told, [])
     assert len(job.ids()) == 1, "no second job came of it"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on, uninterrupted
+from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -21,8 +21,8 @@ SAVES = {"checkpoint.every_steps": "4"}
 
 
 @pytest.fixture
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    with running_testbed(nodes=3, gpus=1, knobs={**TESTBED, "TB_LEAF": "4"}) as testbed:
+def cluster(slurm_available: None) -> Iterator[SlurmTestbed]:
+    with running_testbed(nodes=3, gpus=1, knobs={**TESTBED_KNOBS, "TB_LEAF": "4"}) as testbed:
         if not testbed.has_network:
             pytest.skip("nodes have no networks of their own here")
         yield testbed
@@ -59,35 +59,35 @@ def processes_on(job: Job, node: str) -> dict[int, str]:
 
 
 def test_a_spare_replaces_a_follower_that_is_cut_off(job: Job) -> None:
-    job.submitted(**SAVES, **{"cluster.spare_hosts": "1"})
-    job.until_step(6)
-    leader, lost = job.decided("StartAttempt")[0]["hosts"]
+    job.submit_successfully(**SAVES, **{"cluster.spare_hosts": "1"})
+    job.wait_for_step(6)
+    leader, lost = job.actions_of_kind("StartAttempt")[0]["hosts"]
     assert leader == job.events("LeaderStarted")[0]["host"]
     assert processes_on(job, lost)
     job.slurm.net_down(lost)
-    job.until_step(8, attempt=2)
+    job.wait_for_step(8, attempt=2)
     wait_for(lambda: not processes_on(job, lost), "the node to end its ranks by itself", 60)
     job.slurm.net_up(lost)
-    job.until_ended()
+    job.wait_for_end()
 
     assert job.losses() == uninterrupted()
     (incident,) = job.status()["incidents"]
     assert (incident["kind"], incident["culprit"]["host"]) == ("host-lost", lost)
-    assert lost not in job.decided("StartAttempt")[1]["hosts"]
+    assert lost not in job.actions_of_kind("StartAttempt")[1]["hosts"]
     assert len(job.events("LeaderStarted")) == 1, "nobody went back to the queue"
     assert_attempts_do_not_mix(job)
 
 
 def test_a_leader_that_was_cut_off_is_fenced_when_it_returns(job: Job) -> None:
-    job.submitted(**SAVES)
-    job.until_step(6)
+    job.submit_successfully(**SAVES)
+    job.wait_for_step(6)
     lost = job.events("LeaderStarted")[0]["host"]
     job.slurm.net_down(lost)
-    job.until("a new leader", lambda: len(job.events("LeaderStarted")) == 2)
+    job.wait_until("a new leader", lambda: len(job.events("LeaderStarted")) == 2)
     taken_over = len(job.journal())
-    job.until_step(8, attempt=2)
+    job.wait_for_step(8, attempt=2)
     job.slurm.net_up(lost)
-    job.until_ended()
+    job.wait_for_end()
 
     assert job.losses() == uninterrupted()
     again = job.events("LeaderStarted")[1]

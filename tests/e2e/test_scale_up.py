@@ -42,7 +42,7 @@ def test_a_host_that_returns_joins_the_job_after_a_checkpoint(
 ) -> None:
     done = ndctl.submit("--drill", "kill:host=1@step=12", **AXES)
     assert done.code == 0, done.out + done.err
-    wait_for(lambda: ndctl.steps() >= 1, "the first step")
+    wait_for(lambda: ndctl.num_steps() >= 1, "the first step")
     with stopped_as_it_starts(ndctl):
         wait_for(lambda: len(starts(ndctl)) > 1, "a start without host-1")
     wait_for(ndctl.has_ended, "the end")

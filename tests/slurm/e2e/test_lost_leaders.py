@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, filled, job_on, uninterrupted
+from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, fill_disk, job_on, uninterrupted
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -29,19 +29,23 @@ SAVES = {**STEPS, "checkpoint.every_steps": "4"}
 @contextlib.contextmanager
 def cluster(**knobs: str) -> Iterator[SlurmTestbed]:
     """Three nodes on which a job may get any two."""
-    with running_testbed(nodes=3, gpus=1, knobs={**TESTBED, "TB_LEAF": "4", **knobs}) as testbed:
+    with running_testbed(
+        nodes=3, gpus=1, knobs={**TESTBED_KNOBS, "TB_LEAF": "4", **knobs}
+    ) as testbed:
         yield testbed
 
 
 @pytest.fixture(params=["2", "30"], ids=lambda seconds: f"KillWait {seconds}")
-def either(slurm_there: None, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
+def job_on_fast_or_slow_kill(
+    slurm_available: None, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Job]:
     """On a cluster that kills at once what it ends, and on one that leaves it Slurm's own time."""
     with cluster(TB_KILL_WAIT=request.param) as testbed, job_on(testbed, tmp_path / "runs") as job:
         yield job
 
 
 @pytest.fixture
-def job(slurm_there: None, tmp_path: Path) -> Iterator[Job]:
+def job(slurm_available: None, tmp_path: Path) -> Iterator[Job]:
     with cluster() as testbed, job_on(testbed, tmp_path / "runs") as job:
         yield job
 
@@ -58,8 +62,8 @@ def leader_of(job: Job) -> str:
 
 def training(job: Job, **options: str) -> tuple[str, list[str]]:
     """The leader's host and the others, of a job that trains."""
-    job.submitted(**{**SAVES, **options})
-    job.until_step(6)
+    job.submit_successfully(**{**SAVES, **options})
+    job.wait_for_step(6)
     hosts = job.events("LeaderStarted")[0]["allocation"]["hosts"]
     leader = leader_of(job)
     return leader, [host for host in hosts if host != leader]
@@ -71,12 +75,12 @@ def agent_logs(job: Job) -> str:
 
 def assert_taken_over(job: Job, leaders: list[str]) -> None:
     """From one of these after the other, within the allocation, to the end of the job."""
-    job.until_ended(limit=600)
+    job.wait_for_end(limit=600)
     assert job.losses() == uninterrupted(**STEPS)
     assert [one["host"] for one in job.events("LeaderStarted")] == leaders
     assert {one["allocation"]["restarts"] for one in job.events("LeaderStarted")} == {0}
-    assert not job.decided("Requeue")
-    shown = job.shown()
+    assert not job.actions_of_kind("Requeue")
+    shown = job.slurm_job()
     assert (shown["Restarts"], shown["ExcNodeList"]) == ("0", "(null)")
     assert "job is queued again" not in agent_logs(job)
 
@@ -97,15 +101,15 @@ def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: st
     assert f"{many} {'step' if many == 1 else 'steps'} of work lost" in said, said
 
 
-def test_the_leaders_agent_is_killed_on_a_healthy_node(either: Job) -> None:
-    job = either
+def test_the_leaders_agent_is_killed_on_a_healthy_node(job_on_fast_or_slow_kill: Job) -> None:
+    job = job_on_fast_or_slow_kill
     leader, (other,) = training(job)
     os.kill(agent_of(job, leader), signal.SIGKILL)
     assert_taken_over(job, [leader, other])
     (incident,) = job.status()["incidents"]
     assert_lost_leader(job, incident, leader, f"its process on {leader} had exited")
-    assert sorted(job.decided("StartAttempt")[1]["hosts"]) == sorted([leader, other])
-    assert job.shown()["JobState"] == "COMPLETED"
+    assert sorted(job.actions_of_kind("StartAttempt")[1]["hosts"]) == sorted([leader, other])
+    assert job.slurm_job()["JobState"] == "COMPLETED"
 
 
 def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
@@ -113,7 +117,7 @@ def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
     leader, (other,) = training(job)
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
-    job.until("another leader", lambda: leader_of(job) == other)
+    job.wait_until("another leader", lambda: leader_of(job) == other)
     assert not Path(f"/proc/{stopped}").exists()
     assert_taken_over(job, [leader, other])
     (incident,) = job.status()["incidents"]
@@ -128,14 +132,14 @@ def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
     job.slurm.net_down(leader)
-    job.until("the fence to name another", lambda: "takes over" in agent_logs(job))
+    job.wait_until("the fence to name another", lambda: "takes over" in agent_logs(job))
     lines = len(job.journal())
     os.kill(stopped, signal.SIGCONT)
     log = job.run_dir / "logs" / f"agent-{leader}.log"
     wait_for(lambda: "exiting: another leader has taken over" in log.read_text(), "its leave", 120)
     assert not [one for one in job.journal()[lines:] if one.get("host") == leader]
     job.slurm.net_up(leader)
-    job.until_ended(limit=900)
+    job.wait_for_end(limit=900)
     assert job.losses() == uninterrupted(**STEPS)
     again = job.events("LeaderStarted")[1]
     assert again["host"] != leader
@@ -148,7 +152,7 @@ def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
     """With it goes what it had started on the first one's node; there is an agent again."""
     leader, others = training(job, **{"cluster.spare_hosts": "1"})
     os.kill(agent_of(job, leader), signal.SIGKILL)
-    job.until_step(12, attempt=2)
+    job.wait_for_step(12, attempt=2)
     second = leader_of(job)
     assert second in others
     os.kill(agent_of(job, second), signal.SIGKILL)
@@ -163,15 +167,15 @@ def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
     held to the time limit."""
     leader, others = training(job, **{"cluster.spare_hosts": "1"})
     job.slurm.kill_node(leader)
-    job.until_step(12, attempt=2)
+    job.wait_for_step(12, attempt=2)
     job.slurm.start_node(leader)
-    job.until_ended(limit=600)
+    job.wait_for_end(limit=600)
     assert job.losses() == uninterrupted(**STEPS)
-    assert sorted(job.decided("StartAttempt")[1]["hosts"]) == sorted(others)
+    assert sorted(job.actions_of_kind("StartAttempt")[1]["hosts"]) == sorted(others)
     (incident,) = job.status()["incidents"]
     assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", leader)
-    assert not job.decided("Requeue")
-    assert (job.shown()["JobState"], job.shown()["Restarts"]) == ("CANCELLED", "0")
+    assert not job.actions_of_kind("Requeue")
+    assert (job.slurm_job()["JobState"], job.slurm_job()["Restarts"]) == ("CANCELLED", "0")
     assert job.status()["state"] == "SUCCEEDED"
 
 
@@ -180,7 +184,7 @@ def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
 
 @pytest.mark.parametrize("gives_up_s", ["5", "300"])
 def test_the_network_of_the_leaders_node_is_cut_for_a_while(
-    slurm_there: None, tmp_path: Path, gives_up_s: str
+    slurm_available: None, tmp_path: Path, gives_up_s: str
 ) -> None:
     """Slurm gives the node up meanwhile, or does not notice: its healthy peer is not blamed."""
     with (
@@ -190,38 +194,40 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
         if not testbed.has_network:
             pytest.skip("nodes have no networks of their own here")
         leader, (other,) = training(job)
-        since = job.steps()
+        since = job.num_steps()
         testbed.net_down(leader)
         passes(25.0)
         testbed.net_up(leader)
-        job.until("steps of the next attempt", lambda: job.metrics()[since:][-1]["attempt"] > 1)
-        job.until_ended(limit=600)
+        job.wait_until(
+            "steps of the next attempt", lambda: job.metrics()[since:][-1]["attempt"] > 1
+        )
+        job.wait_for_end(limit=600)
 
         assert job.losses() == uninterrupted(**STEPS)
         assert other not in blamed(job)
         assert not [one for one in job.events("HostUnavailable") if one["host"] == other]
-        assert other not in job.shown()["ExcNodeList"]
+        assert other not in job.slurm_job()["ExcNodeList"]
         strikes = json.loads(job("hosts", "--json").out)
         assert other not in {one["host"] for one in strikes}
         if gives_up_s == "300":
-            assert not job.decided("Requeue"), "nobody gave the allocation back"
-            assert job.shown()["Restarts"] == "0"
+            assert not job.actions_of_kind("Requeue"), "nobody gave the allocation back"
+            assert job.slurm_job()["Restarts"] == "0"
 
 
 def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_leader(
-    either: Job,
+    job_on_fast_or_slow_kill: Job,
 ) -> None:
     """Slurm cannot end it there, so it outlives the run; the leader's node is not excluded."""
-    job = either
+    job = job_on_fast_or_slow_kill
     leader, (other,) = training(job, **{"train.steps": "400"})
     pid = job.slurm.folder / "run" / f"slurmd-{other}.pid"
     os.kill(int(pid.read_text()), signal.SIGKILL)
-    job.until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
+    job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
     log = (job.run_dir / "logs" / f"agent-{other}.log").read_text
     wait_for(lambda: "leaving: the job is queued again already" in log(), "its leave", 120)
-    assert leader not in job.shown()["ExcNodeList"]
+    assert leader not in job.slurm_job()["ExcNodeList"]
     assert leader in job.events("LeaderStarted")[1]["allocation"]["hosts"]
-    job.until_step(job.last_step() + 2, attempt=2)
+    job.wait_for_step(job.last_step() + 2, attempt=2)
     assert job.status()["incidents"] == []
     assert job("cancel", "e2e").code == 0
 
@@ -229,11 +235,11 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
 # In the middle of it
 
 
-def test_a_takeover_waits_until_the_disk_has_room(slurm_there: None, small_disk: Path) -> None:
+def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_disk: Path) -> None:
     with cluster() as testbed, job_on(testbed, small_disk / "runs") as job:
         leader, (other,) = training(job)
         former = json.loads((job.run_dir / "fence.json").read_text())
-        filler = filled(small_disk)
+        filler = fill_disk(small_disk)
         os.kill(agent_of(job, leader), signal.SIGKILL)
         passes(20.0)  # that it was tried in vain fits into no log
         assert len(job.events("LeaderStarted")) == 1

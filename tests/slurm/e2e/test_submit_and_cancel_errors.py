@@ -18,7 +18,7 @@ TOO_MUCH = '["--mem-per-cpu=800G"]'
 def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
     made = ndctl.run_root.rglob("*") if ndctl.run_root.exists() else ()
     assert list(made) == []
-    assert ndctl.testbed.told("squeue", "-h") == ""
+    assert ndctl.testbed.output_of("squeue", "-h") == ""
     assert ndctl("status", "e2e").code == exit_codes.BAD_JOB_STATE
 
 
@@ -40,7 +40,7 @@ def test_a_request_that_no_node_can_meet_is_an_error_of_submit(
 
 def test_a_job_that_sbatch_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl) -> None:
     """With a node drained, only sbatch knows that this is not what the job lacks."""
-    ndctl.testbed.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
+    ndctl.testbed.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
     done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH)
     assert done.code == exit_codes.BACKEND
     assert "the job may wait for nodes that are down, drained or reserved: node1" in done.err
@@ -58,7 +58,7 @@ def without_slurmctld(ndctl: SlurmNdctl) -> Iterator[None]:
         yield
     finally:
         ndctl.testbed.start_ctld()
-        ndctl.testbed.wait_for("slurmctld", lambda: ndctl.testbed.told("squeue"))
+        ndctl.testbed.wait_for("slurmctld", lambda: ndctl.testbed.output_of("squeue"))
 
 
 @pytest.mark.slow
@@ -66,10 +66,10 @@ def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(
     ndctl: SlurmNdctl,
 ) -> None:
     slurm = ndctl.testbed
-    other = slurm.told(
+    other = slurm.output_of(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"
     )
-    slurm.wait_for("the other job", lambda: slurm.told("squeue", "-h", "-t", "R"))
+    slurm.wait_for("the other job", lambda: slurm.output_of("squeue", "-h", "-t", "R"))
     assert ndctl.submit().code == 0
     job_id = ndctl.job_id
     with without_slurmctld(ndctl):
@@ -79,7 +79,7 @@ def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(
     assert f"may still have Slurm job {job_id}" in done.err
     assert ndctl.slurm_job()["JobState"] == "PENDING"
 
-    slurm.told("scancel", other)
+    slurm.output_of("scancel", other)
     slurm.wait_for("its end", lambda: ndctl.slurm_job()["JobState"] in ENDED)
     assert ndctl.state() == "CANCELLED"
     assert not ndctl.events("AttemptStarted")
@@ -89,10 +89,10 @@ def test_a_job_cancelled_while_slurmctld_is_down_ends_as_it_starts(
 @pytest.mark.slow
 def test_a_second_cancel_ends_a_job_that_the_first_did_not_reach(ndctl: SlurmNdctl) -> None:
     slurm = ndctl.testbed
-    other = slurm.told(
+    other = slurm.output_of(
         "sbatch", "--parsable", "-N4", "--exclusive", "-o/dev/null", "--wrap=sleep 600"
     )
-    slurm.wait_for("the other job", lambda: slurm.told("squeue", "-h", "-t", "R"))
+    slurm.wait_for("the other job", lambda: slurm.output_of("squeue", "-h", "-t", "R"))
     assert ndctl.submit().code == 0
     with without_slurmctld(ndctl):
         assert ndctl("cancel", "e2e").code == exit_codes.BACKEND
@@ -101,13 +101,13 @@ def test_a_second_cancel_ends_a_job_that_the_first_did_not_reach(ndctl: SlurmNdc
     assert "e2e had already ended: CANCELLED; ended what its scheduler still had" in done.out
     assert ndctl.slurm_job()["JobState"] == "CANCELLED"
     assert ndctl("cancel", "e2e").code == exit_codes.BAD_JOB_STATE
-    slurm.told("scancel", other)
+    slurm.output_of("scancel", other)
 
 
 @pytest.mark.slow
 def test_cancel_says_if_the_leader_ended_the_job_without_slurm(ndctl: SlurmNdctl) -> None:
     assert ndctl.submit(train__steps="4000").code == 0
-    ndctl.wait_until(step=3)
+    ndctl.wait_for_step(step=3)
     job_id = ndctl.job_id
     with without_slurmctld(ndctl):
         done = ndctl("cancel", "e2e")
