@@ -88,8 +88,8 @@ def pytest_report_header() -> str | None:
     """The version of Kubernetes, if it is not the one that we build."""
     if "KUBEBUILDER_ASSETS" not in os.environ or _where().code != 0:
         return None
-    said = run_within([str(assets() / "kube-apiserver"), "--version"], os.environ, 30)
-    return f"kubernetes: {said.out.strip()}, from KUBEBUILDER_ASSETS"
+    output = run_within([str(assets() / "kube-apiserver"), "--version"], os.environ, 30)
+    return f"kubernetes: {output.out.strip()}, from KUBEBUILDER_ASSETS"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -223,8 +223,8 @@ def requests(kube: KubeTestbed, named: Sequence[str]) -> Iterator[tuple[str, str
         resource, _, sub = what.partition("/")
         place = f"{root}/namespaces/{NAMESPACE}" if inside else root
         for verb in VERBS:
-            whole = verb not in NAMED and not sub
-            for name in [""] if whole else named:
+            has_no_name = verb not in NAMED and not sub
+            for name in [""] if has_no_name else named:
                 yield verb, root, what, name, "/".join(filter(None, (place, resource, name, sub)))
 
 

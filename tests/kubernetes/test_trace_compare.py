@@ -5,12 +5,12 @@ from tests.kubernetes.traces.compare import SET_PARTS, Step, differences, merged
 CONDITIONS, EVENTS = SET_PARTS
 
 
-def step(made: list[str], *said: str, active: int = 2) -> Step:
+def step(made: list[str], *conditions: str, active: int = 2) -> Step:
     return {
         "action": "made",
         "pods made": made,
         "job": {"active": active},
-        CONDITIONS: [*said],
+        CONDITIONS: [*conditions],
         EVENTS: [],
     }
 

@@ -209,10 +209,10 @@ class KubeTestbed:
             line.settimeout(60)
             line.connect(str(self.folder / "run" / "standins.sock"))
             line.sendall(json.dumps({"order": order, **what}).encode() + b"\n")
-            answer = json.loads(line.makefile().read() or '{"said": null}')
+            answer = json.loads(line.makefile().read() or '{"result": null}')
         if "error" in answer:
             raise TestbedError(f"{order} {what}: {answer['error']}")
-        return answer["said"]
+        return answer["result"]
 
     def lose_node(self, name: str, *, processes_live: bool = False) -> None:
         """The node fails, or only its network; returns when the node controller has noticed."""

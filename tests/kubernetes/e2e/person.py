@@ -1,4 +1,4 @@
-"""A person at a terminal with a kubeconfig, and a job of theirs that nobody has to train."""
+"""A person at a terminal with a kubeconfig. The pods of their job need not train."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ SLEEPS = (
     "{spec: {terminationGracePeriodSeconds: 1, containers:"
     " [{name: pytorch, command: [sh, -c, 'sleep 600']}]}}"
 )
-"""A pod template in place of the agent's."""
+"""A pod template whose pods sleep instead of running an agent."""
 NO_IMAGE = "registry.example.org/missing:1"
 
 
@@ -23,7 +23,7 @@ class Person(Ndctl):
     kube: KubeTestbed
     namespace: str = "default"
     kubeconfig: Path | None = None
-    """None: the cluster's admin."""
+    """None means the cluster's admin."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -35,8 +35,8 @@ class Person(Ndctl):
         return dataclasses.replace(self, namespace=namespace, kubeconfig=kubeconfig)
 
     def words(self, **options: str) -> list[str]:
-        """Of `submit` and `render`; keys of cluster.kubernetes, others with two underscores for
-        each dot. Ranks are on CPUs, and nothing is left in the run directory."""
+        """Arguments of `submit` and `render`. `options` are keys of cluster.kubernetes, or full
+        keys with two underscores for each dot. Ranks use CPUs."""
         volume = {"runs__host_path": str(self.kube.runs), "run_root": str(self.kube.runs)}
         cheap = {"image": "ndctl:1", "gpu_resource": "null", "shm": "null", "cpu": "100m"}
         site = {"namespace": self.namespace, "service_account": "ndctl-job"}
@@ -53,23 +53,23 @@ class Person(Ndctl):
         assert done.code == 0, done.out + done.err
 
     def first_status_line(self) -> str:
-        """What `ndctl status` says first."""
+        """The first line of `ndctl status`."""
         done = self("status", "e2e", "--backend=kubernetes", "-n", self.namespace)
         assert done.code == 0, done.err
         return done.out.partition("\n")[0]
 
     def wait_for_status(self, *words: str, limit: float = 200) -> str:
-        said = [""]
+        output = [""]
 
         def shown() -> bool:
-            said[0] = self.first_status_line()
-            return all(word in said[0] for word in words)
+            output[0] = self.first_status_line()
+            return all(word in output[0] for word in words)
 
         try:
             wait_for(shown, f"{words}", limit)
         except AssertionError as exc:
-            raise AssertionError(f"{exc}; shown is: {said[0]}") from exc
-        return said[0]
+            raise AssertionError(f"{exc}; ndctl status shows: {output[0]}") from exc
+        return output[0]
 
     def render(self, **options: str) -> str:
         done = self("render", *self.words(**options))
@@ -96,7 +96,7 @@ def _path(key: str) -> str:
 
 
 def account(kube: KubeTestbed, namespace: str = "default") -> None:
-    """Of the job's pods, without any right: they are not to do anything."""
+    """Creates the ServiceAccount of the job's pods, without any right."""
     labels = {"app.kubernetes.io/part-of": "ndctl"}
     metadata = {"name": "ndctl-job", "labels": labels}
     made = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata}
@@ -104,6 +104,6 @@ def account(kube: KubeTestbed, namespace: str = "default") -> None:
 
 
 def advised(text: str) -> list[list[str]]:
-    """The kubectl commands that an error says to type, each as its words."""
+    """The kubectl commands that an error message suggests, split into words."""
     lines = (line.strip() for line in text.splitlines())
     return [line.split() for line in lines if line.startswith("kubectl ")]

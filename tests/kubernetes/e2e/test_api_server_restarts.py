@@ -1,4 +1,4 @@
-"""Watches, a person who follows, and one who submits, while the API server is away and forgets."""
+"""Watches, a dashboard and commands while the API server is stopped and loses its history."""
 
 import shlex
 import subprocess
@@ -41,7 +41,7 @@ def create(kube: KubeTestbed, name: str) -> None:
 
 
 class Seen:
-    """What a watch has told, beside the test."""
+    """Collects the changes of a watch in a thread."""
 
     def __init__(self, one: ListWatch) -> None:
         self.names: list[set[str]] = []
@@ -60,7 +60,7 @@ class Seen:
 
 
 def ends(seen: Seen, kube: KubeTestbed, last: str) -> None:
-    """At the next change, `last`, which comes to be for it."""
+    """Ends the thread, which stops at the next change: the creation of `last`."""
     seen.over.set()
     create(kube, last)
     seen.thread.join(LIMIT_S)
@@ -76,7 +76,7 @@ def follower(kube: KubeTestbed, tmp_path: Path) -> Person:
 
 
 class Dashboard:
-    """On a terminal of its own; without one it would draw once, and end."""
+    """`ndctl dashboard` on its own terminal; without a terminal it draws once and exits."""
 
     def __init__(self, person: Person, screen: Path) -> None:
         words = (sys.executable, "-m", "orchestrator", "dashboard", "e2e", "--backend=kubernetes")
@@ -90,7 +90,7 @@ class Dashboard:
         )
 
     def shows(self, words: str) -> None:
-        """After what it was last seen to show."""
+        """Waits for `words` after the position of the last match."""
         wait_for(lambda: words in self._news(), f"{words!r} after {self._news()!r}", LIMIT_S)
         self.seen += self._news().index(words) + len(words)
         assert self.process.poll() is None
@@ -122,7 +122,7 @@ def test_watches_and_followers_survive_a_restart_and_a_compaction(
     kube.kubectl("delete", "configmap", "b")
     seen.wait_until({"a"})
     follows = follower.at("default").start("submit", *follower.words(image=NO_IMAGE), "--follow")
-    assert follows.wait(300) == exit_codes.BAD_JOB_STATE, "it is there already"
+    assert follows.wait(300) == exit_codes.BAD_JOB_STATE, "the job exists already"
     follows.communicate()
     dashboard.shows("pods run")
 
@@ -143,7 +143,7 @@ def test_watches_and_followers_survive_a_restart_and_a_compaction(
     seen.wait_until({"a", "c"})
     relisted = Seen(late)
     relisted.wait_until({"a", "c"})
-    assert {"a", "b", "c"} not in relisted.names, "what went meanwhile is gone"
+    assert {"a", "b", "c"} not in relisted.names, "an object that was deleted meanwhile is gone"
     ends(seen, kube, "last")
     ends(relisted, kube, "very-last")
     dashboard.shows("pods run")

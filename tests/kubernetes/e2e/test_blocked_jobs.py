@@ -1,6 +1,6 @@
-"""Jobs that Kubernetes does not run, or does not even take: is the reason told that a person needs?
+"""Kubernetes refuses a job or does not run its pods: ndctl explains the reason.
 
-No pod of these trains: each either cannot begin, or sleeps.
+No pod of these jobs trains: each cannot start or sleeps.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 LEADER_S = 200.0
-"""For a pod's interpreter to come to ask; 3 s on a quiet machine."""
+"""Time limit until the leader's first request; 3 s on an idle machine."""
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_missing_volume_claim_is_explained(admin: Person) -> None:
 
     text = admin.run_root.with_name("job.yaml")
     text.write_text(admin.render(**wanted))
-    admin.kube.kubectl("apply", "-f", str(text))  # which asks nobody
+    admin.kube.kubectl("apply", "-f", str(text))  # kubectl does not check the claim.
     shown = admin.wait_for_status("Unschedulable")
     assert 'persistentvolumeclaim "nowhere" not found' in shown
     assert "create the PersistentVolumeClaim, or use another one" in shown
@@ -141,7 +141,7 @@ def test_a_cluster_without_the_operator_is_explained(admin: Person) -> None:
 
 
 def test_a_leader_without_its_rights_names_them_and_who_grants_them(admin: Person) -> None:
-    """The namespace has the account, but nobody bound a role to it."""
+    """The namespace has the account, but no Role is bound to it."""
     admin.submit_successfully()
     shown = admin.wait_for_status("may not", limit=LEADER_S)
     assert "pod e2e-master-0: Error: exit code 78" in shown
@@ -173,19 +173,21 @@ def test_a_user_without_a_right_is_told_which_and_can_continue_with_it(
     )
     try:
         person = Person(tmp_path / "runs", kube, kubeconfig=kube.as_user(USER))
-        told = []
+        errors = []
         while (done := person.submit(pod_template=SLEEPS)).code != 0:
             assert done.code == exit_codes.BACKEND, done.err
-            told.append(done.err)
-            assert len(told) < 2, "all that is missing is told at once"
+            errors.append(done.err)
+            assert len(errors) < 2, "one error names everything that is missing"
             commands = advised(done.err)
             assert commands, done.err
             for command in commands:
-                kube.kubectl(*command[1:])  # as it says
-        assert "dev may not get/create/patch pytorchjobs.kubeflow.org, delete configmaps" in told[0]
-        assert "create/patch networkpolicies.networking.k8s.io in namespace default" in told[0]
-        assert "kubectl create role ndctl-get-create-patch-pytorchjobs" in told[0]
-        assert "--user=dev -n default" in told[0]
+                kube.kubectl(*command[1:])  # The error message suggests this.
+        assert (
+            "dev may not get/create/patch pytorchjobs.kubeflow.org, delete configmaps" in errors[0]
+        )
+        assert "create/patch networkpolicies.networking.k8s.io in namespace default" in errors[0]
+        assert "kubectl create role ndctl-get-create-patch-pytorchjobs" in errors[0]
+        assert "--user=dev -n default" in errors[0]
         assert person.job() is not None
     finally:
         kube.kubectl("delete", "clusterrole,clusterrolebinding", "test-nodes")

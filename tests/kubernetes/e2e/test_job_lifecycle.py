@@ -1,4 +1,4 @@
-"""From `kubectl apply` or `ndctl submit` to the end, as seen by who is not in the cluster."""
+"""Jobs from `kubectl apply` or `ndctl submit` to their end, as seen from outside the cluster."""
 
 import json
 import re
@@ -22,7 +22,7 @@ THERE = ("--backend", "kubernetes", "-n", NAMESPACE)
 def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
     job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """Applied twice it is one job; who has not mounted its volume sees it all the same."""
+    """A second apply changes nothing. A user without the run volume sees the same job."""
     job.render_and_apply()
     job.wait_until("two pods", lambda: len(job.running()) == 2)
     before = job.running()
@@ -37,7 +37,7 @@ def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
     assert job.losses() == reference
     job.assert_all_samples_read_once()
     job.wait_until("the operator", lambda: job.conditions()[-1] == "Succeeded")
-    # The pods have gone, and have said before what a view needs.
+    # The pods are gone. They have written to the API server what a view needs.
     late = other_machine.from_other_machine(other_machine.run_root / "late")
     seen = json.loads(late.output_of("status", JOB, *THERE, "--json"))
     assert (seen["state"], seen["step"]) == ("SUCCEEDED", STEPS[-1])
@@ -46,7 +46,7 @@ def test_losses_of_an_applied_job_equal_those_of_the_local_backend(
 
 
 def _assert_the_same_is_seen(job: KubeNdctl, other_machine: KubeNdctl) -> None:
-    """From a machine with the run volume and from one without."""
+    """A machine with the run volume and one without show the same."""
     for one in (other_machine, job):
         logs = one.output_of("logs", JOB)
         steps = [int(found) for found in re.findall(r"\[\S+ rank 0\] .* step (\d+)/24 loss", logs)]
@@ -58,7 +58,7 @@ def _assert_the_same_is_seen(job: KubeNdctl, other_machine: KubeNdctl) -> None:
 
 
 def _lines(text: str) -> list[str]:
-    """Less where it was read, and when."""
+    """Lines without paths and ages, which differ between machines."""
     kept = [line for line in text.splitlines() if not re.search(r"\s/\S*/e2e|\bago\b", line)]
     return [" ".join(line.split()) for line in kept]
 
@@ -77,8 +77,8 @@ def _assert_one_delete_takes_all_away(job: KubeNdctl) -> None:
 def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
     job: KubeNdctl, other_machine: KubeNdctl, tmp_path: Path
 ) -> None:
-    """Seen and cancelled from outside; then it resumes from its checkpoint, and is cancelled at
-    the volume."""
+    """The job is cancelled from outside, resumes from its checkpoint, and is cancelled by a user
+    with the run volume."""
     other_machine.submit_successfully(**LONG)
     job.wait_for_step(2)
     again = other_machine.submit(**LONG)
@@ -90,7 +90,7 @@ def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
     assert seen["step"] >= 2
     assert seen["hosts"] == job.hosts()
     assert seen["leader_alive"]
-    assert "RUNNING" in stranger.output_of("list"), "a copy of what is known of it is there"
+    assert "RUNNING" in stranger.output_of("list"), "a copy of its last known state is stored"
     _cancel(job, other_machine)
     saved = job.events("CheckpointSaved")[-1]["step"]
     assert saved >= seen["step"]
@@ -107,8 +107,8 @@ def test_two_submissions_are_one_job_and_cancel_writes_a_checkpoint(
 
 
 def _cancel(job: KubeNdctl, user: KubeNdctl) -> None:
-    said = user.output_of("cancel", JOB)
-    assert "CANCELLED" in said, said
+    output = user.output_of("cancel", JOB)
+    assert "CANCELLED" in output, output
     assert job.final_state() == "CANCELLED"
     assert user.state() == "CANCELLED"
     assert job.incidents() == []
@@ -120,7 +120,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
     job: KubeNdctl, other_machine: KubeNdctl, kube: KubeTestbed
 ) -> None:
     manifest = job.render_to_file()
-    # Since then all nodes were taken away, which `submit` would warn of.
+    # All nodes are cordoned after rendering; `submit` would warn about them.
     for node in kube.nodes:
         kube.kubectl("cordon", node)
     kube.kubectl("apply", "-f", str(manifest))
@@ -143,7 +143,7 @@ def test_a_pending_job_says_why_it_waits_and_is_cancelled(
 @pytest.mark.slow
 def test_follow_shows_the_progress_of_a_job(job: KubeNdctl, tmp_path: Path) -> None:
     follower = job.from_other_machine(tmp_path / "follower").submit_and_follow()
-    said, err = follower.communicate(timeout=1200)
-    assert follower.returncode == 0, said + err + job.failure_report()
-    assert "step 24/24" in said
-    assert "checkpoint step-24 is complete" in said
+    output, err = follower.communicate(timeout=1200)
+    assert follower.returncode == 0, output + err + job.failure_report()
+    assert "step 24/24" in output
+    assert "checkpoint step-24 is complete" in output

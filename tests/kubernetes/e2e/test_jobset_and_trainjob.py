@@ -1,4 +1,4 @@
-"""JobSet and TrainJob: their pods come back as a PyTorchJob's do."""
+"""A lost pod of a JobSet or TrainJob is replaced like a pod of a PyTorchJob."""
 
 from dataclasses import replace
 

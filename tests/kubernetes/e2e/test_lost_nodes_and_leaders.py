@@ -1,4 +1,4 @@
-"""Nodes that do not answer any more, with the followers' pods on them and with the leader's."""
+"""Nodes become unreachable, with pods of followers or of the leader on them."""
 
 import contextlib
 import json
@@ -27,12 +27,12 @@ FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
 def uids(job: KubeNdctl) -> dict[str, str]:
-    """Of each pod, by its name."""
+    """Pod to its uid."""
     return {it["metadata"]["name"]: it["metadata"]["uid"] for it in job.pods().values()}
 
 
-def others(job: KubeNdctl) -> str:
-    """The host that follows."""
+def follower_host(job: KubeNdctl) -> str:
+    """The host that is not the leader's."""
     (host,) = set(job.hosts()) - {job.leader()}
     return host
 
@@ -41,13 +41,13 @@ def others(job: KubeNdctl) -> str:
 def test_a_job_recovers_from_a_lost_node_and_then_from_that_of_the_leader(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """Both their pods are Terminating for ever; who is left waits in place.
+    """The pods on both nodes stay Terminating. The remaining pods stay.
 
-    What starts a command comes after the last loss: the job trains on meanwhile.
+    Checks that start a command come after the last loss, because the job keeps training meanwhile.
     """
     job.submit_successfully(**FORCED)
     job.wait_for_step(10)
-    leader, gone, before = job.leader(), others(job), uids(job)
+    leader, gone, before = job.leader(), follower_host(job), uids(job)
     job.testbed.lose_node(gone)
     job.wait_for_step(9, attempt=2)
     between = uids(job)
@@ -71,7 +71,7 @@ def test_a_job_recovers_from_a_lost_node_and_then_from_that_of_the_leader(
 def test_a_job_recovers_if_the_leaders_pod_is_killed_and_the_api_server_restarts(
     job: KubeNdctl, other_machine: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """And one who follows from outside hears of all of it."""
+    """A terminal outside the cluster follows the job through both."""
     follows = other_machine.submit_and_follow(**FORCED)
     job.wait_for_step(6)
     leader, before = job.leader(), uids(job)
@@ -93,16 +93,16 @@ def test_a_job_recovers_if_the_leaders_pod_is_killed_and_the_api_server_restarts
 def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
     job: KubeNdctl,
 ) -> None:
-    """Nobody leads then: a follower, which waits in place, sees to it; and a controller keeps the
-    next one off that node."""
+    """There is no leader then: a waiting follower deletes the pod, and a controller keeps the next
+    pod off that node."""
     with controller(job):
         job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="60")
         job.wait_for_step(4)
-        before, stays = uids(job), others(job)
+        before, stays = uids(job), follower_host(job)
         job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != stays))
         os.kill(job.pids(job.leader())[0], signal.SIGKILL)
         job.wait_until("no image", lambda: "ImagePullBackOff" in job.output_of("status", "e2e"))
-        never = job.wait_until("its being taken away", lambda: never_began(job))
+        never = job.wait_until("the pod to be deleted", lambda: never_began(job))
         job.testbed.block_image_pulls(*never)
         job.wait_for_step(1, attempt=2)
     assert not set(never_began(job)) & set(job.hosts())
@@ -115,15 +115,15 @@ def test_a_leaders_pod_that_cannot_start_on_its_node_is_recreated_elsewhere(
 
 @pytest.mark.slow
 def test_a_job_that_lacks_a_node_says_so_and_resumes_when_there_is_one(job: KubeNdctl) -> None:
-    """What it has is given back once, which helps nothing."""
+    """The job releases its hosts once, which does not help."""
     job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="30")
     job.wait_for_step(4)
     leader = job.leader()
     job.kubectl("cordon", *(node for node in job.testbed.nodes if node != leader))
 
     def says(*words: str) -> bool:
-        told = job.output_of("status", "e2e")
-        return all(one in told for one in words)
+        text = job.output_of("status", "e2e")
+        return all(one in text for one in words)
 
     lacks = ("Unschedulable", "wait: 1 of 2 hosts available since", "ndctl cancel e2e")
     job.wait_until("what it lacks", lambda: says(*lacks))
@@ -149,10 +149,10 @@ def controller(job: KubeNdctl) -> Iterator[None]:
 
 
 def never_began(job: KubeNdctl) -> list[str]:
-    """Nodes that its leader's pod was taken away from."""
+    """Nodes on which the leader's pod never started, so that it was deleted."""
     found = job.testbed.get("configmaps", "e2e-launch", job.namespace)
-    said = found["metadata"].get("annotations", {}).get(NEVER_BEGAN_ANNOTATION, "")
-    return said.split(",") if said else []
+    output = found["metadata"].get("annotations", {}).get(NEVER_BEGAN_ANNOTATION, "")
+    return output.split(",") if output else []
 
 
 def suspended(job: KubeNdctl, holds: bool) -> None:
@@ -162,25 +162,25 @@ def suspended(job: KubeNdctl, holds: bool) -> None:
 
 @pytest.mark.slow
 def test_suspension_cordon_and_drain_spend_no_restart_budget(job: KubeNdctl) -> None:
-    """Of a job that is long enough for the leader to ask for its nodes meanwhile, and whose only
-    checkpoints are those that it writes when it is asked to leave."""
+    """The job is long enough for the leader to read the state of its nodes meanwhile. It writes
+    checkpoints only when it is asked to stop."""
     job.submit_successfully(**FORCED, **LONG, resilience__max_restarts="0")
     job.wait_for_step(4)
     suspended(job, True)
     job.wait_until("no pod", lambda: not job.pods())
     saved = newest_checkpoint(job)
-    assert saved >= 4, "written when it was asked to leave"
+    assert saved >= 4, "written when it was asked to stop"
     assert "is suspended" in job.output_of("status", "e2e").partition("\n")[0]
     suspended(job, False)
     job.wait_for_step(saved + 1, attempt=2)
 
-    wanted = others(job)
+    wanted = follower_host(job)
     job.kubectl("cordon", wanted)
     job.wait_until(
         "another host", lambda: len(job.started_attempts()) == 3 and wanted not in job.hosts()
     )
     job.wait_for_step(newest_checkpoint(job) + 1, attempt=3)
-    evicted = others(job)
+    evicted = follower_host(job)
     saved = newest_checkpoint(job)
     evict(job.testbed, job.pod_of(evicted), job.namespace)
     job.wait_until("its checkpoint", lambda: newest_checkpoint(job) > saved)
@@ -198,7 +198,7 @@ def newest_checkpoint(job: KubeNdctl) -> int:
 
 
 def evict(kube: KubeTestbed, pod: str, namespace: str) -> None:
-    """As `kubectl drain` does."""
+    """Evicts a pod through the API, like `kubectl drain`."""
     body: dict[str, Any] = {
         "apiVersion": "policy/v1beta1",
         "kind": "Eviction",

@@ -1,4 +1,4 @@
-"""Faults of the other kinds, of a job that kubectl applied, of pods that hardly began, and of a
+"""Faults of JobSets and TrainJobs, of an applied job, of pods that barely started, and of a
 controller."""
 
 import json
@@ -60,7 +60,7 @@ def test_pods_of_the_other_kinds_stay_after_a_killed_rank(
 def test_an_applied_job_runs_through_its_whole_life(
     job: KubeNdctl, other_machine: KubeNdctl
 ) -> None:
-    """A rank is killed, it is cancelled, resumed, and ends; one delete leaves nothing."""
+    """A rank is killed; the job is cancelled, resumed and ends; one delete removes everything."""
     steps = {"train__steps": "120"}
     job.render_and_apply(**steps)
     job.wait_for_step(3)
@@ -94,7 +94,7 @@ def test_an_applied_job_runs_through_its_whole_life(
 def test_a_leaders_pod_that_never_starts_is_deleted_before_there_is_a_leader(
     job: KubeNdctl,
 ) -> None:
-    """By the other pod, which waits for it."""
+    """The other pod, which waits for the leader, deletes it."""
     job.testbed.block_image_pulls(*job.testbed.nodes)
     job.submit_successfully(**LONG, cluster__kubernetes__pod_patience="60")
     job.wait_until("both pods on nodes", lambda: len(job.pods()) == 2)
@@ -102,7 +102,7 @@ def test_a_leaders_pod_that_never_starts_is_deleted_before_there_is_a_leader(
     (worker,) = set(job.pods()) - masters
     first = uid_of(job)
     job.testbed.block_image_pulls(*(node for node in job.testbed.nodes if node != worker))
-    job.wait_until("its being taken away", lambda: uid_of(job) not in (first, ""))
+    job.wait_until("the pod to be deleted", lambda: uid_of(job) not in (first, ""))
     assert not job.has_started()
     assert "PENDING" in job.output_of("list", "--backend", "kubernetes", "-n", NAMESPACE)
     job.testbed.block_image_pulls()
@@ -115,7 +115,7 @@ MASTER = f"{JOB}-master-0"
 
 
 def uid_of(job: KubeNdctl) -> str:
-    """Of the pod that is to lead, whether or not it has a node; empty: there is none."""
+    """Uid of the leader's pod, with or without a node; empty if there is no such pod."""
     found = job.testbed.objects("pods", job.namespace, f"ndctl.dev/job={JOB}")
     return next((it["metadata"]["uid"] for it in found if it["metadata"]["name"] == MASTER), "")
 
@@ -123,8 +123,8 @@ def uid_of(job: KubeNdctl) -> str:
 def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
     job: KubeNdctl, tmp_path: Path
 ) -> None:
-    """The kernel drops a SIGTERM that the first process of a container has no handler for. So slow
-    an interpreter is that of a cold node."""
+    """The kernel drops a SIGTERM for which the first process of a container has no handler. On a
+    cold node the interpreter may start as slowly as here."""
     slow = job.testbed.runs / "slow-python"
     python = shlex.quote(sys.executable)
     slow.write_text(f'#!/bin/sh\nsleep 6\nexec {python} "$@"\n')
@@ -147,7 +147,7 @@ def test_a_pod_deleted_before_its_process_handles_signals_does_not_join(
         uids = {it["metadata"]["uid"] for it in job.pods().values()}
         return first not in uids
 
-    wait_for(replaced, "its end, long before its grace", 100.0)
+    wait_for(replaced, "its end, long before its grace period is over", 100.0)
     job.wait_for_step(2)
     assert (job.incidents(), job.status()["attempt"]) == ([], 1)
     job.output_of("cancel", JOB)
@@ -189,7 +189,7 @@ REPLICA = {
 
 
 def state(state: Any, attempt: int) -> dict[str, Any]:
-    """What a leader would have written."""
+    """The state ConfigMap as a leader writes it."""
     report = JobReport(
         launch=1,
         state=state,

@@ -1,4 +1,4 @@
-"""What is said of a job that cannot be asked, that was deleted, and what kubectl shows of one."""
+"""Status of a job that is unreachable or deleted, and what kubectl shows of a job."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def state_of(job: KubeNdctl) -> dict[str, str]:
 
 
 def reasons(job: KubeNdctl) -> list[str]:
-    """Of events that the leader made, in their order."""
+    """Reasons of the leader's events in order."""
     events = job.testbed.objects("events", job.namespace)
     mine = [one for one in events if one["source"].get("component") == "ndctl"]
     return [one["reason"] for one in sorted(mine, key=lambda one: str(one["lastTimestamp"]))]
@@ -93,13 +93,15 @@ def test_a_deleted_job_is_cancelled_at_once_and_can_be_resumed(
     assert shown.rstrip().endswith("--resume")
     job.wait_for_end("CANCELLED")
     saved = newest_checkpoint(job)
-    assert saved >= seen, "written on the way out"
+    assert saved >= seen, "written when it was stopped"
     job.assert_nothing_left()
     job.wait_until("the garbage collector", lambda: not left_of(job))
     body = json.loads(other_machine.output_of("status", JOB, "--json"))
     assert (body["state"], body["step"] >= seen) == ("CANCELLED", True)
     job.testbed.stop_control_plane()
-    assert first_line(other_machine).startswith(f"{JOB}: CANCELLED, "), "it is remembered"
+    assert first_line(other_machine).startswith(f"{JOB}: CANCELLED, "), (
+        "the last known state is stored"
+    )
     job.testbed.start_control_plane()
 
     other_machine.submit_successfully("--resume", **LONG)
@@ -111,25 +113,25 @@ def test_a_deleted_job_is_cancelled_at_once_and_can_be_resumed(
 def test_a_job_whose_namespace_was_deleted_keeps_its_last_known_state(
     job: KubeNdctl, other_machine: KubeNdctl, kube: KubeTestbed
 ) -> None:
-    """Somebody follows it: of its last checkpoint as well."""
+    """A following terminal also reports the last checkpoint."""
     namespace = kube.namespace("team-b")
     here, there = replace(job, namespace=namespace), replace(other_machine, namespace=namespace)
     follower = there.submit_and_follow(**LONG)
     here.wait_for_step(6)
     kube.kubectl("delete", "namespace", namespace, "--wait=false")
-    said, err = follower.communicate(timeout=LIMIT_S)
-    assert follower.returncode == 7, said + err
+    output, err = follower.communicate(timeout=LIMIT_S)
+    assert follower.returncode == 7, output + err
     here.wait_for_end("CANCELLED")
     saved = newest_checkpoint(here)
     assert saved >= 6
-    assert f"checkpoint step-{saved} is complete" in said
+    assert f"checkpoint step-{saved} is complete" in output
     body = json.loads(there.output_of("status", JOB, "--json"))
     assert (body["state"], body["checkpoint"]["step"]) == ("CANCELLED", saved)
     here.assert_nothing_left()
 
 
 def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
-    """And a leader that cannot reach the API server trains on, and tells it later."""
+    """A leader that cannot reach the API server keeps training and writes its events later."""
     job.submit_successfully(**LONG)
     job.wait_for_step(4)
     kill(job.rank_pid(3))
@@ -137,8 +139,8 @@ def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
     job.wait_until("its news", lambda: "Recovered" in reasons(job))
     assert reasons(job)[0] == "Started"
     assert {"Incident", "Recovering", "Recovered"} <= set(reasons(job))
-    told = job.kubectl("describe", "pytorchjob", JOB)
-    assert "rank-killed" in told.partition("Events:")[2]
+    text = job.kubectl("describe", "pytorchjob", JOB)
+    assert "rank-killed" in text.partition("Events:")[2]
     found = state_of(job)
     assert (found["state"], found["attempt"], found["steps"]) == ("RUNNING", "2", "5000")
     assert found["culprit"].startswith("rank 3 on node")
@@ -160,14 +162,14 @@ def test_kubectl_shows_a_jobs_incidents_and_state(job: KubeNdctl) -> None:
 def test_the_progress_of_a_trainjob_is_posted_to_its_operator(
     job: KubeNdctl, tmp_path: Path
 ) -> None:
-    """The variables that Kubeflow Trainer 2.2 gives with its gate TrainJobStatus on."""
+    """The variables are those of Kubeflow Trainer 2.2 with feature gate TrainJobStatus."""
     job, place = replace(job, kind="trainjob"), job.testbed.runs / "trainer"
     place.mkdir()
     with status_server(place, job.namespace, JOB) as server:
         for file in place.iterdir():
             file.chmod(0o644)
-        said = ", ".join(f"{name}: {value!r}" for name, value in server.environ.items())
-        job.submit_successfully(cluster__kubernetes__env=f"{{{said}}}")
+        output = ", ".join(f"{name}: {value!r}" for name, value in server.environ.items())
+        job.submit_successfully(cluster__kubernetes__env=f"{{{output}}}")
         job.wait_for_end()
         job.wait_until("the last of it", lambda: server.taken[-1:] and percent(server) == 100)
     percents = [one["trainerStatus"]["progressPercentage"] for one in server.taken]
@@ -186,7 +188,7 @@ def percent(server: StatusServer) -> int:
 
 
 def rules_without(*missing: tuple[str, str]) -> list[dict[str, Any]]:
-    """Those of `ndctl-user`, less some."""
+    """Rules of the Role `ndctl-user` without some verbs."""
     (role,) = [
         one
         for one in yaml.safe_load_all((ROOT / "manifests" / "base" / "user.yaml").read_text())
@@ -201,7 +203,7 @@ def rules_without(*missing: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def user(job: KubeNdctl, folder: Path, *missing: tuple[str, str]) -> KubeNdctl:
-    """Somebody elsewhere who lacks some rights."""
+    """A user on another machine who lacks some rights."""
     kubeconfig = job.testbed.as_user(rules_without(*missing), job.namespace)
     return replace(job.from_other_machine(folder), extra_environ={"KUBECONFIG": str(kubeconfig)})
 
@@ -218,7 +220,7 @@ def test_without_pods_exec_state_step_and_checkpoint_are_known_and_cancel_works(
     head = done.out.partition("\n")[0]
     assert head.startswith(f"{JOB}: RUNNING as of "), head
     assert re.search(f"; dev may not (get|create) pods/exec in namespace {NAMESPACE}", head)
-    assert "kubectl create role" in done.out, "who gives that right"
+    assert "kubectl create role" in done.out, "the command that grants the right"
     body = json.loads(dev.output_of("status", JOB, "--json"))
     assert (body["state"], body["attempt"]) == ("RUNNING", 1)
     assert body["step"] >= 5
@@ -238,7 +240,7 @@ def test_without_one_optional_right_a_job_is_submitted_seen_and_cancelled(
 ) -> None:
     dev = user(job, tmp_path / "dev", (verb, resource))
     words = ("--inventory", str(inventory(tmp_path)))
-    # Only who has a right can give it to a Role: here pods have an account of the site.
+    # A user can only grant rights that they have, so the pods use an account of the site.
     job.testbed.kubectl("-n", job.namespace, "create", "serviceaccount", "ndctl-job")
     give(job, pod_rules())
     done = dev.submit(*words, cluster__kubernetes__service_account="ndctl-job", **LONG)
@@ -259,14 +261,15 @@ SUSPEND = json.dumps({"spec": {"runPolicy": {"suspend": True}}})
 
 
 def inventory(folder: Path) -> Path:
-    """Of a user who may not list nodes."""
+    """An inventory file for a user who may not list nodes."""
     file = folder / "inventory.yaml"
     file.write_text("{profile: cpu, hosts: 4, devices_per_host: 2}\n")
     return file
 
 
 def pod_rules(*without: tuple[str, str]) -> list[dict[str, Any]]:
-    """What `ndctl render` gives a job's pods, of all jobs of the namespace, less some."""
+    """The rights that `ndctl render` gives a job's pods, without some; here for all jobs of the
+    namespace."""
     wanted = [
         ("", "pods", ["get", "list", "watch", "delete"]),
         ("", "events", ["list", "create"]),
@@ -281,7 +284,7 @@ def pod_rules(*without: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 def give(job: KubeNdctl, rules: list[dict[str, Any]]) -> None:
-    """To the account of pods that the site made."""
+    """Gives the rules to the account of the pods."""
     version, named = {"apiVersion": "rbac.authorization.k8s.io/v1"}, {"name": "ndctl-job"}
     role = {**version, "kind": "Role", "metadata": named, "rules": rules}
     who = {"kind": "ServiceAccount", "name": "ndctl-job", "namespace": job.namespace}
@@ -303,7 +306,7 @@ def give(job: KubeNdctl, rules: list[dict[str, Any]]) -> None:
 def test_pods_that_lack_a_right_recover_and_name_it(
     job: KubeNdctl, missing: tuple[tuple[str, str], ...]
 ) -> None:
-    """The follower's node is lost: that takes the most questions to the API server."""
+    """The follower's node is lost, because that needs most requests to the API server."""
     job.testbed.kubectl("-n", job.namespace, "create", "serviceaccount", "ndctl-job")
     give(job, pod_rules(*missing))
     account = {"cluster__kubernetes__service_account": "ndctl-job"}
@@ -315,8 +318,8 @@ def test_pods_that_lack_a_right_recover_and_name_it(
     job.wait_for_step(2, attempt=2)
     assert job.incidents() == [("host-lost", gone, None)]
     assert gone not in job.hosts()
-    said = job.kubectl("logs", job.pod_of(leader))
+    output = job.kubectl("logs", job.pod_of(leader))
     for verb, resource in missing:
         words = f"ndctl-job may not {verb} {resource}"
-        assert words in said or (verb, resource) == ("list", "events"), said
+        assert words in output or (verb, resource) == ("list", "events"), output
     job.output_of("cancel", JOB)

@@ -1,4 +1,4 @@
-"""Two people, each with a namespace, and a job of the same name."""
+"""Two users have a job of the same name in different namespaces."""
 
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
     bound = ("clusterrolebinding", "test-nodes", "--clusterrole=test-nodes", "--user=dev")
     kube.kubectl("create", *bound)
     try:
-        # The namespace is that of the kubeconfig's context.
+        # ndctl takes the namespace from the kubeconfig's context.
         dev = Person(tmp_path / "dev", kube, "", kube.as_user(OWN, "team-a"))
         admin = Person(tmp_path / "admin", kube, "team-b")
         dev.submit_successfully(pod_template=SLEEPS)

@@ -81,10 +81,10 @@ async def _handle_order(
         stop.set()
         return  # The connection stays open until this process ends.
     try:
-        said: Object = {"said": await _execute_order(kubelet, **asked)}
+        answer: Object = {"result": await _execute_order(kubelet, **asked)}
     except (KeyError, TypeError, ValueError) as exc:
-        said = {"error": repr(exc)}
-    writer.write(json.dumps(said).encode() + b"\n")
+        answer = {"error": repr(exc)}
+    writer.write(json.dumps(answer).encode() + b"\n")
     await writer.drain()
     writer.close()
 

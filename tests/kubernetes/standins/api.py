@@ -113,11 +113,11 @@ class Api:
                 async with self.session.request(
                     verb, where, data=data, headers=headers, timeout=timeout
                 ) as answer:
-                    said: Object = await answer.json()
+                    body_of_answer: Object = await answer.json()
                     if answer.status < 400:
-                        return said
+                        return body_of_answer
                     if answer.status not in (429, 500, 503) or loop.time() > end:
-                        raise ApiError(answer.status, str(said.get("message")))
+                        raise ApiError(answer.status, str(body_of_answer.get("message")))
             except (aiohttp.ClientError, TimeoutError, ConnectionError):
                 if loop.time() > end:
                     raise
@@ -217,6 +217,6 @@ class Informer:
             self.objects.pop(key_of(thing), None)
         else:
             self.objects[key_of(thing)] = thing
-        told = self.changed(kind, thing)
-        if told is not None:
-            await told
+        pending = self.changed(kind, thing)
+        if pending is not None:
+            await pending

@@ -55,12 +55,12 @@ class JobSets:
             await self._expire(job, conditions)
         elif job["spec"].get("suspend"):
             await delete_pods(self.api, pods)
-            said = "jobset is suspended"
-            set_condition(conditions, "Suspended", True, "SuspendedJobs", said)
+            message = "jobset is suspended"
+            set_condition(conditions, "Suspended", True, "SuspendedJobs", message)
         else:
             if has_condition(conditions, "Suspended"):
-                said = "jobset is resumed"
-                set_condition(conditions, "Suspended", False, "ResumeJobs", said)
+                message = "jobset is resumed"
+                set_condition(conditions, "Suspended", False, "ResumeJobs", message)
             await self._run(job, pods, status)
         await write_status(self.api, self.resource, job, status)
 
@@ -175,8 +175,8 @@ def _conclude(jobset: Object, ends: dict[str, list[str]], status: Object) -> Non
     decide = policy.get("targetReplicatedJobs") or list(ends)
     done = [end == "succeeded" for kind in decide for end in ends[kind]]
     if any(done) if policy.get("operator") == "Any" else all(done):
-        said = "jobset completed successfully"
-        set_condition(status["conditions"], "Completed", True, "AllJobsCompleted", said)
+        message = "jobset completed successfully"
+        set_condition(status["conditions"], "Completed", True, "AllJobsCompleted", message)
         status["terminalState"] = "Completed"
         return
     for kind, each in ends.items():
@@ -198,9 +198,9 @@ def _failed(jobset: Object, kind: str, name: str, why: str, status: Object) -> N
     counted = action == "RestartJobSet"
     limit = policy.get("maxRestarts", 0)
     if action == "FailJobSet" or (counted and status.get("restartsCountTowardsMax", 0) >= limit):
-        said = f"jobset failed due to one or more job failures (first failed job: {name})"
+        message = f"jobset failed due to one or more job failures (first failed job: {name})"
         reason = "ReachedMaxRestarts" if counted and limit else "FailedJobs"
-        set_condition(status["conditions"], "Failed", True, reason, said)
+        set_condition(status["conditions"], "Failed", True, reason, message)
         status["terminalState"] = "Failed"
         return
     status["restarts"] += 1

@@ -76,7 +76,7 @@ def node(shape: Shape, number: int, port: int, version: str) -> Object:
 
 def conditions(*, ready: bool) -> list[Object]:
     """If not ready, the condition that the node controller sets when a kubelet stops reporting."""
-    said = (
+    fields = (
         {"status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
         if ready
         else {
@@ -85,7 +85,7 @@ def conditions(*, ready: bool) -> list[Object]:
             "message": "Kubelet stopped posting node status.",
         }
     )
-    return [{"type": "Ready", "lastTransitionTime": now(), "lastHeartbeatTime": now(), **said}]
+    return [{"type": "Ready", "lastTransitionTime": now(), "lastHeartbeatTime": now(), **fields}]
 
 
 def now() -> str:

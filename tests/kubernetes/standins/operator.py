@@ -177,9 +177,9 @@ def set_condition(
     conditions: list[Object], kind: str, holds: bool, reason: str, message: str
 ) -> None:
     """Appends the condition, unless it already holds with this status and reason."""
-    said = {"status": str(holds), "reason": reason, "message": message}
+    fields = {"status": str(holds), "reason": reason, "message": message}
     for each in conditions:
         if each["type"] == kind and each["status"] == str(holds) and each["reason"] == reason:
             return
     conditions[:] = [each for each in conditions if each["type"] != kind]
-    conditions.append({"type": kind, "lastTransitionTime": now(), **said})
+    conditions.append({"type": kind, "lastTransitionTime": now(), **fields})

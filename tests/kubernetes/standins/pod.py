@@ -322,7 +322,7 @@ def _is_running(status: Object) -> bool:
 
 
 def _condition(kind: str, holds: bool, phase: str) -> Object:
-    said: Object = {"type": kind, "status": str(holds), "lastTransitionTime": now()}
+    output: Object = {"type": kind, "status": str(holds), "lastTransitionTime": now()}
     if not holds:
-        said["reason"] = "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
-    return said
+        output["reason"] = "PodCompleted" if phase == "Succeeded" else "ContainersNotReady"
+    return output

@@ -59,21 +59,21 @@ class PyTorchJobs:
     async def _suspend(self, job: Object, pods: list[Object], status: Object) -> None:
         name, conditions = job["metadata"]["name"], status["conditions"]
         await self._delete(job, pods, services=True)
-        said = f"PyTorchJob {name} is suspended."
+        message = f"PyTorchJob {name} is suspended."
         if has_condition(conditions, "Running"):
-            _condition(conditions, "Running", False, "Suspended", said)
+            _condition(conditions, "Running", False, "Suspended", message)
         if not has_condition(conditions, "Suspended"):
-            _condition(conditions, "Suspended", True, "Suspended", said)
-            await self._tell(job, "Normal", "PyTorchJobSuspended", said)
+            _condition(conditions, "Suspended", True, "Suspended", message)
+            await self._tell(job, "Normal", "PyTorchJobSuspended", message)
         for counts in status["replicaStatuses"].values():
             counts.pop("active", None)
 
     async def _run(self, job: Object, pods: list[Object], status: Object) -> None:
         name, conditions = job["metadata"]["name"], status["conditions"]
         if has_condition(conditions, "Suspended"):
-            said = f"PyTorchJob {name} is resumed."
-            _condition(conditions, "Suspended", False, "Resumed", said)
-            await self._tell(job, "Normal", "PyTorchJobResumed", said)
+            message = f"PyTorchJob {name} is resumed."
+            _condition(conditions, "Suspended", False, "Resumed", message)
+            await self._tell(job, "Normal", "PyTorchJobResumed", message)
             status["startTime"] = now()
         status.setdefault("startTime", now())
         if why := _over_the_limit(job, pods, status):
@@ -85,8 +85,8 @@ class PyTorchJobs:
             theirs = [pod for pod in pods if _label(pod, "replica-type") == kind.lower()]
             await self._replicas(job, kind, replica, theirs, conditions)
             status["replicaStatuses"][kind] = _counts(theirs)
-        for level, reason, said in _conclude(job, status):
-            await self._tell(job, level, reason, said)
+        for level, reason, message in _conclude(job, status):
+            await self._tell(job, level, reason, message)
 
     async def _replicas(
         self, job: Object, kind: str, replica: Object, pods: list[Object], conditions: list[Object]
@@ -99,14 +99,14 @@ class PyTorchJobs:
                 await self._delete(job, [pod])
             elif phase(pod) == "Failed" and _retried(replica, pod):
                 await self._delete(job, [pod])
-                said = f"job {name} is restarting because {kind} replica(s) failed."
-                _condition(conditions, "Restarting", True, "Restarting", said)
-                await self._tell(job, "Warning", "PyTorchJobRestarting", said)
+                message = f"job {name} is restarting because {kind} replica(s) failed."
+                _condition(conditions, "Restarting", True, "Restarting", message)
+                await self._tell(job, "Warning", "PyTorchJobRestarting", message)
             elif phase(pod) == "Failed" and replica.get("restartPolicy") == "ExitCode":
                 # No completionTime: the operator sets it only when the counts end the job.
-                said = f'job "{name}" is failing because "{kind}" replica(s) failed.'
-                _condition(conditions, "Failed", True, "Failed", said)
-                await self._tell(job, "Warning", "PyTorchJobFailed", said)
+                message = f'job "{name}" is failing because "{kind}" replica(s) failed.'
+                _condition(conditions, "Failed", True, "Failed", message)
+                await self._tell(job, "Warning", "PyTorchJobFailed", message)
         for index in sorted(set(range(wanted)) - set(by_index)):
             await self._create(job, kind, index, replica)
 
@@ -117,22 +117,22 @@ class PyTorchJobs:
             if "deletionTimestamp" in metadata:
                 continue
             await delete_pods(self.api, [pod])
-            said = f"Deleted pod: {metadata['name']}"
-            await self._tell(job, "Normal", "SuccessfulDeletePod", said)
+            message = f"Deleted pod: {metadata['name']}"
+            await self._tell(job, "Normal", "SuccessfulDeletePod", message)
             if services:
                 await self.api.delete(path("services", metadata["namespace"], metadata["name"]))
-                said = f"Deleted service: {metadata['name']}"
-                await self._tell(job, "Normal", "SuccessfulDeleteService", said)
+                message = f"Deleted service: {metadata['name']}"
+                await self._tell(job, "Normal", "SuccessfulDeleteService", message)
 
     async def _tell_exit_code(self, job: Object, pod: Object) -> None:
         code = exit_code(pod, CONTAINER)
         if code is not None:
             where = f"{pod['metadata']['namespace']}.{pod['metadata']['name']}"
-            said = f"Pod: {where} exited with code {code}"
-            await self._tell(job, "Normal", "ExitedWithCode", said)
+            message = f"Pod: {where} exited with code {code}"
+            await self._tell(job, "Normal", "ExitedWithCode", message)
 
-    async def _tell(self, job: Object, level: str, reason: str, said: str) -> None:
-        await post_event(self.api, job, level, reason, said)
+    async def _tell(self, job: Object, level: str, reason: str, message: str) -> None:
+        await post_event(self.api, job, level, reason, message)
 
     async def _create(self, job: Object, kind: str, index: int, replica: Object) -> None:
         name = f"{job['metadata']['name']}-{kind.lower()}-{index}"
@@ -149,8 +149,8 @@ class PyTorchJobs:
         await create_pod(self.api, job, name, template, labels | role)
         ports = [{"name": PORT_NAME, "port": _port(job)}]
         if await headless_service(self.api, job, name, labels, ports, not_ready=False):
-            said = f"Created service: {name}"
-            await self._tell(job, "Normal", "SuccessfulCreateService", said)
+            message = f"Created service: {name}"
+            await self._tell(job, "Normal", "SuccessfulCreateService", message)
 
 
 def _counts(pods: list[Object]) -> dict[str, int]:
@@ -237,7 +237,7 @@ def _conclude(job: Object, status: Object) -> list[tuple[str, str, str]]:
     """Sets conditions from the counts of pods. Returns level, reason and message of new events."""
     name, conditions = job["metadata"]["name"], status["conditions"]
     replicas: Object = job["spec"]["pytorchReplicaSpecs"]
-    told: list[tuple[str, str, str]] = []
+    events: list[tuple[str, str, str]] = []
     for kind, replica in replicas.items():
         counts: dict[str, Any] = status["replicaStatuses"].setdefault(kind, {})
         counts["selector"] = ",".join(
@@ -247,23 +247,25 @@ def _conclude(job: Object, status: Object) -> list[tuple[str, str, str]]:
         wanted = replica.get("replicas", 1)
         if kind == "Master" or "Master" not in replicas:
             if active:
-                said = f"PyTorchJob {name} is running."
-                _condition(conditions, "Running", True, "Running", said)
+                message = f"PyTorchJob {name} is running."
+                _condition(conditions, "Running", True, "Running", message)
             # Without a master, the first worker of an elastic job that succeeds ends the job.
             if done >= (1 if "elasticPolicy" in job["spec"] else wanted):
-                said = f"PyTorchJob {name} is successfully completed."
-                _finish(status, "Succeeded", said)
-                return [*told, ("Normal", "PyTorchJobSucceeded", said)]
+                message = f"PyTorchJob {name} is successfully completed."
+                _finish(status, "Succeeded", message)
+                return [*events, ("Normal", "PyTorchJobSucceeded", message)]
         if failed and wanted > done + active:
             if replica.get("restartPolicy", "OnFailure") == "Never":
-                said = f"PyTorchJob {name} is failed because {failed} {kind} replica(s) failed."
-                _finish(status, "Failed", said)
-                told.append(("Normal", "PyTorchJobFailed", said))
+                message = f"PyTorchJob {name} is failed because {failed} {kind} replica(s) failed."
+                _finish(status, "Failed", message)
+                events.append(("Normal", "PyTorchJobFailed", message))
             else:
-                said = f"PyTorchJob {name} is restarting because {failed} {kind} replica(s) failed."
-                _condition(conditions, "Restarting", True, "Restarting", said)
-                told.append(("Warning", "PyTorchJobRestarting", said))
-    return told
+                message = (
+                    f"PyTorchJob {name} is restarting because {failed} {kind} replica(s) failed."
+                )
+                _condition(conditions, "Restarting", True, "Restarting", message)
+                events.append(("Warning", "PyTorchJobRestarting", message))
+    return events
 
 
 def _finish(status: Object, kind: str, message: str) -> None:
@@ -278,9 +280,9 @@ def _condition(conditions: list[Object], kind: str, holds: bool, reason: str, me
     Nothing changes once the job has failed. Running and Restarting replace each other. The end of
     the job sets Running to false and keeps its reason.
     """
-    said = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
+    message = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
     now_held = next((each for each in conditions if each["type"] == kind), None)
-    if has_condition(conditions, "Failed") or (now_held and said.items() <= now_held.items()):
+    if has_condition(conditions, "Failed") or (now_held and message.items() <= now_held.items()):
         return
     out = {kind, PUSHED_OUT.get(kind, kind)}
     conditions[:] = [each for each in conditions if each["type"] not in out]
@@ -288,7 +290,7 @@ def _condition(conditions: list[Object], kind: str, holds: bool, reason: str, me
         for each in conditions:
             each["status"] = "False" if each["type"] == "Running" else each["status"]
     stamps = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), now())
-    conditions.append({"type": kind, **stamps, **said, "message": message})
+    conditions.append({"type": kind, **stamps, **message, "message": message})
 
 
 PUSHED_OUT = {"Running": "Restarting", "Restarting": "Running"}

@@ -51,9 +51,9 @@ class TrainJobs:
         try:
             runtime = await self._runtime(job)
         except ApiError as exc:
-            said = f"the runtime does not exist: {exc}"
+            message = f"the runtime does not exist: {exc}"
             kind = "TrainingRuntimeNotSupported"
-            set_condition(status.setdefault("conditions", []), "Failed", True, kind, said)
+            set_condition(status.setdefault("conditions", []), "Failed", True, kind, message)
             await write_status(self.api, self.resource, job, status)
             return
         suspended = bool(job["spec"].get("suspend"))
