@@ -64,7 +64,7 @@ class PyTorchJobs:
             _condition(conditions, "Running", False, "Suspended", message)
         if not has_condition(conditions, "Suspended"):
             _condition(conditions, "Suspended", True, "Suspended", message)
-            await self._tell(job, "Normal", "PyTorchJobSuspended", message)
+            await self._post_event(job, "Normal", "PyTorchJobSuspended", message)
         for counts in status["replicaStatuses"].values():
             counts.pop("active", None)
 
@@ -73,12 +73,12 @@ class PyTorchJobs:
         if has_condition(conditions, "Suspended"):
             message = f"PyTorchJob {name} is resumed."
             _condition(conditions, "Suspended", False, "Resumed", message)
-            await self._tell(job, "Normal", "PyTorchJobResumed", message)
+            await self._post_event(job, "Normal", "PyTorchJobResumed", message)
             status["startTime"] = now()
         status.setdefault("startTime", now())
         if why := _over_the_limit(job, pods, status):
             await self._delete(job, pods, services=True)
-            await self._tell(job, "Normal", "PyTorchJobFailed", why)
+            await self._post_event(job, "Normal", "PyTorchJobFailed", why)
             _finish(status, "Failed", why)
             return
         for kind, replica in job["spec"]["pytorchReplicaSpecs"].items():
@@ -86,7 +86,7 @@ class PyTorchJobs:
             await self._replicas(job, kind, replica, theirs, conditions)
             status["replicaStatuses"][kind] = _counts(theirs)
         for level, reason, message in _conclude(job, status):
-            await self._tell(job, level, reason, message)
+            await self._post_event(job, level, reason, message)
 
     async def _replicas(
         self, job: Object, kind: str, replica: Object, pods: list[Object], conditions: list[Object]
@@ -94,19 +94,19 @@ class PyTorchJobs:
         wanted, name = replica.get("replicas", 1), job["metadata"]["name"]
         by_index = {int(_label(pod, "replica-index")): pod for pod in pods}
         for index, pod in by_index.items():
-            await self._tell_exit_code(job, pod)
+            await self._post_exit_code(job, pod)
             if index >= wanted:
                 await self._delete(job, [pod])
             elif phase(pod) == "Failed" and _retried(replica, pod):
                 await self._delete(job, [pod])
                 message = f"job {name} is restarting because {kind} replica(s) failed."
                 _condition(conditions, "Restarting", True, "Restarting", message)
-                await self._tell(job, "Warning", "PyTorchJobRestarting", message)
+                await self._post_event(job, "Warning", "PyTorchJobRestarting", message)
             elif phase(pod) == "Failed" and replica.get("restartPolicy") == "ExitCode":
                 # No completionTime: the operator sets it only when the counts end the job.
                 message = f'job "{name}" is failing because "{kind}" replica(s) failed.'
                 _condition(conditions, "Failed", True, "Failed", message)
-                await self._tell(job, "Warning", "PyTorchJobFailed", message)
+                await self._post_event(job, "Warning", "PyTorchJobFailed", message)
         for index in sorted(set(range(wanted)) - set(by_index)):
             await self._create(job, kind, index, replica)
 
@@ -118,20 +118,20 @@ class PyTorchJobs:
                 continue
             await delete_pods(self.api, [pod])
             message = f"Deleted pod: {metadata['name']}"
-            await self._tell(job, "Normal", "SuccessfulDeletePod", message)
+            await self._post_event(job, "Normal", "SuccessfulDeletePod", message)
             if services:
                 await self.api.delete(path("services", metadata["namespace"], metadata["name"]))
                 message = f"Deleted service: {metadata['name']}"
-                await self._tell(job, "Normal", "SuccessfulDeleteService", message)
+                await self._post_event(job, "Normal", "SuccessfulDeleteService", message)
 
-    async def _tell_exit_code(self, job: Object, pod: Object) -> None:
+    async def _post_exit_code(self, job: Object, pod: Object) -> None:
         code = exit_code(pod, CONTAINER)
         if code is not None:
             where = f"{pod['metadata']['namespace']}.{pod['metadata']['name']}"
             message = f"Pod: {where} exited with code {code}"
-            await self._tell(job, "Normal", "ExitedWithCode", message)
+            await self._post_event(job, "Normal", "ExitedWithCode", message)
 
-    async def _tell(self, job: Object, level: str, reason: str, message: str) -> None:
+    async def _post_event(self, job: Object, level: str, reason: str, message: str) -> None:
         await post_event(self.api, job, level, reason, message)
 
     async def _create(self, job: Object, kind: str, index: int, replica: Object) -> None:
@@ -150,7 +150,7 @@ class PyTorchJobs:
         ports = [{"name": PORT_NAME, "port": _port(job)}]
         if await headless_service(self.api, job, name, labels, ports, not_ready=False):
             message = f"Created service: {name}"
-            await self._tell(job, "Normal", "SuccessfulCreateService", message)
+            await self._post_event(job, "Normal", "SuccessfulCreateService", message)
 
 
 def _counts(pods: list[Object]) -> dict[str, int]:
@@ -280,20 +280,20 @@ def _condition(conditions: list[Object], kind: str, holds: bool, reason: str, me
     Nothing changes once the job has failed. Running and Restarting replace each other. The end of
     the job sets Running to false and keeps its reason.
     """
-    message = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
+    fields = {"status": str(holds), "reason": f"PyTorchJob{reason}"}
     now_held = next((each for each in conditions if each["type"] == kind), None)
-    if has_condition(conditions, "Failed") or (now_held and message.items() <= now_held.items()):
+    if has_condition(conditions, "Failed") or (now_held and fields.items() <= now_held.items()):
         return
-    out = {kind, PUSHED_OUT.get(kind, kind)}
+    out = {kind, REPLACES.get(kind, kind)}
     conditions[:] = [each for each in conditions if each["type"] not in out]
     if kind in ("Failed", "Succeeded"):
         for each in conditions:
             each["status"] = "False" if each["type"] == "Running" else each["status"]
     stamps = dict.fromkeys(("lastUpdateTime", "lastTransitionTime"), now())
-    conditions.append({"type": kind, **stamps, **message, "message": message})
+    conditions.append({"type": kind, **stamps, **fields, "message": message})
 
 
-PUSHED_OUT = {"Running": "Restarting", "Restarting": "Running"}
+REPLACES = {"Running": "Restarting", "Restarting": "Running"}
 
 
 def _labels(job: str, kind: str) -> dict[str, str]:
