@@ -1,5 +1,8 @@
-"""What this machine's Slurm says where ndctl asks it, on testbeds that stand as described below:
-`python -m tests.slurm.capture FOLDER`, for fixtures of a version that has none yet."""
+"""Captures output of this machine's Slurm for test fixtures: `python -m tests.slurm.capture DIR`.
+
+It runs every command that ndctl reads, on testbeds in the states that are described below. Use it
+for a version of Slurm that has no fixtures yet.
+"""
 
 import json
 import sys
@@ -67,7 +70,7 @@ class Capture:
         self.write(name, self.slurm.output_of(*argv) + "\n")
 
     def keep_all(self, name: str, asked: Sequence[Sequence[str]]) -> None:
-        """Of each command what it printed, and its exit code."""
+        """Writes the output and exit code of each command."""
         said = []
         for argv in asked:
             done = self.slurm(list(argv))
@@ -82,7 +85,7 @@ class Capture:
         return str(self.slurm.folder / "job.sh")
 
     def submit(self, *args: str) -> str:
-        """A job that sleeps, or does what is said in `args` after the script."""
+        """Submits a job that sleeps, or runs the shell command in `args` after the script."""
         argv = ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp", *args)
         return self.slurm.output_of(*argv, *(() if self.script in args else (self.script,)))
 
@@ -97,7 +100,7 @@ class Capture:
 
 
 def jobs(capture: Capture) -> None:
-    """A job in each of the states that can be had within two minutes."""
+    """Captures a job in each state that can be reached within two minutes."""
     slurm, script = capture.slurm, capture.script
     Path(script).write_text('#!/bin/bash\ntrap "" TERM\neval "${1:-while :; do sleep 1; done}"\n')
     own = ("-N1", "-w", "node1", "--gpus-per-node=2", "--time=60", "--constraint=ib&h100")
@@ -134,8 +137,8 @@ def jobs(capture: Capture) -> None:
 
 
 def nodes(capture: Capture) -> None:
-    """node1 drains below a job that has both GPUs, node2 has a job on one, node3 is in maintenance,
-    node4's slurmd was killed, node5 is drained, node6 is down."""
+    """Captures nodes: node1 drains with a job on both GPUs, node2 has a job on one GPU, node3 is in
+    maintenance, node4's slurmd was killed, node5 is drained, node6 is down."""
     slurm = capture.slurm
     slurm.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=maintenance")
     slurm.output_of(
@@ -152,7 +155,7 @@ def nodes(capture: Capture) -> None:
 
 
 def refusals(capture: Capture) -> None:
-    """What it cannot do, and what it says while slurmctld is down."""
+    """Captures errors, first of wrong requests, then while slurmctld is down."""
     slurm, batch = capture.slurm, ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp")
     running = slurm.output_of("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
     wrong = (
@@ -202,7 +205,7 @@ def refusals(capture: Capture) -> None:
 
 
 def blocks(into: Path) -> None:
-    """Of GPUs without a type, below blocks of two nodes."""
+    """Captures nodes with GPUs that have no type, in blocks of two nodes."""
     knobs = {"TB_GPU_TYPE": "", "TB_TOPOLOGY": "block"}
     with running_testbed(4, 2, knobs) as slurm:
         capture = Capture(slurm, into)
@@ -213,7 +216,7 @@ def blocks(into: Path) -> None:
 
 
 def topologies(into: Path) -> None:
-    """Five at once, each with a partition."""
+    """Captures five topologies, each with its own partition."""
     names = ("switched", "nvlink", "round", "pod", "plain")
     partitions = "\n".join(f"PartitionName={n} Nodes=ALL State=UP Topology={n}" for n in names)
     knobs = {"TB_TOPOLOGY_YAML": TOPOLOGIES, "TB_PARTITIONS": partitions}

@@ -1,4 +1,4 @@
-"""docs/slurm.md says what is true: its commands, in order, on a real cluster; keys and files."""
+"""The commands of docs/slurm.md work on a real cluster, and its tables and files are complete."""
 
 import os
 import re
@@ -24,7 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
 ]
 SETTINGS = "".join(re.findall(r"^```conf\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL))
-"""What administrators can set, for slurm.conf."""
+"""The document's settings for slurm.conf."""
 
 SUBMIT = "ndctl submit examples/slurm.yaml"
 SAYS: Mapping[str, str] = {
@@ -57,7 +57,7 @@ SAYS: Mapping[str, str] = {
     "scontrol update NodeName=node4 State=DRAIN Reason=bad-cable": "",
     "scontrol update NodeName=node4 State=RESUME": "",
 }
-"""Each command of the document -> what it prints here."""
+"""Each command of the document, and a pattern of its output."""
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_commands_do_what_the_document_says(told: SlurmTestbed, tmp_path: Pa
 
 
 def _environ(testbed: SlurmTestbed, folder: Path) -> dict[str, str]:
-    """`ndctl` is this source tree's."""
+    """An environment whose `ndctl` runs this source tree."""
     own = folder / "bin"
     own.mkdir()
     (own / "ndctl").write_text(f'#!/bin/sh\nexec {sys.executable} -m orchestrator "$@"\n')
@@ -107,7 +107,7 @@ def _environ(testbed: SlurmTestbed, folder: Path) -> dict[str, str]:
 
 
 def _strike(run_root: Path, host: str) -> None:
-    """Twice, so that it is left out."""
+    """Records two strikes, which exclude the host."""
     now = SystemClock().now()
     for attempt in (1, 2):
         strike = host_strikes.Strike(
@@ -117,7 +117,8 @@ def _strike(run_root: Path, host: str) -> None:
 
 
 def _run(command: str, environ: Mapping[str, str]) -> str:
-    argv = command.replace("make ", "make --dry-run ").split()  # not over what the tests run in
+    # A dry run: `make install` would change the environment of this test.
+    argv = command.replace("make ", "make --dry-run ").split()
     done = subprocess.run(
         argv, env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -126,7 +127,8 @@ def _run(command: str, environ: Mapping[str, str]) -> str:
 
 
 def _files(run: Path) -> list[str]:
-    """Those that the document names, as patterns below the run root; not of what did not happen."""
+    """Files that the document names, as patterns below the run root; without those that only exist
+    after events that this test does not cause."""
     block = DOCUMENT.partition("## Where things lie")[2].partition("## ")[0]
     named = [
         line.split("  ")[0].strip() for line in re.findall(r"^    +(.+)$", block, re.MULTILINE)

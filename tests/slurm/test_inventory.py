@@ -1,4 +1,4 @@
-"""`ndctl inventory` and `ndctl plan` against real daemons."""
+"""`ndctl inventory` and `ndctl plan` on real Slurm daemons."""
 
 import json
 import sys
@@ -63,7 +63,7 @@ def test_a_plan_uses_free_hosts_and_notes_if_the_job_must_wait(slurm: SlurmTestb
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
     slurm.wait_for("the job", lambda: slurm.node_state("node1") != "idle")
-    assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # below one leaf
+    assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # They share a leaf switch.
     waits = plan(slurm, cluster__hosts=4)
     assert set(waits["hosts"]) == set(slurm.names)
     assert any("only 3 of 4 hosts are free" in note for note in waits["notes"])

@@ -1,4 +1,4 @@
-"""What a real Slurm makes of a requeue; the job only sleeps."""
+"""A requeue on a real Slurm. The job only sleeps."""
 
 import shlex
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def pair(slurm_available: None) -> Iterator[SlurmTestbed]:
-    """A partition of just as many nodes as the job wants."""
+    """A cluster with exactly as many nodes as the job needs."""
     with running_testbed(nodes=2, gpus=2) as testbed:
         yield testbed
 
@@ -48,7 +48,7 @@ def job_fields(slurm: SlurmTestbed, job_id: str) -> dict[str, str]:
 
 
 def test_a_job_waits_for_a_drained_node_that_it_needs(pair: SlurmTestbed, tmp_path: Path) -> None:
-    """In ExcNodeList it would make the job BadConstraints for good, though it is resumed."""
+    """If the node were in ExcNodeList, the job would stay BadConstraints after the node resumes."""
     backend, launch, job_id = asleep(pair, tmp_path)
     pair.output_of("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=a fan is loud")
     backend.requeue(launch, ("ghost", "node2"))
@@ -63,7 +63,7 @@ def test_a_job_waits_for_a_drained_node_that_it_needs(pair: SlurmTestbed, tmp_pa
 def test_a_node_that_was_briefly_down_is_used_again_if_the_job_needs_it(
     pair: SlurmTestbed, tmp_path: Path
 ) -> None:
-    """In ExcNodeList it made the job BadConstraints until a person looked at it."""
+    """If the node were in ExcNodeList, the job would stay BadConstraints until a person acts."""
     pair.restore()
     backend, launch, job_id = asleep(pair, tmp_path)
     pair.output_of("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=a cable")
@@ -78,7 +78,8 @@ def test_a_node_that_was_briefly_down_is_used_again_if_the_job_needs_it(
 def test_the_command_in_status_lets_the_job_use_an_excluded_node(
     pair: SlurmTestbed, tmp_path: Path
 ) -> None:
-    """As one with strikes: no process of ours runs while the job waits."""
+    """For example a node with strikes. No process of ndctl runs while the job waits, so a person
+    has to type the command."""
     pair.restore()
     backend, launch, job_id = asleep(pair, tmp_path)
     job_lookup.record(launch, job_id)
@@ -86,7 +87,7 @@ def test_the_command_in_status_lets_the_job_use_an_excluded_node(
     exclude = ("scontrol", "update", f"JobId={job_id}", "ExcNodeList=node2")
     pair.wait_for("the exclude list", lambda: pair(exclude).code == 0, 60)
     pair.wait_for(
-        "Slurm's word", lambda: job_fields(pair, job_id)["Reason"] == "BadConstraints", 120
+        "the pending reason", lambda: job_fields(pair, job_id)["Reason"] == "BadConstraints", 120
     )
     (seen,) = backend.glance([launch])
     assert "without the excluded nodes (node2) too few nodes match the request" in str(seen.words)

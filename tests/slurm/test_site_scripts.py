@@ -1,7 +1,7 @@
 """slurm/prolog.sh, epilog.sh and healthcheck.sh as a site installs them, on real daemons.
 
-All nodes of a testbed share one machine, so each looks at a root of its own, with GPUs made up of
-files and an nvidia-smi that lists them.
+All nodes of a testbed share one machine. Each node therefore has its own root with GPUs that are
+files, and an nvidia-smi that lists them.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class Site:
         (self.folder / node / "gpus").write_text("".join(f"{gpu}\n" for gpu in GPUS[:count]))
 
     def reason(self, node: str) -> str:
-        """Why Slurm says that a node is drained; empty where it is not."""
+        """The drain reason of a node; empty if it is not drained."""
         shown = self.slurm.output_of("scontrol", "show", "node", "-o", node)
         if "DRAIN" not in shown.partition(" State=")[2].split()[0]:
             return ""
@@ -59,7 +59,7 @@ class Site:
 
 
 def install(folder: Path) -> None:
-    """The three scripts, each below a line that says where this node's root is."""
+    """Installs the three scripts; a line before each sets the node's root."""
     for number in range(1, 5):
         root = folder / f"node{number}"
         for name in ("bin", "dev/shm", "tmp", "etc", "run", "proc"):
@@ -107,7 +107,7 @@ def site(installed: Site) -> Site:
 
 @pytest.fixture
 def prolog_alone(site: Site) -> Iterator[Site]:
-    """The health check finds nothing: what is found, the prolog finds."""
+    """A site whose health check does nothing, so that only the prolog finds faults."""
     script = site.folder / "healthcheck"
     text = script.read_text()
     script.write_text("#!/bin/sh\n")
@@ -138,7 +138,7 @@ def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alon
     site.slurm.wait_for("the job", lambda: site.slurm_job(job)["JobState"] == "RUNNING")
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     site.has_gpus("node3", 1)
-    assert site.ended(job)["Restarts"] == "0", "the job itself is over"
+    assert site.ended(job)["Restarts"] == "0", "the job has ended and is not requeued"
     site.slurm.wait_for("the epilog", lambda: site.reason("node3"), 60)
     assert site.reason("node3") == f"ndctl: epilog of job {job}: 1 of 2 GPUs"
 
@@ -148,7 +148,7 @@ def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
 ) -> None:
     site.slurm.output_of("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
     job = site.queue("-N1", "-w", "node4", shell="sleep 12")
-    # RUNNING alone may be before the prolog, which would find the same.
+    # A RUNNING job may still be in its prolog, which would find the same fault.
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     for node in ("node2", "node4"):
         site.has_gpus(node, 1)

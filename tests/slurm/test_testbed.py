@@ -1,4 +1,4 @@
-"""The testbed itself: what it promises to the tests on it."""
+"""The Slurm testbed works as its users expect."""
 
 import fcntl
 import tempfile
@@ -68,9 +68,9 @@ def test_nothing_is_left_behind_when_a_test_fails() -> None:
 
 @pytest.mark.usefixtures("slurm_available")
 def test_a_testbed_in_use_is_not_swept_away_whatever_its_process_id_is_here() -> None:
-    """In a process namespace of its own, as in `in_debian.sh`, a run does not see the others."""
-    nobodys = "999999999"
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{nobodys}-", dir="/tmp"))
+    """A run in its own process namespace, as in `in_debian.sh`, cannot see other processes."""
+    unused_pid = "999999999"
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{unused_pid}-", dir="/tmp"))
     with (folder / IN_USE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sweep()

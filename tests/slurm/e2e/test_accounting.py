@@ -1,4 +1,4 @@
-"""slurmdbd goes away while a job runs: nothing that ndctl says or does hangs on it."""
+"""slurmdbd stops while a job runs: ndctl does not depend on it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +30,14 @@ def accounted(slurm_available: None) -> Iterator[SlurmTestbed]:
 
 
 def runs_on_record(slurm: SlurmTestbed) -> list[str]:
-    """Every run of every job that slurmdbd knows of, as in `3 REQUEUED`."""
+    """Every run of every job in slurmdbd, for example `3 REQUEUED`."""
     asked = ("sacct", "-n", "-X", "-D", "-P", "--starttime=now-1hours", "-o", "JobID,State")
     lines = slurm.output_of(*asked).splitlines()
     return [" ".join(line.replace("|", " ").split()[:2]) for line in lines]
 
 
 def assert_told(job: Job, state: str) -> None:
-    """By every view, each of which names the Slurm job."""
+    """Every view shows the state and the Slurm job."""
     status = job.status()
     assert (status["state"], status["scheduler"]) == (state, f"Slurm job {job.id}")
     listed = job("list")
@@ -69,6 +69,7 @@ def test_a_job_is_shown_requeued_and_cancelled_without_slurmdbd(
         assert job.status()["state"] == "CANCELLED"
 
         accounted.start_dbd()
-        # No other job and no third run. Whether Slurm saw the agents' end or scancel's is open.
+        # There is no other job and no third run. The final state depends on whether Slurm first saw
+        # the end of the agents or the scancel.
         ends = [[f"{job.id} REQUEUED", f"{job.id} {end}"] for end in ("COMPLETED", "CANCELLED")]
         accounted.wait_for("the record", lambda: runs_on_record(accounted) in ends)

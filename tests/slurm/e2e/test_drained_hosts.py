@@ -1,4 +1,4 @@
-"""An administrator takes nodes away: at once, or when the job can do without them."""
+"""An administrator drains nodes: the job leaves them at once, or trains on them to its end."""
 
 import pytest
 
@@ -17,7 +17,7 @@ AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
 
 
 def drain(ndctl: SlurmNdctl, host: str) -> None:
-    """Have Slurm drain `host`, and the leader learn of it, which asks every 15 s."""
+    """Drains `host` and waits until the leader knows; it asks Slurm every 15 s."""
     with ndctl.paused_ranks():
         ndctl.testbed.output_of(
             "scontrol", "update", f"NodeName={host}", "State=DRAIN", "Reason=a fan is loud"
@@ -44,7 +44,7 @@ def test_spares_replace_nodes_that_are_down_and_drained(
     ndctl.wait_for_end()
 
     assert ndctl.losses() == finished.losses()
-    # A host that is wanted back is nobody's fault.
+    # A drained host is no incident.
     assert incidents(ndctl) == [("host-lost", down, None)]
     (flagged,) = [one for one in ndctl.events("HostFlagged") if one["host"] == drained]
     assert flagged["reason"].startswith("a fan is loud")
@@ -88,7 +88,7 @@ def test_without_a_spare_a_drained_node_makes_the_job_requeue(
 def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    """As every job of Slurm does."""
+    """Like every other job of Slurm."""
     done = ndctl.submit(**LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
@@ -109,7 +109,7 @@ def test_by_default_a_job_trains_to_its_end_on_a_node_that_is_drained(
 def test_a_running_job_leaves_a_node_whose_maintenance_begins(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    """Also where drained nodes are trained on to the end: somebody is about to be at this one."""
+    """Also with the default `on_drain`: during maintenance the node may be switched off."""
     done = ndctl.submit(**LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)

@@ -1,6 +1,6 @@
-"""An administrator opens a drained node again: the job has it back, in whatever way it did without.
+"""An administrator resumes a drained node: the job uses it again.
 
-That the job is well with fewer nodes, or with others, is in `test_hosts_wanted_back.py`.
+`test_drained_hosts.py` tests that a job continues with fewer or other nodes.
 """
 
 from collections.abc import Iterator
@@ -20,23 +20,24 @@ pytestmark = [
 ]
 
 STEPS = {"train__steps": "64"}
-"""Far more than are trained while a checkpoint is written."""
+"""Far more steps than are trained while a checkpoint is written."""
 END_S = 600.0
-"""For these, where other work has the machine as well."""
+"""Time limit of these longer jobs on a busy machine."""
 SAME = 1e-3
-"""Between float32 losses of two meshes, some steps after the change."""
+"""Tolerance between float32 losses of two meshes some steps after the change."""
 
 
 @pytest.fixture(scope="module")
 def trio(slurm_available: None) -> Iterator[SlurmTestbed]:
-    """One node more than the job wants; below one switch, for which Slurm would wait minutes."""
+    """One node more than the job needs, all below one switch: with two switches Slurm would wait
+    minutes for nodes below the same one."""
     with running_testbed(nodes=3, gpus=2, knobs={"TB_LEAF": "3"}) as testbed:
         yield testbed
 
 
 @pytest.fixture(scope="module")
 def whole(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of the same job, to which nothing happens."""
+    """Losses of the same job without a fault."""
     command = Ndctl(tmp_path_factory.mktemp("whole"))
     done = command.submit("--follow", **STEPS)
     assert done.code == 0, done.out + done.err
@@ -57,7 +58,7 @@ AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
 
 
 def drain(ndctl: SlurmNdctl, host: str, reason: str) -> None:
-    """The leader hears of it, which asks every 15 s."""
+    """Drains `host` and waits until the leader knows; it asks Slurm every 15 s."""
 
     def heard() -> bool:
         return any(flag["reason"].startswith(reason) for flag in ndctl.events("HostFlagged"))
@@ -82,7 +83,7 @@ def runs(ndctl: SlurmNdctl) -> list[list[str]]:
 
 
 def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
-    """No step is trained twice, and no restart spent."""
+    """No step was trained twice, and no restart was counted."""
     left: dict[int, int] = {}
     for metric in ndctl.metrics():
         left[metric["attempt"]] = metric["step"]
@@ -95,7 +96,7 @@ def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
 def test_a_job_that_shrank_grows_when_the_node_returns(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
-    """In the allocation that it has: a drained node stays a part of that."""
+    """The allocation does not change: a drained node stays part of it."""
     done = ndctl.submit(resilience__shrink="true", **AT_ONCE, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
@@ -128,7 +129,8 @@ def test_a_job_that_shrank_grows_when_the_node_returns(
 def test_the_run_after_the_next_uses_the_repaired_node(
     ndctl: SlurmNdctl, whole: dict[int, float]
 ) -> None:
-    """The next one did without it, as Slurm was asked; then another node's turn has come."""
+    """The next run excludes the drained node. Then another node is drained, and the run after that
+    uses the first node again."""
     done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
@@ -157,7 +159,7 @@ def test_the_run_after_the_next_uses_the_repaired_node(
 
 
 def test_a_job_that_needs_the_node_waits_for_it(ndctl: SlurmNdctl, whole: dict[int, float]) -> None:
-    """In ExcNodeList it would be BadConstraints for good, however often the node is resumed."""
+    """With the node in ExcNodeList the job would stay BadConstraints after the node is resumed."""
     (away, *_) = ndctl.testbed.names
     update(ndctl, away, "State=DRAIN", "Reason=a disk is full")
     done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)

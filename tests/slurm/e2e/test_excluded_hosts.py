@@ -1,4 +1,4 @@
-"""What ndctl excludes is said: in the plan, at submit, and while the job waits for other nodes."""
+"""Excluded hosts are shown in the plan, at submit, and while the job waits for other nodes."""
 
 import shlex
 import time

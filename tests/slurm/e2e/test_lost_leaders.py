@@ -1,5 +1,7 @@
-"""The leader is gone, or seems so: another agent takes over within the allocation, and no host that
-is well is blamed or left out."""
+"""The leader is lost or seems lost: another agent takes over within the allocation.
+
+No healthy host becomes a culprit or is excluded.
+"""
 
 import contextlib
 import json
@@ -28,7 +30,7 @@ SAVES = {**STEPS, "checkpoint.every_steps": "4"}
 
 @contextlib.contextmanager
 def cluster(**knobs: str) -> Iterator[SlurmTestbed]:
-    """Three nodes on which a job may get any two."""
+    """Three nodes below one switch; a job may get any two of them."""
     with running_testbed(
         nodes=3, gpus=1, knobs={**TESTBED_KNOBS, "TB_LEAF": "4", **knobs}
     ) as testbed:
@@ -39,7 +41,7 @@ def cluster(**knobs: str) -> Iterator[SlurmTestbed]:
 def job_on_fast_or_slow_kill(
     slurm_available: None, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Job]:
-    """On a cluster that kills at once what it ends, and on one that leaves it Slurm's own time."""
+    """A job on a cluster with a short kill wait, and on one with Slurm's default."""
     with cluster(TB_KILL_WAIT=request.param) as testbed, job_on(testbed, tmp_path / "runs") as job:
         yield job
 
@@ -51,7 +53,7 @@ def job(slurm_available: None, tmp_path: Path) -> Iterator[Job]:
 
 
 def agent_of(job: Job, host: str) -> int:
-    """The process of its agent, as it says in its lock."""
+    """Process id of the host's agent, read from its lock file."""
     return int((job.run_dir / "logs" / f"agent-{host}.lock").read_text())
 
 
@@ -61,7 +63,7 @@ def leader_of(job: Job) -> str:
 
 
 def training(job: Job, **options: str) -> tuple[str, list[str]]:
-    """The leader's host and the others, of a job that trains."""
+    """Submits a job and waits until it trains; returns the leader's host and the other hosts."""
     job.submit_successfully(**{**SAVES, **options})
     job.wait_for_step(6)
     hosts = job.events("LeaderStarted")[0]["allocation"]["hosts"]
@@ -74,7 +76,7 @@ def agent_logs(job: Job) -> str:
 
 
 def assert_taken_over(job: Job, leaders: list[str]) -> None:
-    """From one of these after the other, within the allocation, to the end of the job."""
+    """The job ended in its allocation, and these hosts were its leaders in this order."""
     job.wait_for_end(limit=600)
     assert job.losses() == uninterrupted(**STEPS)
     assert [one["host"] for one in job.events("LeaderStarted")] == leaders
@@ -113,7 +115,7 @@ def test_the_leaders_agent_is_killed_on_a_healthy_node(job_on_fast_or_slow_kill:
 
 
 def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
-    """It would keep the journal; and should it wake, its ranks could go on."""
+    """A stopped leader would keep the journal locked, and its ranks could continue if it wakes."""
     leader, (other,) = training(job)
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
@@ -126,17 +128,21 @@ def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
 
 
 def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job) -> None:
-    """Stopped on a node that is cut off, where nobody can end it: it keeps the journal, so the job
-    goes back to the queue without that node."""
+    """The leader is stopped on a disconnected node, where no process can end it. It keeps the
+    journal locked, so the job is requeued without that node."""
     leader, _ = training(job, **{"cluster.spare_hosts": "1"})
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
     job.slurm.net_down(leader)
-    job.wait_until("the fence to name another", lambda: "takes over" in agent_logs(job))
+    job.wait_until("the fence to name another leader", lambda: "takes over" in agent_logs(job))
     lines = len(job.journal())
     os.kill(stopped, signal.SIGCONT)
     log = job.run_dir / "logs" / f"agent-{leader}.log"
-    wait_for(lambda: "exiting: another leader has taken over" in log.read_text(), "its leave", 120)
+    wait_for(
+        lambda: "exiting: another leader has taken over" in log.read_text(),
+        "the agent to exit",
+        120,
+    )
     assert not [one for one in job.journal()[lines:] if one.get("host") == leader]
     job.slurm.net_up(leader)
     job.wait_for_end(limit=900)
@@ -149,7 +155,8 @@ def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job
 
 
 def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
-    """With it goes what it had started on the first one's node; there is an agent again."""
+    """The second leader had started a new agent on the first leader's node; that agent ends with
+    it, and a third leader starts an agent there again."""
     leader, others = training(job, **{"cluster.spare_hosts": "1"})
     os.kill(agent_of(job, leader), signal.SIGKILL)
     job.wait_for_step(12, attempt=2)
@@ -163,8 +170,8 @@ def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
 
 
 def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
-    """The batch script is lost with it, and the job ended by the leader: else its nodes would be
-    held to the time limit."""
+    """The batch script is lost with the node. The new leader cancels the Slurm job at the end,
+    because otherwise its nodes would stay allocated until the time limit."""
     leader, others = training(job, **{"cluster.spare_hosts": "1"})
     job.slurm.kill_node(leader)
     job.wait_for_step(12, attempt=2)
@@ -179,14 +186,14 @@ def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
     assert job.status()["state"] == "SUCCEEDED"
 
 
-# Nobody else is blamed for it
+# No other host becomes a culprit
 
 
 @pytest.mark.parametrize("gives_up_s", ["5", "300"])
 def test_the_network_of_the_leaders_node_is_cut_for_a_while(
     slurm_available: None, tmp_path: Path, gives_up_s: str
 ) -> None:
-    """Slurm gives the node up meanwhile, or does not notice: its healthy peer is not blamed."""
+    """Slurm sets the node down meanwhile or does not notice; its healthy peer is no culprit."""
     with (
         cluster(TB_SLURMD_TIMEOUT=gives_up_s) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
@@ -210,21 +217,22 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
         strikes = json.loads(job("hosts", "--json").out)
         assert other not in {one["host"] for one in strikes}
         if gives_up_s == "300":
-            assert not job.actions_of_kind("Requeue"), "nobody gave the allocation back"
+            assert not job.actions_of_kind("Requeue"), "the allocation was not released"
             assert job.slurm_job()["Restarts"] == "0"
 
 
 def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_leader(
     job_on_fast_or_slow_kill: Job,
 ) -> None:
-    """Slurm cannot end it there, so it outlives the run; the leader's node is not excluded."""
+    """Slurm cannot end the agent on that node, so it outlives the run. The leader's node is not
+    excluded."""
     job = job_on_fast_or_slow_kill
     leader, (other,) = training(job, **{"train.steps": "400"})
     pid = job.slurm.folder / "run" / f"slurmd-{other}.pid"
     os.kill(int(pid.read_text()), signal.SIGKILL)
     job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
     log = (job.run_dir / "logs" / f"agent-{other}.log").read_text
-    wait_for(lambda: "leaving: the job is queued again already" in log(), "its leave", 120)
+    wait_for(lambda: "leaving: the job is queued again already" in log(), "the agent to exit", 120)
     assert leader not in job.slurm_job()["ExcNodeList"]
     assert leader in job.events("LeaderStarted")[1]["allocation"]["hosts"]
     job.wait_for_step(job.last_step() + 2, attempt=2)
@@ -232,7 +240,7 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
     assert job("cancel", "e2e").code == 0
 
 
-# In the middle of it
+# A takeover meets another fault
 
 
 def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_disk: Path) -> None:
@@ -241,7 +249,7 @@ def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_d
         former = json.loads((job.run_dir / "fence.json").read_text())
         filler = fill_disk(small_disk)
         os.kill(agent_of(job, leader), signal.SIGKILL)
-        passes(20.0)  # that it was tried in vain fits into no log
+        passes(20.0)  # A failed takeover cannot be seen in a log, because the disk is full.
         assert len(job.events("LeaderStarted")) == 1
         assert json.loads((job.run_dir / "fence.json").read_text()) == former
         filler.unlink()
@@ -251,7 +259,7 @@ def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_d
 
 
 def passes(seconds: float) -> None:
-    """Real time, for a fault that lasts."""
+    """Waits in real time while a fault lasts."""
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun >= seconds, "time to pass", seconds + 60)
 
@@ -261,7 +269,7 @@ def blamed(job: Job) -> set[str | None]:
 
 
 def assert_attempts_do_not_mix(job: Job) -> None:
-    """Whatever belongs to an attempt that is over writes nothing any more."""
+    """No process of an ended attempt writes anything."""
     attempts = [one["attempt"] for one in job.metrics()]
     assert attempts == sorted(attempts)
     assert not list((job.run_dir / "checkpoints").glob("*.partial-*"))

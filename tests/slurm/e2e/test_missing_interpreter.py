@@ -1,4 +1,4 @@
-"""A node on which the interpreter is not there: Slurm's own words name it, and nobody waits."""
+"""A node lacks the Python interpreter: Slurm's error names it, and the job does not wait for it."""
 
 import contextlib
 import os
@@ -21,12 +21,13 @@ pytestmark = [
 ]
 BAD = "node2"
 SOON_S = 60.0
-"""On a busy machine; without Slurm's words it was `init_timeout`, ten minutes."""
+"""Limit on a busy machine. If ndctl did not read Slurm's error, it would wait `init_timeout`, ten
+minutes."""
 
 
 @contextlib.contextmanager
 def without_interpreter(testbed: SlurmTestbed, node: str) -> Iterator[None]:
-    """As where its virtual environment is on a file system that the node has not mounted."""
+    """For example because the node has not mounted the file system of the virtual environment."""
     pid = (testbed.folder / "run" / f"slurmd-{node}.pid").read_text().strip()
     there = ["nsenter", "-m", "-t", pid]
     place = str(Path(sys.executable).parent)
@@ -47,7 +48,7 @@ def assert_named_at_once(ndctl: SlurmNdctl) -> None:
     assert given_up["host"] == BAD
     assert given_up["at"] - ndctl.events("LeaderStarted")[0]["at"] < SOON_S
     assert BAD not in hosts_of(ndctl)
-    assert ndctl.status()["attempt"] == 1, "no attempt was lost by it"
+    assert ndctl.status()["attempt"] == 1, "it cost no attempt"
     ndctl.assert_nothing_left()
 
 

@@ -1,4 +1,4 @@
-"""`ndctl submit --here` in an allocation that is there already, on real Slurm daemons."""
+"""`ndctl submit --here` in an existing allocation, on real Slurm daemons."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ SETS = {**SAVES, "cluster.hosts": "2"}
 
 @contextlib.contextmanager
 def allocation(job: Job, nodes: int, *options: str) -> Iterator[Job]:
-    """`ndctl` in the shell of an allocation, which is given back afterwards."""
+    """`ndctl` in the shell of an allocation, which is released afterwards."""
     argv = ["salloc", "--no-shell", f"--nodes={nodes}", "--exclusive", "--no-kill", *options]
     done = job.slurm(argv)
     granted = re.search(r"Granted job allocation (\d+)", done.err)
@@ -67,7 +67,7 @@ def steps(job: Job) -> list[str]:
 
 
 def assert_is_whole(job: Job) -> None:
-    """The allocation is there as it was, with nothing of ours in it."""
+    """The allocation still runs and has no step or process of ndctl."""
     state = job_fields(job.slurm, allocated(job))
     assert (state["JobState"], state["Restarts"], state["JobName"]) == ("RUNNING", "0", "no-shell")
     assert steps(job) == []
@@ -98,7 +98,7 @@ def test_an_interrupted_job_ends_with_a_checkpoint_and_resumes_in_place(job: Job
     with allocation(job, 2) as mine:
         process = here(mine)
         mine.wait_for_step(5)
-        # One of the name is enough, also in another allocation.
+        # A job name can be used only once, also from another allocation.
         refused = mine("submit", str(SPEC), "--here")
         assert f"job {NAME} is running" in refused.err
         process.send_signal(signal.SIGINT)

@@ -24,9 +24,7 @@ def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
     first, second, third = (
         Element(ndctl.run_root, slurm, task=task) for task in ("seed-1", "seed-2", "seed-3")
     )
-    sets = [
-        f"--set={key}={value}" for key, value in {**SLOW_STEPS, "train.steps": "60"}.items()
-    ]
+    sets = [f"--set={key}={value}" for key, value in {**SLOW_STEPS, "train.steps": "60"}.items()]
     sweep = ["--sweep", "train.seed=1,2,3", "--at-once", "1", "--backend=slurm"]
     done = ndctl("submit", str(SPEC), *sets, *sweep)
     assert done.code == 0, done.out + done.err

@@ -1,4 +1,4 @@
-"""A job on a real Slurm, as its user sees it, and what must hold when the scheduler had its way."""
+"""A job of 2 nodes x 1 rank with slow steps, for tests in which Slurm interrupts it."""
 
 import contextlib
 import functools
@@ -28,11 +28,9 @@ TESTBED_KNOBS: Mapping[str, str] = {
     " PriorityTier=1 PreemptMode=REQUEUE GraceTime=60\n"
     "PartitionName=urgent Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF",
 }
-"""Knobs for a cluster that leaves its jobs the time that Slurm leaves them by default, and has a
-partition whose jobs push others out."""
+"""Knobs for a cluster with Slurm's default kill wait and a partition whose jobs preempt others."""
 NOTHING_LEFT_S = 240.0
-"""A node that was cut off is asked to end what it runs when it is back, and kills it after the kill
-wait."""
+"""A disconnected node ends its processes only after it returns and the kill wait is over."""
 NAME = "e2e"
 STEPS = 32
 SLOW_STEPS = {
@@ -44,8 +42,8 @@ SLOW_STEPS = {
     "cluster.gpus_per_host": "1",
     "parallel.tp": "1",
 }
-"""2 nodes x 1 rank; steps that take long enough for a scheduler to come in between, and no
-checkpoint but the one that the ranks write when they are asked to leave."""
+"""2 nodes x 1 rank. Steps are slow enough that the scheduler can interrupt the job. Ranks write a
+checkpoint only when they are asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Job(Ndctl):
 
     slurm: SlurmTestbed
     extra_environ: Mapping[str, str] = field(default_factory=dict)
-    """Further variables of the environment."""
+    """Additional environment variables."""
 
     @property
     def environ(self) -> dict[str, str]:
@@ -75,7 +73,7 @@ class Job(Ndctl):
         """Submits the job and follows it."""
         return self.start(*submit_args("--backend=slurm", "--follow", **SLOW_STEPS))
 
-    # What Slurm has of it
+    # The job's state in Slurm
 
     @property
     def id(self) -> str:
@@ -83,27 +81,27 @@ class Job(Ndctl):
         return found
 
     def ids(self) -> list[str]:
-        """Every Slurm job of this run, ended ones included."""
+        """Ids of all Slurm jobs of this run, also of ended ones."""
         said = self.slurm.output_of("scontrol", "show", "job", "-o")
         lines = [line for line in said.splitlines() if f"{self.run_dir}/" in line]
         return [line.split()[0].removeprefix("JobId=") for line in lines]
 
     def slurm_job(self) -> dict[str, str]:
-        """Of `scontrol show job`."""
+        """The fields of `scontrol show job`."""
         words = self.slurm.output_of("scontrol", "show", "job", "-o", self.id).split()
         pairs = (word.partition("=") for word in words if "=" in word)
         return {key: value for key, _, value in pairs}
 
-    # What it has come to
+    # The job's progress
 
     def wait_until(self, what: str, condition: Callable[[], Any], limit: float = 300.0) -> Any:
-        """Wait for it; a job that ends meanwhile is shown at once."""
+        """Waits for a condition; fails at once if the job ends meanwhile."""
 
         def holds() -> Any:
             with contextlib.suppress(OSError, TestbedError):
                 if found := condition():
                     return found
-            assert not self.has_ended(), f"it ended before {what}: {self.actions_of_kind('EndJob')}"
+            assert not self.has_ended(), f"ended before {what}: {self.actions_of_kind('EndJob')}"
             return None
 
         return wait_for(holds, what, limit)
@@ -120,8 +118,8 @@ class Job(Ndctl):
         self.wait_until_gone()
 
     def wait_until_gone(self) -> None:
-        """No process of it on any node, and no job in Slurm's hands."""
-        wait_for(lambda: not self.ids_in_queue(), f"Slurm to be done with {self.ids()}", 240.0)
+        """Waits until no node has a process of the job and Slurm's queue has no job of it."""
+        wait_for(lambda: not self.ids_in_queue(), f"Slurm jobs {self.ids()} to end", 240.0)
         assert_nothing_left(self.run_dir, NOTHING_LEFT_S)
 
     def ids_in_queue(self) -> list[str]:
@@ -143,19 +141,19 @@ class Job(Ndctl):
         return [action for action in self.actions() if action["kind"] == kind]
 
     def events_text(self) -> str:
-        """What `ndctl events` tells."""
+        """Output of `ndctl events`."""
         done = self("events", NAME)
         assert done.code == 0, done.err
         return done.out
 
     def assert_succeeded_without_incident(self) -> None:
-        """It succeeded, and nothing that the scheduler did was held against it."""
+        """The job succeeded, and nothing that the scheduler did counts as a fault."""
         status = self.status()
         assert status["state"] == "SUCCEEDED", status
         assert (status["restarts"], status["incidents"]) == (0, [])
 
     def assert_resumed_without_lost_step(self, attempt: int) -> None:
-        """This attempt lost no step: it began at the checkpoint of the one before."""
+        """This attempt lost no step: it resumed from the last checkpoint of the one before."""
         resumed = next(one for one in self.events("TrainingResumed") if one["attempt"] == attempt)
         step = resumed["step"]
         assert step > 0, resumed
@@ -165,7 +163,7 @@ class Job(Ndctl):
 
 @functools.cache
 def uninterrupted(**options: str) -> dict[int, float]:
-    """The losses of the same mesh and spec, without a scheduler and its whims."""
+    """Losses of the same mesh and spec on the local backend."""
     with tempfile.TemporaryDirectory(prefix="ndctl-uninterrupted-") as folder:
         command = Ndctl(Path(folder))
         done = command.submit("--follow", **{**SLOW_STEPS, **options})
@@ -174,7 +172,7 @@ def uninterrupted(**options: str) -> dict[int, float]:
 
 
 def fill_disk(folder: Path) -> Path:
-    """A file that leaves no room in this file system; without it there is room again."""
+    """Fills the file system with a file; deleting the file makes room again."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(1 << 12)):
@@ -184,7 +182,7 @@ def fill_disk(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def job_on(slurm: SlurmTestbed, run_root: Path) -> Iterator[Job]:
-    """A job that is gone afterwards, whatever came of it."""
+    """A job whose processes are ended afterwards in any case."""
     job = Job(run_root, slurm)
     try:
         yield job
