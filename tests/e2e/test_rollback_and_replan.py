@@ -1,4 +1,4 @@
-"""Training that goes astray and memory that runs out, in real processes."""
+"""Rollback after bad losses and replanning after out-of-memory, in real processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A host that comes back late: the job goes on without it meanwhile, and takes it in again."""
+"""A host returns late: the job continues without it and later adds it again."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from tests.e2e.job import Ndctl, assert_nothing_left, processes_of, wait_for
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(900)]
 
 AXES = {"resilience__shrink": "true", "resilience__min_hosts": "1"}
-SAME_DATA = 0.02
-"""Between losses of two meshes over these steps; those of other data differ by more."""
+LOSS_TOLERANCE = 0.02
+"""Tolerance between losses of two meshes over these steps; other data would differ by more."""
 
 
 @contextmanager
 def stopped_as_it_starts(ndctl: Ndctl) -> Iterator[int]:
-    """The next agent of host-1, which says nothing before it may run again."""
+    """Stops the next agent of host-1, so that it does not register until the end of the block."""
     (first,) = agents(ndctl)
     pid = wait_for(lambda: next(iter(agents(ndctl) - {first}), None), "another agent of host-1")
     os.kill(pid, signal.SIGSTOP)
@@ -57,13 +57,13 @@ def test_a_host_that_returns_joins_the_job_after_a_checkpoint(
     saved = [event["step"] for event in ndctl.events("CheckpointSaved")]
     assert (first, second) == (0, 8)
     assert 16 in saved
-    assert third in saved, "nothing is trained twice because it grew"
+    assert third in saved, "scaling up repeats no step"
     assert third >= 16
     (stop,) = (a for a in ndctl.actions() if a["kind"] == "StopAttempt" and a["attempt"] == 2)
     assert "growing from 1 to 2 hosts" in stop["reason"]
     assert "host-1 can be used again" in stop["reason"]
     (incident,) = status["incidents"]
-    assert incident["kind"] == "host-lost", "to grow is no failure"
+    assert incident["kind"] == "host-lost", "scaling up is no incident"
     assert_same_training(ndctl, reference)
     assert_nothing_left(ndctl.run_dir)
 
@@ -73,9 +73,9 @@ def starts(ndctl: Ndctl) -> list[dict[str, object]]:
 
 
 def assert_same_training(ndctl: Ndctl, reference: Ndctl) -> None:
-    """Whatever the mesh: each step once per attempt, on the same batches."""
+    """Every step was trained on the same batches as in the uninterrupted run."""
     expected = reference.losses()
     assert {metric["step"] for metric in ndctl.metrics()} == set(expected)
     for metric in ndctl.metrics():
-        same = 0.0 if metric["attempt"] == 1 else SAME_DATA
+        same = 0.0 if metric["attempt"] == 1 else LOSS_TOLERANCE
         assert metric["loss"] == pytest.approx(expected[metric["step"]], abs=same), metric

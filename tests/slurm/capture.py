@@ -13,8 +13,8 @@ from pathlib import Path
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
 from orchestrator.backends.slurm.observe import SQUEUE_FORMAT
 from tests.slurm.testbed import (
-    BLOCKS,
-    SEVERAL,
+    FIRST_WITH_BLOCKS,
+    FIRST_WITH_TOPOLOGY_YAML,
     SlurmTestbed,
     running_testbed,
     slurm_version,
@@ -66,16 +66,16 @@ class Capture:
     slurm: SlurmTestbed
     into: Path
 
-    def keep(self, name: str, *argv: str) -> None:
+    def capture_output(self, name: str, *argv: str) -> None:
         self.write(name, self.slurm.output_of(*argv) + "\n")
 
-    def keep_all(self, name: str, asked: Sequence[Sequence[str]]) -> None:
+    def capture_results(self, name: str, asked: Sequence[Sequence[str]]) -> None:
         """Writes the output and exit code of each command."""
-        said = []
+        output = []
         for argv in asked:
             done = self.slurm(list(argv))
-            said.append({"argv": [*argv], "code": done.code, "out": done.out, "err": done.err})
-        self.write(name, json.dumps(said, indent=1) + "\n")
+            output.append({"argv": [*argv], "code": done.code, "out": done.out, "err": done.err})
+        self.write(name, json.dumps(output, indent=1) + "\n")
 
     def write(self, name: str, text: str) -> None:
         (self.into / name).write_text(text.replace(str(self.slurm.folder), "/tmp/tb"))
@@ -131,8 +131,8 @@ def jobs(capture: Capture) -> None:
     ending = capture.running("-N1", "-w", "node4")
     slurm.output_of("scancel", ending)
     capture.wait_until(ending, "COMPLETING")
-    capture.keep("jobs.txt", *SHOW_JOBS)
-    capture.keep("queue.txt", *QUEUE)
+    capture.capture_output("jobs.txt", *SHOW_JOBS)
+    capture.capture_output("queue.txt", *QUEUE)
     capture.wait_until(ending, "CANCELLED")
 
 
@@ -151,7 +151,7 @@ def nodes(capture: Capture) -> None:
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
     slurm.wait_for("node3", lambda: "MAINT" in slurm.output_of("scontrol", "show", "node", "node3"))
-    capture.keep("nodes.txt", *NODES)
+    capture.capture_output("nodes.txt", *NODES)
 
 
 def refusals(capture: Capture) -> None:
@@ -164,7 +164,7 @@ def refusals(capture: Capture) -> None:
         *("--reservation=none", "--licenses=none", "--qos=none", "--segment=2", "--switches=1"),
     )
     update = ("scontrol", "update")
-    capture.keep_all(
+    capture.capture_results(
         "refusals.json",
         [
             *((*batch, one, "--wrap=true") for one in wrong),
@@ -184,7 +184,7 @@ def refusals(capture: Capture) -> None:
         ],
     )
     slurm.stop_ctld()
-    capture.keep_all(
+    capture.capture_results(
         "down.json",
         [
             (*batch, "--wrap=true"),
@@ -209,10 +209,12 @@ def blocks(into: Path) -> None:
     knobs = {"TB_GPU_TYPE": "", "TB_TOPOLOGY": "block"}
     with running_testbed(4, 2, knobs) as slurm:
         capture = Capture(slurm, into)
-        capture.keep("untyped-nodes.txt", *NODES)
-        capture.keep("topology-block.txt", *TOPOLOGY)
+        capture.capture_output("untyped-nodes.txt", *NODES)
+        capture.capture_output("topology-block.txt", *TOPOLOGY)
         asked = ("sbatch", "--test-only", "-o/dev/null", "--nodes=4", "--wrap=true")
-        capture.keep_all("segments.json", [(*asked, f"--segment={size}") for size in (1, 2, 3)])
+        capture.capture_results(
+            "segments.json", [(*asked, f"--segment={size}") for size in (1, 2, 3)]
+        )
 
 
 def topologies(into: Path) -> None:
@@ -222,8 +224,10 @@ def topologies(into: Path) -> None:
     knobs = {"TB_TOPOLOGY_YAML": TOPOLOGIES, "TB_PARTITIONS": partitions}
     with running_testbed(8, 1, knobs) as slurm:
         capture = Capture(slurm, into)
-        capture.keep("several-partitions.txt", *PARTITIONS)
-        capture.keep_all("several-topologies.json", [TOPOLOGY, *((*TOPOLOGY, n) for n in names)])
+        capture.capture_output("several-partitions.txt", *PARTITIONS)
+        capture.capture_results(
+            "several-topologies.json", [TOPOLOGY, *((*TOPOLOGY, n) for n in names)]
+        )
 
 
 def main(folder: str) -> None:
@@ -234,15 +238,15 @@ def main(folder: str) -> None:
         capture = Capture(slurm, into)
         features = "AvailableFeatures=ib,h100"
         slurm.output_of("scontrol", "update", "NodeName=node[1-2]", features)
-        capture.keep("partitions.txt", *PARTITIONS)
-        capture.keep("topology.txt", *TOPOLOGY)
-        capture.keep("config.txt", "scontrol", "show", "config")
+        capture.capture_output("partitions.txt", *PARTITIONS)
+        capture.capture_output("topology.txt", *TOPOLOGY)
+        capture.capture_output("config.txt", "scontrol", "show", "config")
         jobs(capture)
         nodes(capture)
         refusals(capture)
-    if slurm_version() >= BLOCKS:
+    if slurm_version() >= FIRST_WITH_BLOCKS:
         blocks(into)
-    if slurm_version() >= SEVERAL:
+    if slurm_version() >= FIRST_WITH_TOPOLOGY_YAML:
         topologies(into)
 
 

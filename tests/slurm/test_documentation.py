@@ -61,7 +61,7 @@ SAYS: Mapping[str, str] = {
 
 
 @pytest.fixture
-def told(slurm_available: None) -> Iterator[SlurmTestbed]:
+def documented_cluster(slurm_available: None) -> Iterator[SlurmTestbed]:
     """A cluster with the settings that the document asks administrators for."""
     with running_testbed(nodes=4, gpus=2, knobs={"TB_EXTRA": SETTINGS}) as testbed:
         yield testbed
@@ -70,22 +70,24 @@ def told(slurm_available: None) -> Iterator[SlurmTestbed]:
 @pytest.mark.slurm
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_commands_do_what_the_document_says(told: SlurmTestbed, tmp_path: Path) -> None:
-    environ = _environ(told, tmp_path)
+def test_the_commands_do_what_the_document_says(
+    documented_cluster: SlurmTestbed, tmp_path: Path
+) -> None:
+    environ = _environ(documented_cluster, tmp_path)
     run = tmp_path / "runs" / "slurm-demo"
     _strike(tmp_path / "runs", "node4")
-    said: dict[str, str] = {}
+    output: dict[str, str] = {}
     try:
         for command in COMMANDS:
-            said[command] = _run(command, environ)
-            assert re.search(SAYS[command], said[command]), f"{command}:\n{said[command]}"
+            output[command] = _run(command, environ)
+            assert re.search(SAYS[command], output[command]), f"{command}:\n{output[command]}"
             if command == SUBMIT:
                 wait_for((run / "checkpoints" / "step-10" / "COMPLETE").exists, "a checkpoint")
     finally:
         subprocess.run(["ndctl", "cancel", "slurm-demo"], env=environ, timeout=120, check=False)
-    assert not told.output_of("squeue", "-h")
-    assert "preemption" in said["ndctl doctor --backend slurm"]
-    warned = re.findall(r"^warns +(.+?)  ", said["ndctl doctor --backend slurm"], re.MULTILINE)
+    assert not documented_cluster.output_of("squeue", "-h")
+    assert "preemption" in output["ndctl doctor --backend slurm"]
+    warned = re.findall(r"^warns +(.+?)  ", output["ndctl doctor --backend slurm"], re.MULTILINE)
     assert not {"requeue", "preemption", "kill wait", "prolog"} & set(warned)
     for path in _files(run):
         assert list(run.parent.glob(path)), path

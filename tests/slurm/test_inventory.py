@@ -13,7 +13,13 @@ from orchestrator.inventory.slurm.topology import allocated_switches
 from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
 from tests.slurm.capture import TOPOLOGIES
-from tests.slurm.testbed import BLOCKS, SEVERAL, SlurmTestbed, running_testbed, slurm_version
+from tests.slurm.testbed import (
+    FIRST_WITH_BLOCKS,
+    FIRST_WITH_TOPOLOGY_YAML,
+    SlurmTestbed,
+    running_testbed,
+    slurm_version,
+)
 from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process]
@@ -113,7 +119,7 @@ def test_gpus_without_a_type_and_partitions() -> None:
 
 @pytest.mark.usefixtures("slurm_available")
 def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
-    if slurm_version() < BLOCKS:
+    if slurm_version() < FIRST_WITH_BLOCKS:
         pytest.skip("Slurm has topology/block from 23.11 on")
     with running_testbed(4, 2, {"TB_TOPOLOGY": "block"}) as testbed:
         cluster = read_cluster(Slurm(testbed, SystemClock()), None)
@@ -128,14 +134,14 @@ def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
         script = ndctl(testbed, "render", str(JOB), stdlib, "--backend", "slurm")
         assert "#SBATCH --segment=2" in script.splitlines()
         (tmp_path / "job.sh").write_text(script)
-        said = testbed(["sbatch", "--test-only", str(tmp_path / "job.sh")])
-        assert said.code == 0, said.err
-        assert any(f"on nodes node[{pair}] " in said.err for pair in ("1-2", "3-4")), said.err
+        output = testbed(["sbatch", "--test-only", str(tmp_path / "job.sh")])
+        assert output.code == 0, output.err
+        assert any(f"on nodes node[{pair}] " in output.err for pair in ("1-2", "3-4")), output.err
 
 
 @pytest.mark.usefixtures("slurm_available")
 def test_a_partition_has_the_topology_that_topology_yaml_gives_it() -> None:
-    if slurm_version() < SEVERAL:
+    if slurm_version() < FIRST_WITH_TOPOLOGY_YAML:
         pytest.skip("Slurm has topology.yaml from 25.05 on")
     parts = "PartitionName=train Nodes=ALL Default=YES State=UP\n"
     parts += "PartitionName=nv Nodes=ALL State=UP Topology=nvlink"

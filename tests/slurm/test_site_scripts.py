@@ -106,7 +106,7 @@ def site(installed: Site) -> Site:
 
 
 @pytest.fixture
-def prolog_alone(site: Site) -> Iterator[Site]:
+def site_without_health_check(site: Site) -> Iterator[Site]:
     """A site whose health check does nothing, so that only the prolog finds faults."""
     script = site.folder / "healthcheck"
     text = script.read_text()
@@ -121,9 +121,9 @@ def test_healthy_nodes_get_jobs(site: Site) -> None:
 
 
 def test_a_node_whose_prolog_fails_is_drained_and_slurm_runs_the_job_elsewhere(
-    prolog_alone: Site,
+    site_without_health_check: Site,
 ) -> None:
-    site = prolog_alone
+    site = site_without_health_check
     site.has_gpus("node1", 1)
     job = site.ended(site.queue("-N2"))
     assert job["Restarts"] == "1"
@@ -132,8 +132,10 @@ def test_a_node_whose_prolog_fails_is_drained_and_slurm_runs_the_job_elsewhere(
     assert "ndctl: prolog:" in site.slurm.output_of("sinfo", "-R")
 
 
-def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alone: Site) -> None:
-    site = prolog_alone
+def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(
+    site_without_health_check: Site,
+) -> None:
+    site = site_without_health_check
     job = site.queue("-N1", "-w", "node3", shell="sleep 5")
     site.slurm.wait_for("the job", lambda: site.slurm_job(job)["JobState"] == "RUNNING")
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
@@ -165,9 +167,9 @@ def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
 
 @pytest.mark.slow
 def test_a_job_of_ndctl_trains_elsewhere_where_the_prolog_finds_a_broken_node(
-    prolog_alone: Site, tmp_path: Path
+    site_without_health_check: Site, tmp_path: Path
 ) -> None:
-    site = prolog_alone
+    site = site_without_health_check
     ndctl = SlurmNdctl(tmp_path / "runs", site.slurm)
     site.has_gpus("node1", 1)
     done = ndctl.submit("--follow", train__steps="8")

@@ -12,10 +12,10 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
 
 def test_a_job_runs_on_its_fake_gpus(slurm: SlurmTestbed) -> None:
-    said = slurm.output_of(
+    output = slurm.output_of(
         "srun", "-N2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
     )
-    assert said.splitlines() == ["0,1", "0,1"]
+    assert output.splitlines() == ["0,1", "0,1"]
 
 
 def test_faults_of_a_test_are_repaired(slurm: SlurmTestbed) -> None:

@@ -27,9 +27,9 @@ PREFIX = "ndctl-slurm-"
 IN_USE = "in-use"
 """A file in the testbed's folder, which is locked while the testbed runs."""
 NOT_RUN = "NOT TESTED ON SLURM: "
-BLOCKS = (23, 11)
+FIRST_WITH_BLOCKS = (23, 11)
 """The first version of Slurm with topology/block."""
-SEVERAL = (25, 5)
+FIRST_WITH_TOPOLOGY_YAML = (25, 5)
 """The first version of Slurm with several topologies, in topology.yaml."""
 FAST: Mapping[str, str] = {"TB_LEAF": "2"}
 """Knobs of the script for every testbed; its defaults already have short timeouts."""

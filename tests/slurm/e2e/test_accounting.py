@@ -21,7 +21,7 @@ TRAINING = 3
 
 
 @pytest.fixture
-def accounted(slurm_available: None) -> Iterator[SlurmTestbed]:
+def cluster_with_slurmdbd(slurm_available: None) -> Iterator[SlurmTestbed]:
     why = why_no_slurm(**ACCOUNTING)
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
@@ -36,7 +36,7 @@ def runs_on_record(slurm: SlurmTestbed) -> list[str]:
     return [" ".join(line.replace("|", " ").split()[:2]) for line in lines]
 
 
-def assert_told(job: Job, state: str) -> None:
+def assert_all_views_show(job: Job, state: str) -> None:
     """Every view shows the state and the Slurm job."""
     status = job.status()
     assert (status["state"], status["scheduler"]) == (state, f"Slurm job {job.id}")
@@ -46,30 +46,34 @@ def assert_told(job: Job, state: str) -> None:
 
 
 def test_a_job_is_shown_requeued_and_cancelled_without_slurmdbd(
-    accounted: SlurmTestbed, tmp_path: Path
+    cluster_with_slurmdbd: SlurmTestbed, tmp_path: Path
 ) -> None:
-    with job_on(accounted, tmp_path / "runs") as job:
+    with job_on(cluster_with_slurmdbd, tmp_path / "runs") as job:
         job.submit_successfully(**{"train.steps": "5000"})
         job.wait_for_step(TRAINING)
-        accounted.wait_for("the record", lambda: runs_on_record(accounted) == [f"{job.id} RUNNING"])
+        cluster_with_slurmdbd.wait_for(
+            "the record", lambda: runs_on_record(cluster_with_slurmdbd) == [f"{job.id} RUNNING"]
+        )
 
-        accounted.stop_dbd("KILL")
-        assert accounted(["sacct", "-n"]).code != 0
-        assert_told(job, "RUNNING")
+        cluster_with_slurmdbd.stop_dbd("KILL")
+        assert cluster_with_slurmdbd(["sacct", "-n"]).code != 0
+        assert_all_views_show(job, "RUNNING")
         again = job.submit()
         assert again.code == exit_codes.BAD_JOB_STATE, again.out + again.err
 
-        accounted.output_of("scontrol", "requeue", job.id)
+        cluster_with_slurmdbd.output_of("scontrol", "requeue", job.id)
         job.wait_until("its second run", lambda: len(job.events("LeaderStarted")) == 2)
         job.wait_for_step(job.last_step() + 2, attempt=2)
         job.assert_resumed_without_lost_step(attempt=2)
-        assert_told(job, "RUNNING")
+        assert_all_views_show(job, "RUNNING")
         assert job("cancel", NAME).code == exit_codes.OK
         assert not job.ids_in_queue()
         assert job.status()["state"] == "CANCELLED"
 
-        accounted.start_dbd()
+        cluster_with_slurmdbd.start_dbd()
         # There is no other job and no third run. The final state depends on whether Slurm first saw
         # the end of the agents or the scancel.
         ends = [[f"{job.id} REQUEUED", f"{job.id} {end}"] for end in ("COMPLETED", "CANCELLED")]
-        accounted.wait_for("the record", lambda: runs_on_record(accounted) in ends)
+        cluster_with_slurmdbd.wait_for(
+            "the record", lambda: runs_on_record(cluster_with_slurmdbd) in ends
+        )

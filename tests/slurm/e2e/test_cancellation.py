@@ -1,4 +1,4 @@
-"""The end of a job that a person gives up, in Slurm's words or in ours, wherever it stands."""
+"""A person cancels a job with scancel or `ndctl cancel`, in each stage of the job."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ TRAINING = 3
 BAD_STATE = 5
 
 
-# How it is given up
+# Ways to cancel
 
 
 def scancel(job: Job) -> None:
@@ -27,22 +27,22 @@ def scancel(job: Job) -> None:
 def ndctl_cancel(job: Job) -> None:
     done = job("cancel", NAME)
     assert done.code == 0, done.err
-    assert not job.ids_in_queue(), "it is complete when the command returns"
+    assert not job.ids_in_queue(), "the job has ended when the command returns"
     assert not processes_of(job.run_dir)
 
 
-# Where it stands
+# Stages of the job
 
 
 @contextlib.contextmanager
 def pending(job: Job) -> Iterator[None]:
-    """Another job has the nodes."""
+    """Another job uses the nodes."""
     other = job.slurm.output_of("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     running = ("squeue", "-h", "-o", "%T", "-j", other)
     job.slurm.wait_for("the other job", lambda: job.slurm.output_of(*running) == "RUNNING")
     job.submit_successfully()
     wait_for(
-        lambda: job.slurm_job().get("Reason") in ("Resources", "Priority"), "a place in the queue"
+        lambda: job.slurm_job().get("Reason") in ("Resources", "Priority"), "the job to be queued"
     )
     yield
     job.slurm.output_of("scancel", other)
@@ -50,17 +50,17 @@ def pending(job: Job) -> Iterator[None]:
 
 @contextlib.contextmanager
 def before_the_agents(job: Job) -> Iterator[None]:
-    """Slurm has granted the nodes, and the site's lines of shell run."""
+    """Slurm has granted the nodes, and the site's setup commands run."""
     begun = job.run_root / "begun"
     lines = f'["touch {begun}; sleep 600"]'
     job.submit_successfully(**{"cluster.slurm.setup": lines})
-    job.wait_until("the lines of shell", begun.exists)
+    job.wait_until("the setup commands", begun.exists)
     yield
 
 
 @contextlib.contextmanager
 def waiting_for_agents(job: Job) -> Iterator[None]:
-    """The leader is there, and the other agent finds its host taken."""
+    """The leader runs, and the other agent finds its host locked by another agent."""
     logs = job.run_dir / "logs"
     logs.mkdir(parents=True)
     with (logs / "agent-node2.lock").open("w") as lock:
@@ -79,13 +79,13 @@ def training(job: Job) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def leaving(job: Job) -> Iterator[None]:
-    """Ranks have been told to leave, and one cannot yet."""
+def stopping(job: Job) -> Iterator[None]:
+    """Ranks were told to stop, and one of them does not stop yet."""
     with training(job):
         ranks = job.ranks()
         os.kill(ranks[1], signal.SIGSTOP)
         job.slurm.output_of("scancel", "--signal=USR1", job.id)
-        job.wait_until("the leader to hear", lambda: job.events("LeaveAsked"))
+        job.wait_until("the leader to receive the signal", lambda: job.events("LeaveAsked"))
         assert not job.actions_of_kind("Requeue")
         yield
         with contextlib.suppress(ProcessLookupError):
@@ -93,20 +93,22 @@ def leaving(job: Job) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def given_back(job: Job) -> Iterator[None]:
-    """Slurm takes it back to queue it again, and it does not end before the kill wait is over."""
+def being_requeued(job: Job) -> Iterator[None]:
+    """Slurm requeues the job, whose setup commands ignore SIGTERM until the kill wait is over."""
     begun = job.run_root / "begun"
     lines = f"""["trap '' TERM; touch {begun}; while :; do sleep 1; done"]"""
     job.submit_successfully(**{"cluster.slurm.setup": lines})
-    job.wait_until("the lines of shell", begun.exists)
+    job.wait_until("the setup commands", begun.exists)
     job.slurm.output_of("scontrol", "requeue", job.id)
-    job.slurm.wait_for("its end to begin", lambda: job.slurm_job()["JobState"] == "COMPLETING")
+    job.slurm.wait_for(
+        "the job to be COMPLETING", lambda: job.slurm_job()["JobState"] == "COMPLETING"
+    )
     yield
 
 
 @contextlib.contextmanager
-def queued_again(job: Job) -> Iterator[None]:
-    """No process is left, and Slurm waits a while before it starts it again."""
+def waiting_after_requeue(job: Job) -> Iterator[None]:
+    """The job was requeued and waits for its BeginTime; it has no process."""
     with before_the_agents(job):
         job.slurm.output_of("scontrol", "requeue", job.id)
         job.slurm.wait_for("the queue", lambda: job.slurm_job()["Reason"] == "BeginTime")
@@ -117,7 +119,7 @@ Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
 
 
 @pytest.mark.parametrize(
-    ("stage", "give_up"),
+    ("stage", "cancel"),
     [
         (pending, scancel),
         pytest.param(pending, ndctl_cancel, marks=pytest.mark.slow),
@@ -128,20 +130,22 @@ Stage = Callable[[Job], contextlib.AbstractContextManager[None]]
     ],
 )
 def test_a_job_cancelled_before_any_step_ends(
-    job: Job, stage: Stage, give_up: Callable[[Job], None]
+    job: Job, stage: Stage, cancel: Callable[[Job], None]
 ) -> None:
     with stage(job):
         assert_refused(job.submit(), job)
-        give_up(job)
+        cancel(job)
         job.wait_until_gone()
     assert job.slurm_job()["JobState"] == "CANCELLED"
     status = job.status()
-    told = "CANCELLED" if job.actions_of_kind("EndJob") or give_up is ndctl_cancel else "FAILED"
-    assert status["state"] == told, status
-    assert f"{job.id} has ended" in status["reason"] or told == "CANCELLED"
+    expected_state = (
+        "CANCELLED" if job.actions_of_kind("EndJob") or cancel is ndctl_cancel else "FAILED"
+    )
+    assert status["state"] == expected_state, status
+    assert f"{job.id} has ended" in status["reason"] or expected_state == "CANCELLED"
     assert "--resume" in job("status", NAME).out
     assert_refused(job.submit(), job)
-    assert len(job.ids()) == 1, "no second job came of it"
+    assert len(job.ids()) == 1, "there is no second job"
 
 
 def assert_refused(done: CommandResult, job: Job) -> None:
@@ -151,19 +155,19 @@ def assert_refused(done: CommandResult, job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "give_up"),
+    ("stage", "cancel"),
     [
         (training, scancel),
         pytest.param(training, ndctl_cancel, marks=pytest.mark.slow),
-        pytest.param(leaving, scancel, marks=pytest.mark.slow),
+        pytest.param(stopping, scancel, marks=pytest.mark.slow),
     ],
 )
 def test_a_job_cancelled_in_training_can_be_resumed(
-    job: Job, stage: Stage, give_up: Callable[[Job], None]
+    job: Job, stage: Stage, cancel: Callable[[Job], None]
 ) -> None:
     with stage(job):
         assert_refused(job.submit(), job)
-        give_up(job)
+        cancel(job)
     job.wait_until_gone()
     status = job.status()
     assert (status["state"], status["incidents"]) == ("CANCELLED", [])
@@ -181,19 +185,25 @@ def test_a_job_cancelled_in_training_can_be_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "give_up"),
-    [(queued_again, scancel), (queued_again, ndctl_cancel), (given_back, ndctl_cancel)],
+    ("stage", "cancel"),
+    [
+        (waiting_after_requeue, scancel),
+        (waiting_after_requeue, ndctl_cancel),
+        (being_requeued, ndctl_cancel),
+    ],
 )
 def test_a_job_cancelled_while_it_is_requeued_ends(
-    job: Job, stage: Stage, give_up: Callable[[Job], None]
+    job: Job, stage: Stage, cancel: Callable[[Job], None]
 ) -> None:
-    """submitit would wait for ever; an scancel alone is lost on a job that is being requeued."""
+    """An scancel alone has no effect on a job that is being requeued."""
     with stage(job):
-        give_up(job)
+        cancel(job)
         job.wait_until_gone()
     shown = job.slurm_job()
     assert (shown["JobState"], shown["Restarts"]) == ("CANCELLED", "1")
     status = job.status()
-    told = "CANCELLED" if job.actions_of_kind("EndJob") or give_up is ndctl_cancel else "FAILED"
-    assert (status["state"], status["incidents"]) == (told, [])
-    assert len(job.ids()) == 1, "no second job came of it"
+    expected_state = (
+        "CANCELLED" if job.actions_of_kind("EndJob") or cancel is ndctl_cancel else "FAILED"
+    )
+    assert (status["state"], status["incidents"]) == (expected_state, [])
+    assert len(job.ids()) == 1, "there is no second job"

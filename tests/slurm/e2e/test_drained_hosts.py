@@ -13,7 +13,7 @@ pytestmark = [
 ]
 
 
-AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
+REQUEUE_ON_DRAIN = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
 
 
 def drain(ndctl: SlurmNdctl, host: str) -> None:
@@ -32,7 +32,7 @@ def drain(ndctl: SlurmNdctl, host: str) -> None:
 def test_spares_replace_nodes_that_are_down_and_drained(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(cluster__spare_hosts="2", **AT_ONCE, **LONG_TIMEOUTS)
+    done = ndctl.submit(cluster__spare_hosts="2", **REQUEUE_ON_DRAIN, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
     leader = ndctl.leaders()[0]
@@ -62,7 +62,7 @@ def test_spares_replace_nodes_that_are_down_and_drained(
 def test_without_a_spare_a_drained_node_makes_the_job_requeue(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    done = ndctl.submit(**AT_ONCE, **LONG_TIMEOUTS)
+    done = ndctl.submit(**REQUEUE_ON_DRAIN, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=5)
     drained = hosts_of(ndctl)[0]

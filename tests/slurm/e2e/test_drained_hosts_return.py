@@ -23,12 +23,12 @@ STEPS = {"train__steps": "64"}
 """Far more steps than are trained while a checkpoint is written."""
 END_S = 600.0
 """Time limit of these longer jobs on a busy machine."""
-SAME = 1e-3
+LOSS_TOLERANCE = 1e-3
 """Tolerance between float32 losses of two meshes some steps after the change."""
 
 
 @pytest.fixture(scope="module")
-def trio(slurm_available: None) -> Iterator[SlurmTestbed]:
+def three_nodes(slurm_available: None) -> Iterator[SlurmTestbed]:
     """One node more than the job needs, all below one switch: with two switches Slurm would wait
     minutes for nodes below the same one."""
     with running_testbed(nodes=3, gpus=2, knobs={"TB_LEAF": "3"}) as testbed:
@@ -36,7 +36,9 @@ def trio(slurm_available: None) -> Iterator[SlurmTestbed]:
 
 
 @pytest.fixture(scope="module")
-def whole(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+def uninterrupted_losses(
+    slurm_available: None, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, float]:
     """Losses of the same job without a fault."""
     command = Ndctl(tmp_path_factory.mktemp("whole"))
     done = command.submit("--follow", **STEPS)
@@ -45,16 +47,16 @@ def whole(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> di
 
 
 @pytest.fixture
-def ndctl(trio: SlurmTestbed, tmp_path: Path) -> Iterator[SlurmNdctl]:
-    trio.restore()
-    command = SlurmNdctl(tmp_path / "runs", trio)
+def ndctl(three_nodes: SlurmTestbed, tmp_path: Path) -> Iterator[SlurmNdctl]:
+    three_nodes.restore()
+    command = SlurmNdctl(tmp_path / "runs", three_nodes)
     yield command
     if command.run_dir.exists():
         command("cancel", "e2e")
         command.assert_nothing_left()
 
 
-AT_ONCE = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
+REQUEUE_ON_DRAIN = {"cluster__slurm__on_drain": "checkpoint_and_requeue"}
 
 
 def drain(ndctl: SlurmNdctl, host: str, reason: str) -> None:
@@ -77,12 +79,12 @@ def other_than_the_leader(ndctl: SlurmNdctl) -> str:
     return host
 
 
-def runs(ndctl: SlurmNdctl) -> list[list[str]]:
+def hosts_of_runs(ndctl: SlurmNdctl) -> list[list[str]]:
     """The nodes of each allocation."""
     return [event["allocation"]["hosts"] for event in ndctl.events("LeaderStarted")]
 
 
-def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
+def assert_no_step_lost(ndctl: SlurmNdctl) -> None:
     """No step was trained twice, and no restart was counted."""
     left: dict[int, int] = {}
     for metric in ndctl.metrics():
@@ -94,10 +96,10 @@ def resumed_where_it_was_left(ndctl: SlurmNdctl) -> None:
 
 
 def test_a_job_that_shrank_grows_when_the_node_returns(
-    ndctl: SlurmNdctl, whole: dict[int, float]
+    ndctl: SlurmNdctl, uninterrupted_losses: dict[int, float]
 ) -> None:
     """The allocation does not change: a drained node stays part of it."""
-    done = ndctl.submit(resilience__shrink="true", **AT_ONCE, **STEPS, **LONG_TIMEOUTS)
+    done = ndctl.submit(resilience__shrink="true", **REQUEUE_ON_DRAIN, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
@@ -118,51 +120,53 @@ def test_a_job_that_shrank_grows_when_the_node_returns(
     assert f"{drained} can be used again" in stops[1]
     assert sorted(hosts_of(ndctl)) == sorted(both)
     assert ndctl.status()["attempt"] == 3
-    resumed_where_it_was_left(ndctl)
-    assert ndctl.losses() == pytest.approx(whole, abs=SAME)
-    assert len(runs(ndctl)) == 1
+    assert_no_step_lost(ndctl)
+    assert ndctl.losses() == pytest.approx(uninterrupted_losses, abs=LOSS_TOLERANCE)
+    assert len(hosts_of_runs(ndctl)) == 1
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
     ndctl.assert_nothing_left()
 
 
 def test_the_run_after_the_next_uses_the_repaired_node(
-    ndctl: SlurmNdctl, whole: dict[int, float]
+    ndctl: SlurmNdctl, uninterrupted_losses: dict[int, float]
 ) -> None:
     """The next run excludes the drained node. Then another node is drained, and the run after that
     uses the first node again."""
-    done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)
+    done = ndctl.submit(**REQUEUE_ON_DRAIN, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
     drained = other_than_the_leader(ndctl)
     drain(ndctl, drained, "a fan is loud")
     ndctl.wait_for_step(step=4, attempt=2)
     assert ndctl.slurm_job()["ExcNodeList"] == drained
-    assert drained not in runs(ndctl)[1]
+    assert drained not in hosts_of_runs(ndctl)[1]
     update(ndctl, drained, "State=RESUME")
     second = other_than_the_leader(ndctl)
     drain(ndctl, second, "so is this one")
     ndctl.wait_for_end(limit=END_S)
 
-    assert len(runs(ndctl)) == 3
+    assert len(hosts_of_runs(ndctl)) == 3
     assert sorted(hosts_of(ndctl)) == sorted({*ndctl.testbed.names} - {second})
     assert drained in hosts_of(ndctl)
     first, again = (one for one in ndctl.actions() if one["kind"] == "Requeue")
     assert (first["exclude"], first["again"]) == ([drained], [])
     assert (again["exclude"], again["again"]) == ([second], [drained])
-    resumed_where_it_was_left(ndctl)
-    assert ndctl.losses() == whole
+    assert_no_step_lost(ndctl)
+    assert ndctl.losses() == uninterrupted_losses
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "2")
     assert job["ExcNodeList"] == second
     ndctl.assert_nothing_left()
 
 
-def test_a_job_that_needs_the_node_waits_for_it(ndctl: SlurmNdctl, whole: dict[int, float]) -> None:
+def test_a_job_that_needs_the_node_waits_for_it(
+    ndctl: SlurmNdctl, uninterrupted_losses: dict[int, float]
+) -> None:
     """With the node in ExcNodeList the job would stay BadConstraints after the node is resumed."""
     (away, *_) = ndctl.testbed.names
     update(ndctl, away, "State=DRAIN", "Reason=a disk is full")
-    done = ndctl.submit(**AT_ONCE, **STEPS, **LONG_TIMEOUTS)
+    done = ndctl.submit(**REQUEUE_ON_DRAIN, **STEPS, **LONG_TIMEOUTS)
     assert done.code == 0, done.err
     ndctl.wait_for_step(step=3)
     both, drained = hosts_of(ndctl), other_than_the_leader(ndctl)
@@ -174,9 +178,9 @@ def test_a_job_that_needs_the_node_waits_for_it(ndctl: SlurmNdctl, whole: dict[i
     update(ndctl, drained, "State=RESUME")
     ndctl.wait_for_end(limit=END_S)
 
-    assert [sorted(run) for run in runs(ndctl)] == [sorted(both), sorted(both)]
-    resumed_where_it_was_left(ndctl)
-    assert ndctl.losses() == whole
+    assert [sorted(run) for run in hosts_of_runs(ndctl)] == [sorted(both), sorted(both)]
+    assert_no_step_lost(ndctl)
+    assert ndctl.losses() == uninterrupted_losses
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1")
     ndctl.assert_nothing_left()

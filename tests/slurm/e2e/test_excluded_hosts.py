@@ -40,10 +40,10 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
 
     plan = ndctl("plan", str(SPEC), "--backend", "slurm")
     assert plan.code == 0, plan.err
-    said = " ".join(plan.out.split())
-    assert "hosts not used: node4 is excluded (until 20" in said
-    assert "2 strikes, last host-lost in other: mute)" in said
-    assert "- to use node4: ndctl hosts clear node4" in said
+    output = " ".join(plan.out.split())
+    assert "hosts not used: node4 is excluded (until 20" in output
+    assert "2 strikes, last host-lost in other: mute)" in output
+    assert "- to use node4: ndctl hosts clear node4" in output
 
     done = ndctl.submit(**SHORT)
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""Hosts that are unfit: found before the first step, or after they broke the job twice."""
+"""Faulty hosts are excluded before the first step, or after they were the culprit twice."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 SMI = """#!/bin/sh
-# Two GPUs, but on node2, where one has fallen off the bus.
+# Two GPUs; one on node2, where the other has fallen off the bus.
 case "$1" in --query-gpu=*) ;; *) exit 1 ;; esac
 echo '00000000:17:00.0, NVIDIA H100 80GB HBM3, 0, No'
 [ "$SLURMD_NODENAME" = node2 ] || echo '00000000:2A:00.0, NVIDIA H100 80GB HBM3, 0, No'

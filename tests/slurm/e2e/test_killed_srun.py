@@ -1,5 +1,7 @@
-"""srun or the batch script alone is killed on a node that lives: the job queues again by itself, or
-goes on without, and no host is blamed."""
+"""srun or the batch script is killed on a healthy node: the job is requeued or continues.
+
+No host becomes a culprit.
+"""
 
 import contextlib
 import os
@@ -23,8 +25,8 @@ SAVES = {"checkpoint.every_steps": "4"}
 
 
 def sruns(job: Job) -> dict[int, int]:
-    """The process of srun -> its parent. It starts a second one, which ends the step when the
-    first is killed."""
+    """Pid of each srun process to that of its parent. srun starts a second process, which ends the
+    step when the first one is killed."""
     lines = processes_of(job.run_dir).items()
     return {pid: parent_of(pid) for pid, line in lines if line.startswith("srun ")}
 
@@ -54,14 +56,14 @@ def test_after_srun_is_killed_the_job_is_requeued_and_resumes(job: Job) -> None:
     status = job.status()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
     (incident,) = status["incidents"]
-    assert_broke(incident)
+    assert_allocation_broke(incident)
     assert incident["cause"].startswith("SIGKILL ended srun on node")
     job.assert_resumed_without_lost_step(attempt=2)
     assert "the command that started them ended with exit code 137" in agent_logs(job)
     assert agent_logs(job).count("the job is queued again") == 1
 
 
-def assert_broke(incident: dict[str, Any]) -> None:
+def assert_allocation_broke(incident: dict[str, Any]) -> None:
     assert (incident["kind"], incident["culprit"]) == (
         "allocation-broke",
         {"host": None, "rank": None},
@@ -89,7 +91,7 @@ def all_processes() -> dict[int, str]:
 def test_a_killed_batch_script_is_no_cancel_and_the_job_is_requeued(
     job: Job, number: signal.Signals
 ) -> None:
-    """Slurm ends the run and, if nobody asks for the job back meanwhile, the job as FAILED."""
+    """Slurm ends the run. If no agent requeues the job in time, Slurm ends it as FAILED."""
     training(job, 6)
     os.kill(batch_shell(job), number)
     job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2)
@@ -100,7 +102,7 @@ def test_a_killed_batch_script_is_no_cancel_and_the_job_is_requeued(
     status = job.status()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
     (incident,) = status["incidents"]
-    assert_broke(incident)
+    assert_allocation_broke(incident)
     assert (
         f"the batch script was ended by signal {int(number)} ({number.name})" in incident["cause"]
     )
@@ -119,12 +121,12 @@ def test_a_job_cancelled_by_scancel_at_that_moment_ends(job: Job) -> None:
 
 
 def test_agents_that_survive_srun_train_to_the_end(job: Job) -> None:
-    """Whatever kills both processes of srun has nobody end the step."""
+    """If both srun processes are killed, no process ends the step."""
     for pid in training(job, 3):
         os.kill(pid, signal.SIGSTOP)
     for pid in sruns(job):
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: "continues without it" in agent_logs(job), "the script to see it")
+    wait_for(lambda: "continues without it" in agent_logs(job), "the batch script to notice")
     job.wait_for_end()
 
     assert (job.slurm_job()["JobState"], job.slurm_job()["Restarts"]) == ("COMPLETED", "0")

@@ -62,7 +62,7 @@ def leader_of(job: Job) -> str:
     return host
 
 
-def training(job: Job, **options: str) -> tuple[str, list[str]]:
+def submit_and_train(job: Job, **options: str) -> tuple[str, list[str]]:
     """Submits a job and waits until it trains; returns the leader's host and the other hosts."""
     job.submit_successfully(**{**SAVES, **options})
     job.wait_for_step(6)
@@ -98,14 +98,14 @@ def assert_lost_leader(job: Job, incident: dict[str, object], host: str, how: st
     resumed = next(one for one in job.events("TrainingResumed") if one["attempt"] == 2)
     assert incident["step"] == done
     assert incident["saved"] == resumed["step"] > 0
-    said = job("describe", "e2e").out
+    output = job("describe", "e2e").out
     many = done - resumed["step"]
-    assert f"{many} {'step' if many == 1 else 'steps'} of work lost" in said, said
+    assert f"{many} {'step' if many == 1 else 'steps'} of work lost" in output, output
 
 
 def test_the_leaders_agent_is_killed_on_a_healthy_node(job_on_fast_or_slow_kill: Job) -> None:
     job = job_on_fast_or_slow_kill
-    leader, (other,) = training(job)
+    leader, (other,) = submit_and_train(job)
     os.kill(agent_of(job, leader), signal.SIGKILL)
     assert_taken_over(job, [leader, other])
     (incident,) = job.status()["incidents"]
@@ -116,7 +116,7 @@ def test_the_leaders_agent_is_killed_on_a_healthy_node(job_on_fast_or_slow_kill:
 
 def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
     """A stopped leader would keep the journal locked, and its ranks could continue if it wakes."""
-    leader, (other,) = training(job)
+    leader, (other,) = submit_and_train(job)
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
     job.wait_until("another leader", lambda: leader_of(job) == other)
@@ -130,7 +130,7 @@ def test_a_stopped_leader_is_ended_before_another_leads(job: Job) -> None:
 def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job) -> None:
     """The leader is stopped on a disconnected node, where no process can end it. It keeps the
     journal locked, so the job is requeued without that node."""
-    leader, _ = training(job, **{"cluster.spare_hosts": "1"})
+    leader, _ = submit_and_train(job, **{"cluster.spare_hosts": "1"})
     stopped = agent_of(job, leader)
     os.kill(stopped, signal.SIGSTOP)
     job.slurm.net_down(leader)
@@ -157,7 +157,7 @@ def test_a_leader_that_wakes_after_a_takeover_leaves_and_writes_nothing(job: Job
 def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
     """The second leader had started a new agent on the first leader's node; that agent ends with
     it, and a third leader starts an agent there again."""
-    leader, others = training(job, **{"cluster.spare_hosts": "1"})
+    leader, others = submit_and_train(job, **{"cluster.spare_hosts": "1"})
     os.kill(agent_of(job, leader), signal.SIGKILL)
     job.wait_for_step(12, attempt=2)
     second = leader_of(job)
@@ -172,7 +172,7 @@ def test_a_leader_that_took_over_can_be_replaced_in_turn(job: Job) -> None:
 def test_a_spare_takes_the_place_of_the_leaders_node(job: Job) -> None:
     """The batch script is lost with the node. The new leader cancels the Slurm job at the end,
     because otherwise its nodes would stay allocated until the time limit."""
-    leader, others = training(job, **{"cluster.spare_hosts": "1"})
+    leader, others = submit_and_train(job, **{"cluster.spare_hosts": "1"})
     job.slurm.kill_node(leader)
     job.wait_for_step(12, attempt=2)
     job.slurm.start_node(leader)
@@ -200,10 +200,10 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
     ):
         if not testbed.has_network:
             pytest.skip("nodes have no networks of their own here")
-        leader, (other,) = training(job)
+        leader, (other,) = submit_and_train(job)
         since = job.num_steps()
         testbed.net_down(leader)
-        passes(25.0)
+        wait_real_time(25.0)
         testbed.net_up(leader)
         job.wait_until(
             "steps of the next attempt", lambda: job.metrics()[since:][-1]["attempt"] > 1
@@ -211,7 +211,7 @@ def test_the_network_of_the_leaders_node_is_cut_for_a_while(
         job.wait_for_end(limit=600)
 
         assert job.losses() == uninterrupted(**STEPS)
-        assert other not in blamed(job)
+        assert other not in culprit_hosts(job)
         assert not [one for one in job.events("HostUnavailable") if one["host"] == other]
         assert other not in job.slurm_job()["ExcNodeList"]
         strikes = json.loads(job("hosts", "--json").out)
@@ -227,7 +227,7 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
     """Slurm cannot end the agent on that node, so it outlives the run. The leader's node is not
     excluded."""
     job = job_on_fast_or_slow_kill
-    leader, (other,) = training(job, **{"train.steps": "400"})
+    leader, (other,) = submit_and_train(job, **{"train.steps": "400"})
     pid = job.slurm.folder / "run" / f"slurmd-{other}.pid"
     os.kill(int(pid.read_text()), signal.SIGKILL)
     job.wait_until("the next run", lambda: len(job.events("LeaderStarted")) == 2, 600)
@@ -245,11 +245,11 @@ def test_the_agent_of_a_node_whose_slurmd_is_dead_leaves_the_requeue_to_its_lead
 
 def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_disk: Path) -> None:
     with cluster() as testbed, job_on(testbed, small_disk / "runs") as job:
-        leader, (other,) = training(job)
+        leader, (other,) = submit_and_train(job)
         former = json.loads((job.run_dir / "fence.json").read_text())
         filler = fill_disk(small_disk)
         os.kill(agent_of(job, leader), signal.SIGKILL)
-        passes(20.0)  # A failed takeover cannot be seen in a log, because the disk is full.
+        wait_real_time(20.0)  # A failed takeover cannot be seen in a log, because the disk is full.
         assert len(job.events("LeaderStarted")) == 1
         assert json.loads((job.run_dir / "fence.json").read_text()) == former
         filler.unlink()
@@ -258,13 +258,13 @@ def test_a_takeover_waits_until_the_disk_has_room(slurm_available: None, small_d
         assert (incident["kind"], incident["culprit"]["host"]) == ("leader-lost", leader)
 
 
-def passes(seconds: float) -> None:
+def wait_real_time(seconds: float) -> None:
     """Waits in real time while a fault lasts."""
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun >= seconds, "time to pass", seconds + 60)
 
 
-def blamed(job: Job) -> set[str | None]:
+def culprit_hosts(job: Job) -> set[str | None]:
     return {one["culprit"]["host"] for one in job.status()["incidents"]}
 
 

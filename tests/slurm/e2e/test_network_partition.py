@@ -1,4 +1,4 @@
-"""A node is cut off from the others, works on by itself for a while, and comes back."""
+"""A node is disconnected from the others, keeps running for a while, and reconnects."""
 
 import json
 from collections.abc import Iterator
@@ -35,18 +35,18 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 
 def assert_attempts_do_not_mix(job: Job) -> None:
-    """A process of an attempt that is over writes nothing more."""
+    """No process of an ended attempt writes anything."""
     lines = (job.run_dir / "metrics.jsonl").read_text().splitlines()
     attempts = [json.loads(line)["attempt"] for line in lines]
     assert attempts == sorted(attempts)
     assert attempts[-1] == 2
-    told = [event["attempt"] for event in job.events("CheckpointSaved")]
-    assert told == sorted(told)
+    checkpoint_attempts = [event["attempt"] for event in job.events("CheckpointSaved")]
+    assert checkpoint_attempts == sorted(checkpoint_attempts)
     assert not list((job.run_dir / "checkpoints").glob("*.partial-*"))
 
 
 def processes_on(job: Job, node: str) -> dict[int, str]:
-    """Processes of the job on a node of the testbed."""
+    """Pid to command line of the job's processes on a node."""
     found = {}
     for pid, command in processes_of(job.run_dir).items():
         try:
@@ -74,7 +74,7 @@ def test_a_spare_replaces_a_follower_that_is_cut_off(job: Job) -> None:
     (incident,) = job.status()["incidents"]
     assert (incident["kind"], incident["culprit"]["host"]) == ("host-lost", lost)
     assert lost not in job.actions_of_kind("StartAttempt")[1]["hosts"]
-    assert len(job.events("LeaderStarted")) == 1, "nobody went back to the queue"
+    assert len(job.events("LeaderStarted")) == 1, "the job was not requeued"
     assert_attempts_do_not_mix(job)
 
 

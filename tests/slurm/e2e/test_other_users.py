@@ -1,4 +1,4 @@
-"""Several Unix users of one cluster and one run root, none of whom is root."""
+"""Several Unix users, none of them root, share a cluster and a run root."""
 
 import os
 import pwd
@@ -23,12 +23,12 @@ pytestmark = [
 ]
 
 USERS = ("games", "backup")
-"""That every Debian has; their homes are not theirs to write in."""
+"""Users that every Debian has; they cannot write to their home directories."""
 
 
 @dataclass(frozen=True)
 class User:
-    """`ndctl` as someone else types it."""
+    """`ndctl` run by another Unix user."""
 
     name: str
     python: str
@@ -60,8 +60,8 @@ class User:
         return self(*submit_args("--backend=slurm", **{**SLOW_STEPS, **options}))
 
 
-def an_interpreter_for_all() -> str:
-    """One of this version that others may run: this one's may lie in a home."""
+def shared_interpreter() -> str:
+    """An interpreter of this version that other users can execute; this one may lie in a home."""
     version = f"python3.{sys.version_info.minor}"
     for candidate in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         path = Path(candidate)
@@ -81,7 +81,7 @@ def shared(slurm_available: None) -> Iterator[SlurmTestbed]:
 
 @pytest.fixture
 def run_root(shared: SlurmTestbed) -> Path:
-    """Beside the cluster's own files: the test's folder only root may enter."""
+    """A run root in the cluster's folder, because only root can enter the test's own folder."""
     folder = shared.folder / "runs"
     folder.mkdir()
     folder.chmod(0o1777)
@@ -98,7 +98,7 @@ def assert_refused(done: CommandResult, *words: str) -> None:
 def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
     shared: SlurmTestbed, run_root: Path
 ) -> None:
-    python = an_interpreter_for_all()
+    python = shared_interpreter()
     with job_on(shared, run_root) as job:
         one, other = (User(name, python, job) for name in USERS)
         doctor = one("doctor", "--backend", "slurm")
@@ -121,7 +121,7 @@ def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
 
         job.slurm.output_of("scontrol", "requeue", job.id)
         job.wait_for_end()
-        # Of each step one loss; what data there is depends on the interpreter that they share.
+        # Losses are not compared: the data are files of the interpreter that both users share.
         assert sorted(job.losses()) == list(range(1, STEPS + 1))
         job.assert_succeeded_without_incident()
 
@@ -131,7 +131,7 @@ def test_a_run_root_that_a_user_may_not_enter_is_an_error(
 ) -> None:
     closed = run_root / "closed"
     closed.mkdir(mode=0o700)
-    user = User(USERS[0], an_interpreter_for_all(), Job(closed / "runs", shared))
+    user = User(USERS[0], shared_interpreter(), Job(closed / "runs", shared))
     doctor = user("doctor", "--backend", "slurm")
     assert "Traceback" not in doctor.err, doctor.err
     assert f"{closed}/runs is in a folder that you cannot access" in doctor.out

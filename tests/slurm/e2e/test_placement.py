@@ -1,4 +1,4 @@
-"""Ranks are bound to the nodes that were granted, below the switches that Slurm tells of."""
+"""Ranks are placed on the granted nodes with regard to the switches that Slurm reports."""
 
 import contextlib
 import re
@@ -22,9 +22,9 @@ SMALL = {
     "model.config.intermediate_size": "128",
     "model.config.num_hidden_layers": "2",
 }
-"""For many ranks on few cores."""
-SAME = 1e-4
-"""Between float32 losses of two meshes after a few steps."""
+"""A model that is small enough for many ranks on few cores."""
+LOSS_TOLERANCE = 1e-4
+"""Tolerance between float32 losses of two meshes after a few steps."""
 
 
 @pytest.fixture
@@ -38,13 +38,13 @@ def wide(slurm_available: None, tmp_path: Path) -> Iterator[Job]:
 
 
 def leaves(job: Job, hosts: list[str]) -> list[str]:
-    """The leaf switch above each host, as Slurm says it."""
+    """The leaf switch of each host, as Slurm reports it."""
     (leader,) = job.events("LeaderStarted")
     return [leader["allocation"]["switches"][host][-1] for host in hosts]
 
 
 def nodes_of(ranks: dict[int, int]) -> dict[int, str]:
-    """On which node each rank is, as Slurm told what is above it; without those that are over."""
+    """Rank to its node, read from the environment that Slurm sets; without ended ranks."""
     found = {}
     for rank, pid in ranks.items():
         with contextlib.suppress(OSError):
@@ -54,10 +54,11 @@ def nodes_of(ranks: dict[int, int]) -> dict[int, str]:
 
 
 def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> None:
-    """Replicas talk least and go across; what talks in every layer stays below one switch."""
+    """Replicas communicate least, so they are placed across switches. Ranks that communicate in
+    every layer share a switch."""
     training = {**SMALL, "train.global_batch_size": "16", "train.steps": "6"}
     mesh = {"cluster.hosts": "16", "parallel.dp_replicate": "2", "parallel.dp_shard": "8"}
-    # 16 imports of torch take two cores longer than the minute that trying all hosts may take.
+    # On two cores, 16 imports of torch take longer than the minute that the host check may take.
     wide.submit_successfully(**training, **mesh, **{"resilience.preflight": "false"})
     seen = wide.wait_until("16 ranks", lambda: len(found := nodes_of(wide.ranks())) == 16 and found)
     wide.wait_for_end()
@@ -70,9 +71,9 @@ def test_a_job_trains_on_sixteen_nodes_below_two_leaf_switches(wide: Job) -> Non
     assert below[0] != below[8]
     beyond_host, beyond_leaf, *_ = start["crossing"]
     assert beyond_host > beyond_leaf > 0, start["crossing"]
-    assert seen == dict(enumerate(hosts)), "where the plan has them"
+    assert seen == dict(enumerate(hosts)), "ranks are on the nodes of the plan"
     alone = uninterrupted(**training, **{"cluster.hosts": "1"})
-    assert wide.losses() == pytest.approx(alone, abs=SAME)
+    assert wide.losses() == pytest.approx(alone, abs=LOSS_TOLERANCE)
     wide.assert_succeeded_without_incident()
 
 

@@ -1,5 +1,7 @@
-"""The scheduler wants the nodes back: ranks write a checkpoint, the job is requeued and resumes,
-and the incident names no culprit."""
+"""Slurm takes the nodes back: ranks write a checkpoint, the job is requeued and resumes.
+
+There is no incident and no culprit.
+"""
 
 from pathlib import Path
 
@@ -12,20 +14,20 @@ from tests.slurm.testbed import running_testbed, slurm_version
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 TRAINING = 3
-"""The step from which on a job surely trains."""
-ONCE_MORE = (24, 5)
-"""The first version that, when a run ends after a preemption with a GraceTime, takes it for the
-one that was preempted, though that was queued again before: it is queued once more."""
+"""At this step the job certainly trains."""
+REQUEUES_TWICE = (24, 5)
+"""The first version of Slurm that requeues a preempted job twice: it does so at the preemption with
+a GraceTime, and again when the next run ends."""
 
 
-def assert_went_on(job: Job, cause: str, signal: str) -> None:
-    """In a second run of the same Slurm job, where the first had left off."""
+def assert_requeued_and_resumed(job: Job, cause: str, signal: str) -> None:
+    """The same Slurm job resumed in a second run without losing a step."""
     job.wait_for_end()
     assert job.losses() == uninterrupted()
     job.assert_succeeded_without_incident()
     job.assert_resumed_without_lost_step(attempt=2)
     first, again, *later = job.events("LeaderStarted")
-    assert len(later) == (cause == "preempted" and slurm_version() >= ONCE_MORE)
+    assert len(later) == (cause == "preempted" and slurm_version() >= REQUEUES_TWICE)
     assert len(job.actions_of_kind("StartAttempt")) == 2, (
         "a run after the end of the job starts nothing"
     )
@@ -35,11 +37,11 @@ def assert_went_on(job: Job, cause: str, signal: str) -> None:
     story = job.events_text()
     assert f"asks the job to stop: {cause} ({signal})" in story
     assert story.count("requeue the job") == 1
-    assert "requeue the job without" not in story, "no host did anything wrong"
+    assert "requeue the job without" not in story, "no host is excluded"
 
 
-def make_room(job: Job) -> None:
-    """A job with a higher priority takes a node, and gives it back once ours is in the queue."""
+def preempt(job: Job) -> None:
+    """A job with a higher priority takes a node, and releases it when our job is in the queue."""
     slurm = job.slurm
     other = slurm.output_of(
         *("sbatch", "--parsable", "-p", "urgent", "-N1", "--gpus-per-node=1", "-o/dev/null"),
@@ -55,8 +57,8 @@ def make_room(job: Job) -> None:
 def test_a_job_preempted_by_a_higher_partition_is_requeued(job: Job) -> None:
     job.submit_successfully(**{"cluster.slurm.partition": "train"})
     job.wait_for_step(TRAINING)
-    make_room(job)
-    assert_went_on(job, "preempted", "SIGTERM")
+    preempt(job)
+    assert_requeued_and_resumed(job, "preempted", "SIGTERM")
 
 
 @pytest.mark.slow
@@ -69,20 +71,20 @@ def test_a_job_preempted_with_the_users_signal_is_requeued(tmp_path: Path) -> No
     ):
         job.submit_successfully(**{"cluster.slurm.partition": "train"})
         job.wait_for_step(TRAINING)
-        make_room(job)
-        assert_went_on(job, "preempted", "SIGUSR2")
+        preempt(job)
+        assert_requeued_and_resumed(job, "preempted", "SIGUSR2")
 
 
 @pytest.mark.slow
 def test_a_job_requeued_by_an_administrator_resumes(job: Job) -> None:
-    """A terminal that follows the job keeps following it through the queue to its end."""
+    """A terminal that follows the job continues through the requeue to the end of the job."""
     following = job.submit_and_follow()
     job.wait_for_step(TRAINING)
     job.slurm.output_of("scontrol", "requeue", job.id)
-    assert_went_on(job, "requeued", "SIGTERM")
-    said = following.communicate(timeout=60)
-    assert following.returncode == 0, said
-    assert "SUCCEEDED" in said[0]
+    assert_requeued_and_resumed(job, "requeued", "SIGTERM")
+    output = following.communicate(timeout=60)
+    assert following.returncode == 0, output
+    assert "SUCCEEDED" in output[0]
 
 
 @pytest.mark.slow
@@ -91,12 +93,12 @@ def test_a_signal_sent_by_hand_makes_the_job_requeue(job: Job, signal: str) -> N
     job.submit_successfully()
     job.wait_for_step(TRAINING)
     job.slurm.output_of("scancel", f"--signal={signal}", job.id)
-    assert_went_on(job, "unknown", f"SIG{signal}")
+    assert_requeued_and_resumed(job, "unknown", f"SIG{signal}")
 
 
-def shorten(job: Job) -> None:
-    """Have the allocation end in one to two minutes. With such a limit from its start on it may be
-    over before the ranks have begun, as on a busy machine; what follows has it."""
+def shorten_time_limit(job: Job) -> None:
+    """Sets the time limit so that the allocation ends in one to two minutes. With this limit from
+    the start, it could end before the ranks start on a busy machine."""
     hours, minutes, _ = job.slurm_job()["RunTime"].split(":")
     limit = int(hours) * 60 + int(minutes) + 2
     job.slurm.output_of("scontrol", "update", f"JobId={job.id}", f"TimeLimit={limit}")
@@ -110,8 +112,8 @@ def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
     )
     job.wait_for_step(TRAINING)
     with job.paused_ranks():
-        shorten(job)
-        job.wait_until("word of the time limit", lambda: job.events("LeaveAsked"))
+        shorten_time_limit(job)
+        job.wait_until("the time limit signal", lambda: job.events("LeaveAsked"))
     job.wait_for_end(limit=900)
     assert job.losses() == uninterrupted()
     job.assert_succeeded_without_incident()
@@ -126,7 +128,7 @@ def test_a_job_resumes_in_one_allocation_after_another(job: Job) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_job_gives_up_if_allocations_are_too_short_for_a_checkpoint(job: Job) -> None:
-    """The warning comes while ranks begin, in each of them; and what is said to be typed works."""
+    """In each allocation the warning comes while ranks start. The suggested command works."""
     short = {"cluster.slurm.time": "2", "cluster.slurm.notice_s": "119"}
     job.submit_successfully(**LONG_TIMEOUTS, **short)
     wait_for(job.has_ended, "the end of the job", 600)

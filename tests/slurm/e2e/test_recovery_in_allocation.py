@@ -1,4 +1,4 @@
-"""Nobody queues again for these: no fault, lost ranks, a lost node where there is a spare."""
+"""Recovery within the allocation: after lost ranks, and after a lost node if there is a spare."""
 
 import json
 import os
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
 def test_the_rendered_script_ran_to_its_end(finished: SlurmNdctl) -> None:
     rendered, given, job = finished.read_slurm_records()
-    # What Slurm was given it gives back.
+    # Slurm returns the script that ndctl rendered.
     assert rendered.strip() == given
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("COMPLETED", "0:0", "0")
     assert finished.state() == "SUCCEEDED"
@@ -40,7 +40,7 @@ def test_the_views_show_the_slurm_job(finished: SlurmNdctl) -> None:
 def test_a_spare_replaces_a_node_after_ranks_were_lost(
     ndctl: SlurmNdctl, finished: SlurmNdctl
 ) -> None:
-    """One rank is killed, one is stopped, and then a node dies with all that ran on it."""
+    """One rank is killed, one is stopped, and then a node fails with all its processes."""
     spare = {"cluster__spare_hosts": "1", "resilience__hang_timeout": "15"}
     done = ndctl.submit(**spare)
     assert done.code == 0, done.err
@@ -65,10 +65,10 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
     assert "stopped by a signal" in " ".join([stopped["cause"], *stopped["evidence"]["notes"]])
     assert stopped["action"] == "restart as attempt 3 from checkpoint step-8"
     *_, resumed = ndctl.events("TrainingResumed")
-    assert resumed["step"] in (8, 16), "as it was when the node died"
+    assert resumed["step"] in (8, 16), "the newest checkpoint when the node failed"
     assert dead["action"] == f"restart as attempt 4 from checkpoint step-{resumed['step']}"
     assert dead["rule"] == "class-default"
-    # Nobody waited for agent_timeout: what kills a node closes its connections.
+    # The leader did not wait for agent_timeout, because the kernel closed the connections.
     assert "its connection broke" in ndctl.events("AgentLost")[-1]["why"]
     spare_host = next(host for host in ndctl.allocated() if host not in (first, other))
     assert sorted(hosts_of(ndctl)) == sorted([first, spare_host])
@@ -76,7 +76,7 @@ def test_a_spare_replaces_a_node_after_ranks_were_lost(
     assert {(one["host"], len(one["strikes"]), one["excluded"]) for one in held} == {
         (first, 1, False),
         (other, 2, False),
-    }, "of a rank that was killed from outside its host is hardly to blame"
+    }, "a host gets a strike of low weight if a rank was killed from outside"
     assert ndctl.status()["attempt"] == 4
     job = ndctl.slurm_job()
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")

@@ -1,4 +1,4 @@
-"""What `ndctl render` prints, given to sbatch by hand, is a job as one of `ndctl submit`."""
+"""The script of `ndctl render`, submitted with sbatch, is a job like one of `ndctl submit`."""
 
 import json
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ pytestmark = [
 
 SAVES = {**SLOW_STEPS, "checkpoint.every_steps": "4"}
 RELATIVE = {**SAVES, "data.files": "orchestrator/contract/*.py"}
-"""The files lie below the folder where it is rendered."""
+"""A path relative to the folder in which the script is rendered."""
 
 
 def rendered(job: Job, folder: Path, **options: str) -> Path:
-    """The script, in a folder that is neither the run directory nor where it was rendered."""
+    """Writes the script to a folder that is not the run directory nor the current directory."""
     done = job("render", *submit_args("--backend=slurm", **options)[1:])
     assert done.code == 0, done.err
     folder.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def rendered(job: Job, folder: Path, **options: str) -> Path:
 
 
 def sbatch(job: Job, script: Path, *options: str) -> str:
-    """The number of the Slurm job. Typed beside the script, with the environment of a person."""
+    """Submits the script from its folder, with a user's environment; returns the Slurm job id."""
     beside = () if any(one.startswith("--chdir") for one in options) else (script.parent,)
     chdir = [f"--chdir={folder}" for folder in beside]
     argv = ["sbatch", "--parsable", *chdir, *options, str(script)]
@@ -63,22 +63,26 @@ def test_a_rendered_script_that_a_person_submits_is_an_ordinary_job(
     assert agents
     assert not [line for line in agents if "submitit" in line]
 
-    # The name is taken: said where the person looks, and nothing is touched.
+    # The job name exists: the error is in the output file, and the first job is unchanged.
     second = sbatch(job, script, "--nodes=2", "--output=%j.txt", "--oversubscribe")
     job.slurm.output_of("scontrol", "requeue", job_id)
-    said = script.parent / f"{second}.txt"
+    output_file = script.parent / f"{second}.txt"
     refused = f"job {NAME} already exists in {job.run_dir}: Slurm job {job_id} is "
-    wait_for(lambda: said.exists() and refused in said.read_text(), "the refusal", 240)
+    wait_for(
+        lambda: output_file.exists() and refused in output_file.read_text(), "the refusal", 240
+    )
     wait_for(lambda: job_fields(job.slurm, second)["ExitCode"] == "5:0", "its exit code", 60)
 
     job.wait_for_step(10, attempt=2)
     assert job_fields(job.slurm, job_id)["Restarts"] == "1"
     done = job("cancel", NAME)
     assert (done.code, "CANCELLED" in done.out) == (0, True), done.out + done.err
-    job.slurm.wait_for("Slurm's word", lambda: not job.slurm.output_of("squeue", "-h"))
+    job.slurm.wait_for("an empty queue", lambda: not job.slurm.output_of("squeue", "-h"))
     third = sbatch(job, script, "--output=%j.txt")
-    said = script.parent / f"{third}.txt"
-    wait_for(lambda: said.exists() and "--resume" in said.read_text(), "the refusal", 120)
+    output_file = script.parent / f"{third}.txt"
+    wait_for(
+        lambda: output_file.exists() and "--resume" in output_file.read_text(), "the refusal", 120
+    )
 
     done = job("submit", str(SPEC), "--resume", *_sets(RELATIVE), "--backend=slurm", "--follow")
     assert done.code == 0, done.out + done.err
@@ -92,7 +96,7 @@ def _sets(options: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Element(Job):
-    """The job that an element of an array or a sweep is."""
+    """The job of one element of an array or of a sweep."""
 
     task: int | str = 0
 
@@ -115,7 +119,7 @@ def elements(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[list[Element]]:
 def test_each_task_of_an_array_is_a_job_with_its_number(
     elements: list[Element], tmp_path: Path
 ) -> None:
-    """The last element has the array's own number, by which Slurm would take all of them."""
+    """The id of the last element is that of the array, with which Slurm selects all elements."""
     slurm, (first, second, last) = elements[0].slurm, elements
     array = sbatch(first, rendered(first, tmp_path / "elsewhere", **SAVES), "--array=0-2%2")
     first.wait_for_step(3)

@@ -1,4 +1,4 @@
-"""What a site's users say besides: variables, who may read, lines of shell on each node."""
+"""Keys of a site: environment variables, file permissions and hooks on each node."""
 
 import grp
 import os
@@ -43,13 +43,13 @@ def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
 
     hosts = hosts_of(ndctl)
     for host in hosts:
-        said = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
-        assert said == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
+        output = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
+        assert output == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
     found = modes(ndctl.run_dir)
     assert found.pop(".") == 0o2750
     assert found.pop("token") == 0o600
     closed = {name: oct(mode) for name, mode in found.items() if mode & 0o027 or not mode & 0o040}
-    assert closed == {}, "readable by the group, by no others, and written by the owner alone"
+    assert closed == {}, "the group can read, others cannot, and only the owner can write"
     assert {"metrics.jsonl", "checkpoints/step-8", "slurm/launch-1"} <= {*found}
     groups = {path.stat().st_gid for path in ndctl.run_dir.rglob("*")}
     assert groups == {group.gr_gid}
@@ -78,7 +78,7 @@ def test_a_node_whose_hook_fails_is_replaced_with_the_hooks_output_as_evidence(
     assert sorted(hosts_of(ndctl)) == ["node1", "node3"]
     ndctl.assert_nothing_left()
     assert sorted(path.name for path in cleaned.iterdir()) == ["node1", "node2", "node3"]
-    assert "no strikes" in ndctl("hosts").out, "the line of shell may be wrong"
+    assert "no strikes" in ndctl("hosts").out, "the hook itself may be wrong"
 
 
 @pytest.mark.slow
@@ -98,7 +98,8 @@ def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(
 def test_a_hook_that_does_not_end_is_killed_and_only_its_node_is_replaced(
     ndctl: SlurmNdctl,
 ) -> None:
-    """That of the leader's node: the others wait for it as long as the hook may take."""
+    """The hook hangs on the leader's node. The other agents wait for its leader until the hook's
+    time limit."""
     done = ndctl.submit(
         cluster__spare_hosts="1",
         cluster__slurm__nodelist="node[1-3]",

@@ -1,4 +1,4 @@
-"""slurmctld goes away and comes back, and what it makes of jobs that it could not start."""
+"""slurmctld or slurmd stops and restarts, and Slurm holds jobs that it could not start."""
 
 import os
 import signal
@@ -58,8 +58,8 @@ def test_a_job_keeps_training_while_slurmd_is_stopped_for_an_upgrade(
         job.wait_until_gone()
 
 
-def back_again(job: Job) -> None:
-    """slurmctld runs, and has heard of all nodes."""
+def restart_slurmctld(job: Job) -> None:
+    """Starts slurmctld and waits until all nodes have registered."""
     slurm = job.slurm
     slurm.start_ctld()
     known = ("idle", "allocated", "mixed")
@@ -73,7 +73,7 @@ def test_submit_while_slurmctld_is_down_leaves_nothing_behind(job: Job) -> None:
     assert done.code == exit_codes.BACKEND, done.out + done.err
     assert "Slurm does not answer" in done.err
     assert "scontrol ping" in done.err
-    back_again(job)
+    restart_slurmctld(job)
     assert not job.ids()
     job.submit_successfully()
     job.slurm.output_of("scancel", job.id)
@@ -89,8 +89,8 @@ exit $code
 LOST = 'echo "sbatch: error: Unable to contact slurm controller (connect failure)" >&2; code=1'
 
 
-def submit_through(job: Job, tmp_path: Path, before: str, after: str) -> CommandResult:
-    """The real sbatch, with something that happens around it."""
+def submit_with_fake_sbatch(job: Job, tmp_path: Path, before: str, after: str) -> CommandResult:
+    """Submits with the real sbatch and shell commands before and after it."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "sbatch"
@@ -100,8 +100,8 @@ def submit_through(job: Job, tmp_path: Path, before: str, after: str) -> Command
     return job.with_environ(PATH=path).submit()
 
 
-def stop_now(job: Job) -> str:
-    """slurmctld ends, having written down what it has."""
+def stop_slurmctld_command(job: Job) -> str:
+    """A shell command that ends slurmctld, which saves its state first."""
     pid = (job.slurm.folder / "run" / "slurmctld.pid").read_text().strip()
     return f"kill -TERM {pid}; while kill -0 {pid} 2>/dev/null; do sleep 0.1; done"
 
@@ -116,13 +116,13 @@ def stop_now(job: Job) -> str:
 def test_submit_reports_a_crash_of_slurmctld(job: Job, tmp_path: Path, queued: bool) -> None:
     other = job.slurm.output_of("sbatch", "--parsable", "-N2", "-o/dev/null", "--wrap", "sleep 600")
     state = ("squeue", "-h", "-o", "%T", "-j", other)
-    wait_for(lambda: job.slurm.output_of(*state) == "RUNNING", "the other job to have the nodes")
-    stop = stop_now(job)
+    wait_for(lambda: job.slurm.output_of(*state) == "RUNNING", "the other job to run")
+    stop = stop_slurmctld_command(job)
     before, after = ("", f"{stop}; {LOST}") if queued else (stop, 'echo "$said"')
-    done = submit_through(job, tmp_path, before, after)
+    done = submit_with_fake_sbatch(job, tmp_path, before, after)
     assert done.code == exit_codes.BACKEND, done.out + done.err
     assert "Slurm does not answer" in done.err
-    back_again(job)
+    restart_slurmctld(job)
     assert job.slurm.output_of(*state) == "RUNNING"
 
     again = job.submit()
@@ -141,7 +141,7 @@ def test_submit_reports_a_crash_of_slurmctld(job: Job, tmp_path: Path, queued: b
 def test_a_second_job_of_a_launch_does_not_disturb_the_one_that_trains(
     slurm_available: None, tmp_path: Path
 ) -> None:
-    """As slurmctld makes it that comes late to what sbatch had given up."""
+    """This happens when slurmctld processes a submission after sbatch timed out."""
     with (
         running_testbed(nodes=4, gpus=1, knobs=TESTBED_KNOBS) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
@@ -150,7 +150,7 @@ def test_a_second_job_of_a_launch_does_not_disturb_the_one_that_trains(
         job.wait_for_step(2)
         script = job.run_dir / "slurm" / "launch-1" / "submission.sh"
         second = testbed.output_of("sbatch", "--parsable", str(script)).strip()
-        wait_for(lambda: second not in job.ids_in_queue(), "the second job to leave")
+        wait_for(lambda: second not in job.ids_in_queue(), "the second job to end")
         assert not job.has_ended()
         left = testbed.output_of("scontrol", "show", "job", "-o", second)
         assert "JobState=FAILED" in left
@@ -162,7 +162,7 @@ def test_a_second_job_of_a_launch_does_not_disturb_the_one_that_trains(
 
 
 def test_status_explains_a_job_that_slurm_holds(slurm_available: None, tmp_path: Path) -> None:
-    """Slurm holds a job that it could not start, here for a Prolog that fails."""
+    """Slurm holds a job that it could not start, here because its Prolog fails."""
     broken, prolog = tmp_path / "broken", tmp_path / "prolog.sh"
     prolog.write_text(f"#!/bin/sh\n[ ! -e {broken} ]\n")
     prolog.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Submissions that Slurm refuses, and cancels that do not reach it."""
+"""Slurm refuses submissions, and cancel commands do not reach it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +11,11 @@ from tests.slurm.testbed import ENDED
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(300)]
 
-TOO_MUCH = '["--mem-per-cpu=800G"]'
-"""Of a node; ndctl does not look at this option itself."""
+TOO_MUCH_MEMORY = '["--mem-per-cpu=800G"]'
+"""More memory than a node has. ndctl does not check this option."""
 
 
-def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
+def assert_nothing_was_created(ndctl: SlurmNdctl) -> None:
     made = ndctl.run_root.rglob("*") if ndctl.run_root.exists() else ()
     assert list(made) == []
     assert ndctl.testbed.output_of("squeue", "-h") == ""
@@ -23,29 +23,29 @@ def assert_nothing_was_made(ndctl: SlurmNdctl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("key", "value", "output"),
     [
         ("cpus_per_task", "64", "cpus_per_task: must be at most 2, the CPUs of the largest node"),
         ("mem", "900G", "mem: must be at most 20000M, the memory of the largest node"),
-        ("sbatch_args", TOO_MUCH, "Requested node configuration is not available"),
+        ("sbatch_args", TOO_MUCH_MEMORY, "Requested node configuration is not available"),
     ],
 )
 def test_a_request_that_no_node_can_meet_is_an_error_of_submit(
-    ndctl: SlurmNdctl, key: str, value: str, said: str
+    ndctl: SlurmNdctl, key: str, value: str, output: str
 ) -> None:
     done = ndctl.submit(**{f"cluster__slurm__{key}": value})
-    assert (done.code, said in done.err) == (exit_codes.BACKEND, True), done.err
-    assert_nothing_was_made(ndctl)
+    assert (done.code, output in done.err) == (exit_codes.BACKEND, True), done.err
+    assert_nothing_was_created(ndctl)
 
 
 def test_a_job_that_sbatch_refuses_leaves_no_name_and_no_file(ndctl: SlurmNdctl) -> None:
-    """With a node drained, only sbatch knows that this is not what the job lacks."""
+    """One node is drained, so ndctl cannot know that the job would not run with it either."""
     ndctl.testbed.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=fan")
-    done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH)
+    done = ndctl.submit(cluster__slurm__sbatch_args=TOO_MUCH_MEMORY)
     assert done.code == exit_codes.BACKEND
     assert "the job may wait for nodes that are down, drained or reserved: node1" in done.err
     assert "Slurm refused this job: sbatch: error: Memory specification can not be" in done.err
-    assert_nothing_was_made(ndctl)
+    assert_nothing_was_created(ndctl)
 
     assert ndctl.submit().code == 0, "the name is free"
     ndctl.wait_for_end()

@@ -1,4 +1,4 @@
-"""A person, or a scheduler that shares nodes in turns, stops all of a job for a while."""
+"""A job is suspended for a while, by a person or by gang scheduling."""
 
 import time
 
@@ -16,7 +16,7 @@ pytestmark = [
 
 TRAINING = 3
 SUSPENDED_S = 30.0
-"""Longer than `agent_timeout`, and than the limit of a hang."""
+"""Longer than `agent_timeout` and `hang_timeout`."""
 
 
 def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
@@ -26,9 +26,9 @@ def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
     assert job.slurm_job()["JobState"] == "SUSPENDED"
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun > SUSPENDED_S, "time to pass", 2 * SUSPENDED_S)
-    said = job("status", NAME).out
-    assert "SUSPENDED" in said
-    assert f"scontrol resume {job.id}" in said
+    output = job("status", NAME).out
+    assert "SUSPENDED" in output
+    assert f"scontrol resume {job.id}" in output
     job.slurm.output_of("scontrol", "resume", job.id)
     job.wait_for_end()
     assert job.losses() == uninterrupted()

@@ -1,4 +1,4 @@
-"""`ndctl submit --sweep` on real Slurm daemons: a job for each combination, so many at a time."""
+"""`ndctl submit --sweep` on real Slurm daemons: one job per combination, a few at a time."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_sweep_runs_one_after_the_other_and_is_cancelled_by_a_pattern(
     ids = [one.status()["scheduler"].split()[2] for one in (first, second, third)]
     assert job_fields(slurm, ids[1])["Reason"] == "Dependency"
 
-    # One that is queued again has not ended: what waits for it goes on waiting.
+    # A requeued job has not ended, so the jobs that depend on it keep waiting.
     slurm.output_of("scancel", "--signal=USR1", ids[0])
     first.wait_until("its next run", lambda: len(first.events("LeaderStarted")) == 2)
     assert not second.events("LeaderStarted")

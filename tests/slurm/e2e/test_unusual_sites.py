@@ -1,4 +1,4 @@
-"""Sites that are not as most are: what Slurm or a node lacks there costs no job."""
+"""Unusual sites: a job survives what Slurm or a node lacks there."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ TRAINING = 3
 SAVES = {"checkpoint.every_steps": "4"}
 
 
-def assert_undisturbed(job: Job, **options: str) -> None:
+def assert_same_losses_and_no_incident(job: Job, **options: str) -> None:
     job.wait_for_end()
     assert job.losses() == uninterrupted(**options)
     job.assert_succeeded_without_incident()
@@ -41,7 +41,7 @@ def assert_undisturbed(job: Job, **options: str) -> None:
 
 
 def commands_without(folder: Path, *missing: str) -> str:
-    """A PATH on which these are not."""
+    """A PATH without these commands."""
     folder.mkdir()
     places = [Path(place) for place in os.environ["PATH"].split(":")]
     for place in filter(Path.is_dir, [*places, Path("/usr/sbin"), Path("/sbin")]):
@@ -59,11 +59,11 @@ def test_a_job_needs_neither_sacct_nor_slurmdbd(cluster: SlurmTestbed, tmp_path:
         job = there.with_environ(PATH=path)
         doctor = job("doctor", "--backend", "slurm")
         assert doctor.code == exit_codes.OK, doctor.out + doctor.err
-        assert "sacct" in doctor.out, "it says that there is no accounting"
+        assert "sacct" in doctor.out, "doctor reports that there is no accounting"
         job.submit_successfully()
         job.wait_for_step(TRAINING)
         job.slurm.output_of("scontrol", "requeue", job.id)
-        assert_undisturbed(job)
+        assert_same_losses_and_no_incident(job)
         job.assert_resumed_without_lost_step(attempt=2)
         for verb in (("list",), ("describe", NAME), ("events", NAME)):
             done = job(*verb)
@@ -94,15 +94,15 @@ def test_in_a_mixed_partition_a_job_gets_nodes_of_one_kind(
         assert not job.run_dir.exists()
 
         job.submit_successfully()
-        assert_undisturbed(job)
+        assert_same_losses_and_no_incident(job)
         assert job.events("LeaderStarted")[0]["allocation"]["hosts"] == ["node1", "node2"]
 
 
-# A node on which nothing can be written but the shared file system
+# A node on which only the shared file system is writable
 
 
-def take_temporary_folders(testbed: SlurmTestbed, node: str, keep: list[Path]) -> None:
-    """/tmp and /var/tmp of a node become read-only, but for what is the cluster's own there."""
+def make_temporary_folders_read_only(testbed: SlurmTestbed, node: str, keep: list[Path]) -> None:
+    """Makes /tmp and /var/tmp of a node read-only, except the folders of the cluster itself."""
     pid = (testbed.folder / "run" / f"slurmd-{node}.pid").read_text().strip()
     aside = Path(tempfile.mkdtemp(prefix="ndctl-aside-", dir="/mnt"))
     lines = ["set -e"]
@@ -125,18 +125,18 @@ def test_a_job_runs_on_a_node_without_temporary_folders(
         running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed,
         job_on(testbed, tmp_path / "runs") as job,
     ):
-        take_temporary_folders(testbed, "node2", [testbed.folder, tmp_path])
+        make_temporary_folders_read_only(testbed, "node2", [testbed.folder, tmp_path])
         tried = testbed(["srun", "-w", "node2", "sh", "-c", "touch /tmp/x || touch /var/tmp/x"])
         assert tried.code != 0
         job.submit_successfully(**SAVES)
-        assert_undisturbed(job, **SAVES)
+        assert_same_losses_and_no_incident(job, **SAVES)
 
 
 # A shared file system that is full for a while
 
 
 def test_a_job_survives_a_full_shared_file_system(slurm_available: None, small_disk: Path) -> None:
-    """Training goes on without checkpoints; the last one is waited for."""
+    """Training continues without checkpoints; the job waits until it can write the last one."""
     with (
         running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed,
         job_on(testbed, small_disk / "runs") as job,
@@ -144,8 +144,10 @@ def test_a_job_survives_a_full_shared_file_system(slurm_available: None, small_d
         job.submit_successfully(**SAVES)
         job.wait_until("a checkpoint", lambda: job.events("CheckpointSaved"))
         filler = fill_disk(small_disk)
-        told = job.wait_until("a word of it", lambda: "No space left" in agent_words(job))
-        assert told
+        output = job.wait_until(
+            "a message about the full disk", lambda: "No space left" in status_and_agent_logs(job)
+        )
+        assert output
         filler.unlink()
         job.wait_for_end()
         assert job.losses() == uninterrupted(**SAVES)
@@ -155,8 +157,8 @@ def test_a_job_survives_a_full_shared_file_system(slurm_available: None, small_d
         assert job.slurm_job()["Restarts"] == "0"
 
 
-def agent_words(job: Job) -> str:
-    """Of its status and of its agents' logs: what cannot be written is in one of them."""
+def status_and_agent_logs(job: Job) -> str:
+    """The job's status and the logs of its agents; the error is in one of them."""
     return job("status", NAME).out + job("logs", NAME, "--agents").out
 
 
@@ -170,7 +172,7 @@ if os.environ.get("SLURMD_NODENAME") == {node!r}:
     time.time = lambda: now() + {skew_s}
     time.time_ns = lambda: now_ns() + int({skew_s} * 1e9)
 """
-"""For the programs of ndctl and its ranks on one node; the kernel has one clock for all of them."""
+"""Shifts the clock of Python programs on one node: all nodes share the kernel's clock."""
 
 
 @pytest.mark.parametrize(("node", "skew_s"), [("node1", -SKEW_S), ("node2", SKEW_S)])

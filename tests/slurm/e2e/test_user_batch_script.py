@@ -1,4 +1,4 @@
-"""A batch script of the user's own, with `srun ndctl agent SPEC` in it, on real Slurm daemons."""
+"""A user's own batch script with `srun ndctl agent SPEC`, on real Slurm daemons."""
 
 import sys
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def own(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 
 def script(job: Job, folder: Path, srun: str = "", *agent: str) -> Path:
-    """The example with another spec, and its lines of srun and ndctl changed or added to."""
+    """The example script with another spec and other options of srun and ndctl."""
     sets = [f"--set={key}={value}" for key, value in SAVES.items()]
     root = f"--run-root={job.run_root}"
     ndctl = " ".join(
@@ -47,7 +47,7 @@ def script(job: Job, folder: Path, srun: str = "", *agent: str) -> Path:
 
 
 def submitted(job: Job, path: Path) -> tuple[str, Path]:
-    """The number of the Slurm job, and where its output goes."""
+    """Submits the script; returns the id of the Slurm job and its output file."""
     job_id = sbatch(job, path, f"--chdir={ROOT}", f"--output={path.parent}/%j.txt")
     return job_id, path.parent / f"{job_id}.txt"
 
@@ -57,8 +57,8 @@ def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> No
     job_id, output = submitted(own, path)
     own.wait_for_step(6)
     assert job_fields(own.slurm, job_id)["JobName"] == "mine"
-    told = own("status", NAME).out
-    assert f"Slurm job {job_id}" in told
+    message = own("status", NAME).out
+    assert f"Slurm job {job_id}" in message
     agents = [one for one in processes_of(own.run_dir).values() if "backends.slurm.task" in one]
     assert len([one for one in agents if "srun" not in one]) == 2, agents
 
@@ -68,25 +68,25 @@ def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> No
     assert job_fields(own.slurm, job_id)["Restarts"] == "1"
     assert own.status()["state"] == "SUCCEEDED"
     assert own.losses() == uninterrupted(**SAVES)
-    wait_for(lambda: "after srun: 0" in output.read_text(), "what stands behind srun", 60)
+    wait_for(lambda: "after srun: 0" in output.read_text(), "the line after srun", 60)
 
-    # The name is taken; said once, and every task ends.
+    # The job name exists: one task reports it, and every task exits.
     second, output = submitted(own, path)
     wait_for(lambda: job_fields(own.slurm, second)["JobState"] == "COMPLETED", "the refusal", 120)
-    told = output.read_text()
+    message = output.read_text()
     refused = f"error: job {NAME} already exists in {own.run_dir} and ended SUCCEEDED"
-    assert told.count(refused) == 1, told
-    assert "--resume continues from its newest checkpoint" in told
+    assert message.count(refused) == 1, message
+    assert "--resume continues from its newest checkpoint" in message
     path = script(own, tmp_path / "scripts", "", "--resume", "--set=train.steps=40")
     third, output = submitted(own, path)
-    wait_for(lambda: len(own.events("JobSubmitted")) == 2, "its beginning", 120)
+    wait_for(lambda: len(own.events("JobSubmitted")) == 2, "the job to start", 120)
     wait_for(own.has_ended, "the end of the longer job", 300)
     assert max(own.losses()) == 40
     assert own.status()["scheduler"] == f"Slurm job {third}"
 
 
 @pytest.mark.parametrize(
-    ("srun", "agent", "told"),
+    ("srun", "agent", "message"),
     [
         ("--ntasks-per-node=2", (), "srun started 4 agents on 2 nodes"),
         ("--nodes=1 --ntasks=1", (), "srun started 1 agents on 1 nodes, but Slurm job"),
@@ -95,9 +95,9 @@ def test_a_users_own_script_survives_a_lost_node(own: Job, tmp_path: Path) -> No
     ],
 )
 def test_an_impossible_start_is_reported_once_and_ends_the_step(
-    own: Job, tmp_path: Path, srun: str, agent: tuple[str, ...], told: str
+    own: Job, tmp_path: Path, srun: str, agent: tuple[str, ...], message: str
 ) -> None:
     job_id, output = submitted(own, script(own, tmp_path / "scripts", srun, *agent))
     wait_for(lambda: job_fields(own.slurm, job_id)["JobState"] == "COMPLETED", "the end", 120)
-    assert output.read_text().count(told) == 1, output.read_text()
+    assert output.read_text().count(message) == 1, output.read_text()
     assert not (own.run_dir / "journal.jsonl").exists()

@@ -82,8 +82,8 @@ class Job(Ndctl):
 
     def ids(self) -> list[str]:
         """Ids of all Slurm jobs of this run, also of ended ones."""
-        said = self.slurm.output_of("scontrol", "show", "job", "-o")
-        lines = [line for line in said.splitlines() if f"{self.run_dir}/" in line]
+        output = self.slurm.output_of("scontrol", "show", "job", "-o")
+        lines = [line for line in output.splitlines() if f"{self.run_dir}/" in line]
         return [line.split()[0].removeprefix("JobId=") for line in lines]
 
     def slurm_job(self) -> dict[str, str]:
