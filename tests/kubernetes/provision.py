@@ -1,8 +1,8 @@
 """A pytest plugin that provides the control plane's binaries.
 
 `manifests/testbed/kube_envtest.sh` builds them once into a cache outside the checkout, which takes
-minutes. The build therefore starts when tests on Kubernetes are collected, and runs beside other
-tests. `KUBEBUILDER_ASSETS` names a directory with other binaries.
+minutes. The build therefore starts when tests on Kubernetes are collected, while other tests run.
+`KUBEBUILDER_ASSETS` names a directory with other binaries.
 """
 
 import os

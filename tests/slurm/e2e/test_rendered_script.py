@@ -37,8 +37,8 @@ def rendered(job: Job, folder: Path, **options: str) -> Path:
 
 def sbatch(job: Job, script: Path, *options: str) -> str:
     """Submits the script from its folder, with a user's environment; returns the Slurm job id."""
-    beside = () if any(one.startswith("--chdir") for one in options) else (script.parent,)
-    chdir = [f"--chdir={folder}" for folder in beside]
+    script_folder = () if any(one.startswith("--chdir") for one in options) else (script.parent,)
+    chdir = [f"--chdir={folder}" for folder in script_folder]
     argv = ["sbatch", "--parsable", *chdir, *options, str(script)]
     done = run_within(argv, {**job.environ, "NDCTL_RUN_ROOT": ""}, 60)
     assert done.code == 0, done.err
