@@ -106,20 +106,20 @@ def pace_of(run: Run) -> SavePace:
 
 
 def with_host(run: Run, host: HostState) -> Run:
-    return replace(run, hosts=replace(run.hosts, by_name={**run.hosts.by_name, host.name: host}))
+    return changed(run, hosts=replace(run.hosts, by_name={**run.hosts.by_name, host.name: host}))
 
 
 def with_findings(run: Run, findings: Findings | None) -> Run:
-    return replace(run, interruption=replace(run.interruption, findings=findings))
+    return changed(run, interruption=replace(run.interruption, findings=findings))
 
 
 def with_leaving(run: Run, leaving: Leaving | None) -> Run:
-    return replace(run, interruption=replace(run.interruption, leaving=leaving))
+    return changed(run, interruption=replace(run.interruption, leaving=leaving))
 
 
 def with_incident(run: Run, incident: Incident) -> Run:
     incidents = (*run.history.incidents, incident)
-    return replace(run, history=replace(run.history, incidents=incidents))
+    return changed(run, history=replace(run.history, incidents=incidents))
 
 
 def with_deadline(run: Run, deadline: float) -> Run:
