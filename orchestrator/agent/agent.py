@@ -52,6 +52,7 @@ from orchestrator.posix.retry_io import TAKE_OVER_S
 from orchestrator.seams import Clock, Worker
 
 log = logging.getLogger(__name__)
+ORDERS = wire.Decoder(Order)
 
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a scheduler sends, to ranks and agents alike, before it takes hosts back."""
@@ -411,7 +412,7 @@ class Agent:
             self.alone.clear()
             # A live leader got the signal of the scheduler too, and acts on it.
             self.unheeded = ""
-            order: Order = wire.decode(Order, message.data.encode())
+            order: Order = ORDERS.decode(message.data.encode())
             self._perform(order)
 
     async def _next_order(self, ws: Line) -> aiohttp.WSMessage | None:

@@ -199,7 +199,7 @@ def lines_before(found: Found, handed_at: float) -> int:
     """
     entries = read(found.run_dir.journal)
     run = fold(entry.event for entry in entries)
-    if run.job is not None and run.ending is not None and run.history.last_at < handed_at - SKEW_S:
+    if run.job is not None and run.ending is not None and run.last_at < handed_at - SKEW_S:
         raise JobError(
             f"nothing was started: launch {run.job.launch.launch} of job {run.job.launch.job} in"
             f" {run.job.launch.run_dir} had already ended: {run.state}, {run.stage.reason}",

@@ -16,7 +16,7 @@ def apply_report(
     seen: ReplayedJob, progress: Progress, report: JobReport | None
 ) -> tuple[ReplayedJob, Progress]:
     """`seen` and `progress` with newer values from `report`; unchanged if it has no news."""
-    known_at = max(seen.run.history.last_at, (progress.last.time if progress.last else None) or 0.0)
+    known_at = max(seen.run.last_at, (progress.last.time if progress.last else None) or 0.0)
     if report is None or seen.run.ending is not None or not is_news(report, seen.run, known_at):
         return seen, progress
     checkpoint = seen.checkpoint

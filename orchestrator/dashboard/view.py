@@ -227,7 +227,7 @@ class Standing:
 def heard_at(run: Run, progress: Progress) -> float:
     """Unix time of the last journal line or step."""
     last = progress.last
-    return max(run.history.last_at, (last.time if last else None) or 0.0)
+    return max(run.last_at, (last.time if last else None) or 0.0)
 
 
 def effective_state(
@@ -252,7 +252,7 @@ def effective_state(
         return Standing(
             state="SUSPENDED",
             reason=launch_status.words or "",
-            since=max(run.history.last_at, launch_status.at or 0.0),
+            since=max(run.last_at, launch_status.at or 0.0),
             fix=launch_status.resume,
         )
     if run.state in ENDED or leader_alive:
@@ -270,7 +270,7 @@ def effective_state(
     else:
         where = f" on {run.scheduler.leader}" if run.scheduler.leader else ""
         reason = f"the leader{where} died without recording a reason, in stage: {run.stage.title}"
-    return Standing(state="FAILED", reason=reason, since=run.history.last_at, fix=fix)
+    return Standing(state="FAILED", reason=reason, since=run.last_at, fix=fix)
 
 
 def _scheduler_state(
@@ -280,17 +280,17 @@ def _scheduler_state(
     words = launch_status.words or ""
     if launch_status.unknown:
         # The scheduler is unreachable and the job may still train: show the last known state.
-        why, as_of = launch_status.unknown, max(run.history.last_at, launch_status.at or 0.0)
+        why, as_of = launch_status.unknown, max(run.last_at, launch_status.at or 0.0)
         if report is not None and report.updated > as_of:
             return Standing(state=report.state, reason=why, since=as_of, as_of=report.updated)
         return Standing(state=run.state, reason=why, since=run.stage.since, as_of=as_of)
     if launch_status.over is not None:
         return Standing(state=launch_status.over, reason=words, since=launch_status.at or now)
     if launch_status.held:
-        return Standing(state="PENDING", reason=words, since=run.history.last_at)
+        return Standing(state="PENDING", reason=words, since=run.last_at)
     if words and isinstance(run.stage, Submitted):
         reason = f"no leader started: {words}"
-        return Standing(state="FAILED", reason=reason, since=run.history.last_at)
+        return Standing(state="FAILED", reason=reason, since=run.last_at)
     return None
 
 
@@ -429,7 +429,7 @@ def _ended_at(run: Run, progress: Progress) -> float:
         return run.stage.since
     # The leader died before it could record an end: take the last journal line or step.
     written = progress.last.time if progress.last else None
-    return max(run.history.last_at, written or 0.0)
+    return max(run.last_at, written or 0.0)
 
 
 def _eta(state: State, left: int, progress: Progress, now: float) -> float | None:

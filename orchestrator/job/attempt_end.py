@@ -185,8 +185,8 @@ def host_stopped(run: Run, event: HostStopped) -> Result:
     failed = not event.finished and not expected
     found = interruption.findings or Findings(opened_at=event.at)
     if failed and _tells_more(found.stopped, event):
-        found = changed(found, stopped=(*found.stopped, event))
-        interruption = changed(interruption, findings=found)
+        found = replace(found, stopped=(*found.stopped, event))
+        interruption = replace(interruption, findings=found)
     done = with_ended(run.attempt.done, event.host, finished=event.finished)
     run = changed(run, attempt=changed(run.attempt, done=done), interruption=interruption)
     # A host that finished alone ends nothing: its peers are still writing the last checkpoint.

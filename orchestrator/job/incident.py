@@ -67,8 +67,6 @@ def evidence_lines(incident: Incident) -> tuple[str, ...]:
 class History:
     """Everything that went wrong so far, and how much of each budget is spent."""
 
-    last_at: float = 0.0
-    """Time of the last event that changed anything."""
     incidents: tuple[Incident, ...] = ()
     advanced: int = 0
     """Number of incidents before the newest checkpoint: training got past them."""

@@ -97,11 +97,7 @@ def _left_behind(
     if run.interruption.leaving is not None and not run.interruption.leaving.by_choice:
         return run.interruption.findings  # from before the scheduler asked the job to leave
     ours = reached is not None and reached.attempt == run.attempt.number and reached.at <= at
-    lived_until = (
-        max(run.history.last_at, reached.at)
-        if reached is not None and ours
-        else run.history.last_at
-    )
+    lived_until = max(run.last_at, reached.at) if reached is not None and ours else run.last_at
     return replace(
         run.interruption.findings or Findings(opened_at=at),
         leader_lost=lived_until,

@@ -8,7 +8,8 @@ from orchestrator.contract.skipped_batches import Window
 from orchestrator.job.plans import Rollback
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, so that `changed` can copy it.
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """The present attempt; between two attempts the last one."""
 
@@ -26,7 +27,8 @@ class Attempt:
     """Rank that keeps its peers waiting -> when and by how much."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Without slots, so that `changed` can copy it.
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """Checkpoints and training time of all attempts."""
 

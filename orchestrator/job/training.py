@@ -18,7 +18,7 @@ from orchestrator.job.hosts.straggler_replacement import replace_straggler
 from orchestrator.job.incident import Incident
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import Running, Starting
-from orchestrator.job.state import Run
+from orchestrator.job.state import Run, changed
 
 MOST_SAVES = 16
 """Steps of checkpoints that the state keeps; a job keeps fewer checkpoints."""
@@ -61,10 +61,10 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
 def step_reached(run: Run, event: StepReached) -> Result:
     since = run.progress.stepped_at if isinstance(run.stage, Running) else event.at
     trained_s = run.progress.trained_s + max(0.0, event.at - since)
-    run = replace(
+    run = changed(
         run,
-        attempt=replace(run.attempt, step=event.step),
-        progress=replace(run.progress, stepped_at=event.at, trained_s=trained_s),
+        attempt=changed(run.attempt, step=event.step),
+        progress=changed(run.progress, stepped_at=event.at, trained_s=trained_s),
     )
     if not isinstance(run.stage, Starting):
         return run, ()

@@ -205,7 +205,7 @@ def step(run: Run, event: Event) -> Result:
     after, actions = handler(run, event)
     if after is run and not actions:
         return run, ()
-    return changed(after, history=changed(after.history, last_at=_seen_at(event))), actions
+    return changed(after, last_at=_seen_at(event)), actions
 
 
 def fold(events: Iterable[Event], run: Run | None = None) -> Run:

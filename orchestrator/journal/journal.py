@@ -95,6 +95,7 @@ class _Line(msgspec.Struct):
 
 
 _lines = msgspec.json.Decoder(_Line)
+EVENTS, ACTIONS = wire.Decoder(Event), wire.Decoder(Action)
 
 
 def from_line(line: bytes) -> Entry:
@@ -105,33 +106,30 @@ def from_line(line: bytes) -> Entry:
 
 def _of_this_ndctl(line: bytes) -> Entry | None:
     """None if this ndctl would write the line differently."""
-    try:
-        seq, event_text, action_texts = _parts(line)
-    except (ValueError, RecursionError):
-        return None
-    # The text is not checked here. Encoding the entry again below shows whether it was read
-    # exactly.
-    event = wire.decode_unverified(Event, event_text)
-    actions: tuple[Any, ...] = tuple(wire.decode_unverified(Action, one) for one in action_texts)
-    if event is None or None in actions:
-        return None
-    entry = Entry(seq=seq, event=event, actions=actions)
-    # Another ndctl may have written fields that this one does not know. The codec reads such a
-    # line.
-    if to_line(entry) != (line if line.endswith(b"\n") else line + b"\n"):
-        return None
-    check_time(entry.event.at)
-    return entry
-
-
-def _parts(line: bytes) -> tuple[int, Any, Sequence[Any]]:
-    """Number, event and actions of a line; the caller verifies them. Raises ValueError."""
     # Nearly all lines are like this, so their parts are cut out without reading the JSON.
     if line.startswith(HEAD) and line.endswith(TAIL):
-        seq, _, event = line[len(HEAD) : -len(TAIL)].partition(b',"event":')
-        return int(seq), event, ()
-    body = _lines.decode(line)
-    return body.seq, body.event, body.actions
+        number, _, text = line[len(HEAD) : -len(TAIL)].partition(b',"event":')
+        if not number.isdigit() or number.startswith(b"0"):
+            return None
+        return _entry_of(int(number), EVENTS.decode_exact(text), ())
+    try:
+        body = _lines.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    event = EVENTS.decode_exact(bytes(body.event))
+    actions = tuple(ACTIONS.decode_exact(bytes(action)) for action in body.actions)
+    entry = _entry_of(body.seq, event, actions)
+    # Another ndctl may have written other keys around the event. The codec reads such a line.
+    exact = entry is not None and to_line(entry) == (line if line.endswith(b"\n") else line + b"\n")
+    return entry if exact else None
+
+
+def _entry_of(seq: int, event: Event | None, actions: tuple[Any, ...]) -> Entry | None:
+    """None if a part was not read. Raises ValueError if the time cannot be one of a job."""
+    if event is None or None in actions:
+        return None
+    check_time(event.at)
+    return Entry(seq=seq, event=event, actions=actions)
 
 
 def _of_another(line: bytes) -> Entry:

@@ -20,6 +20,7 @@ from orchestrator.contract.messages.agent_protocol import (
 )
 from orchestrator.seams import Clock
 
+REPORTS = wire.Decoder(Report)
 HEARD_S = 3 * PULSE_S
 RECONNECT_S = 2.0
 """Limit for a live agent to reconnect after its connection broke."""
@@ -171,5 +172,5 @@ def report_in(message: WSMessage) -> Report:
     """The report in a message. Raises ValueError if it has none."""
     if message.type is not WSMsgType.TEXT:
         raise ValueError(f"{message.type.name} instead of text")
-    report: Report = wire.decode(Report, message.data.encode())
+    report: Report = REPORTS.decode(message.data.encode())
     return report

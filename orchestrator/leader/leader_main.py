@@ -307,7 +307,7 @@ async def _granted(
     # Then the host is not at fault.
     if leader and backend.successors is not None:
         # The last line of the journal is the last sign of life of the former leader.
-        silent_s = {leader: max(0.0, seams.clock.now() - run.history.last_at)}
+        silent_s = {leader: max(0.0, seams.clock.now() - run.last_at)}
         try:
             taken = await seams.worker(backend.successors.taken, launch, silent_s)
         except BackendError as exc:

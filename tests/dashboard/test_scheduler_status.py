@@ -100,7 +100,7 @@ def test_a_scheduler_that_does_not_answer_leaves_the_last_known_state_with_its_a
     run = on_slurm()
     found = effective_state(run, False, START + 9999, launch_status=AWAY)
     assert (found.state, found.reason) == ("RUNNING", "the API server cannot be reached")
-    assert (found.since, found.as_of) == (run.stage.since, run.history.last_at)
+    assert (found.since, found.as_of) == (run.stage.since, run.last_at)
     heard = replace(AWAY, at=START + 5000)
     assert effective_state(run, False, START + 9999, launch_status=heard).as_of == START + 5000
     assert effective_state(run, True, START + 9999, launch_status=AWAY).as_of is None

@@ -260,7 +260,7 @@ def test_an_exit_said_late_does_not_cut_the_time_to_stop() -> None:
     job.at += 300
     late = exited(1, at=job.at - 290, detected_after_s=290.0)
     job.tell(late)
-    assert job.run.stage.since == job.run.history.last_at == job.at
+    assert job.run.stage.since == job.run.last_at == job.at
     assert job.waits(17) == ()
     (incident,) = job.run.history.incidents or [None]
     assert incident is None

@@ -205,7 +205,7 @@ def test_metrics_of_an_earlier_attempt_say_nothing_of_this_one() -> None:
 
 def test_a_clock_that_is_ahead_puts_nothing_into_the_future() -> None:
     job = allocated()
-    last = job.run.history.last_at
+    last = job.run.last_at
     takes(job, reached=Reached(attempt=1, step=9, at=job.at + 3600))
     (incident,) = job.run.history.incidents
     assert (incident.step, incident.at) == (9, last)

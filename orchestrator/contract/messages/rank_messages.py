@@ -56,6 +56,7 @@ class RankRaised:
 
 
 Datagram = RankStarted | Beat | RankRaised | RankEvent
+DATAGRAMS = wire.Decoder(Datagram)
 
 
 def to_bytes(datagram: Datagram) -> bytes:
@@ -64,7 +65,7 @@ def to_bytes(datagram: Datagram) -> bytes:
 
 def from_bytes(data: bytes) -> Datagram:
     """Raises ValueError when the bytes are not a datagram of this version."""
-    datagram: Datagram = wire.decode(Datagram, data)
+    datagram: Datagram = DATAGRAMS.decode(data)
     return datagram
 
 

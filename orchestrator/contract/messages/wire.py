@@ -40,47 +40,51 @@ def encode(value: Any) -> bytes:
     return b'%s%s"%s%s' % (HEAD, _name(kind), b"," if len(body) > 2 else b"", body[1:])
 
 
-def decode(union: Any, data: bytes) -> Any:
-    """The member of `union` that `data` holds.
+class Decoder:
+    """Reads the members of one union."""
 
-    Raises:
-        ValueError: `data` is not the JSON of a member, breaks a limit, or has a key twice.
-    """
-    value = decode_unverified(union, data)
-    if value is not None and encode(value) == data:
-        return value
-    return codec.decode(union, read_json(data, unique_keys=True))
+    def __init__(self, union: Any) -> None:
+        self.union = union
 
+    def decode(self, data: bytes) -> Any:
+        """The member of the union that `data` holds.
 
-def decode_unverified(union: Any, data: bytes | memoryview) -> Any | None:
-    """The value of `data`; None if msgspec cannot read it or if it breaks a limit.
+        Raises:
+            ValueError: `data` is not the JSON of a member, breaks a limit, or has a key twice.
+        """
+        value = self.decode_exact(data)
+        if value is not None:
+            return value
+        return codec.decode(self.union, read_json(data, unique_keys=True))
 
-    The caller must encode the value again and use it only if that gives `data`.
-    """
-    text = bytes(data)
-    end = text.find(b'"', len(HEAD))
-    found = _decoders(union).get(text[len(HEAD) : end]) if text.startswith(HEAD) else None
-    if found is None:
-        return None
-    decoder, keeps_limits = found
-    try:
-        value = decoder.decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return value if keeps_limits is None or keeps_limits(value) else None
+    def decode_exact(self, data: bytes) -> Any | None:
+        """The value that `encode` writes as `data`; None if there is none or it breaks a limit."""
+        end = data.find(b'"', len(HEAD))
+        found = self._kinds.get(data[len(HEAD) : end]) if data.startswith(HEAD) else None
+        if found is None:
+            return None
+        decoder, keeps_limits = found
+        try:
+            value = decoder.decode(data)
+        except (ValueError, RecursionError):
+            return None
+        if keeps_limits is not None and not keeps_limits(value):
+            return None
+        return value if encode(value) == data else None
+
+    @functools.cached_property
+    def _kinds(self) -> dict[bytes, tuple[msgspec.json.Decoder[Any], Check | None]]:
+        """Name of a member -> how it is read. Made when it is used: msgspec then looks at each
+        class, which takes milliseconds."""
+        return {
+            _name(kind): (msgspec.json.Decoder(kind), limit_check(kind))
+            for kind in typing.get_args(self.union)
+        }
 
 
 @functools.cache
 def _name(kind: type) -> bytes:
     return kind.__name__.encode()
-
-
-@functools.cache
-def _decoders(union: Any) -> dict[bytes, tuple[msgspec.json.Decoder[Any], Check | None]]:
-    return {
-        _name(kind): (msgspec.json.Decoder(kind), limit_check(kind))
-        for kind in typing.get_args(union)
-    }
 
 
 @functools.cache

@@ -82,6 +82,8 @@ def ask(run: Run, at: float) -> tuple[Run, tuple[ReplaceAgent, ...]]:
 
 def _within_reach(run: Run) -> JobPlan | None:
     """The largest plan of `larger` for which there are enough hosts."""
+    if not run.plans.larger:  # as nearly always: do not look at thousands of hosts
+        return None
     there, switches = usable(run), switches_of(run)
     for larger in run.plans.larger:
         if room_for(larger.plan, there, switches) >= len(larger.plan.hosts):

@@ -284,7 +284,7 @@ def test_an_unknown_state_is_shown_with_its_age_and_the_reason() -> None:
         seen,
         fold_metrics(NO_PROGRESS, metrics(1, 30)),
         leader_alive=False,
-        now=seen.run.history.last_at + 200,
+        now=seen.run.last_at + 200,
         launch_status=away,
     )
     text = draw(shown, 100, 30, UTC).plain
