@@ -51,7 +51,7 @@ testbed-slurm: $(DEV_READY)
 
 testbed-kubernetes: $(DEV_READY)
 	@manifests/testbed/kube_envtest.sh >/dev/null
-	@$(BIN)/python -m tests.kubernetes.play start
+	@$(BIN)/python -m tests.kubernetes.local_cluster start
 
 check: $(DEV_READY)
 	$(BIN)/ruff format --check .

@@ -35,8 +35,8 @@ from orchestrator.job.hosts.scheduler_notices import NOTICES_S
 from orchestrator.journal.run_dir_init import begin
 from orchestrator.plan.placement.place import place
 from orchestrator.system import SystemClock
-from tests.kubernetes.nodes import Shape
-from tests.kubernetes.pretended import ANNOTATION
+from tests.kubernetes.standins.nodes import Shape
+from tests.kubernetes.standins.processless import ANNOTATION
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
 
 NODES, PODS, GPUS = 1000, 512, 8

@@ -21,7 +21,7 @@ from benchmarks.jobs import redone
 from benchmarks.timing import machine
 from tests.e2e.job import processes_of, wait_for
 from tests.kubernetes.e2e.kube_job import KubeNdctl, job_on
-from tests.kubernetes.nodes import Shape
+from tests.kubernetes.standins.nodes import Shape
 from tests.kubernetes.testbed import KubeTestbed, running_testbed
 
 AWAY_S = SUSPENDED_S = 25.0
@@ -120,11 +120,11 @@ def suffered(
 ) -> list[str]:
     """`lasts_s` of the fault itself are no part of the seconds."""
     with job_on(testbed, testbed.runs) as job:
-        job.submitted("--new", **ENDLESS, **options)
-        job.until("a checkpoint", lambda: job.has_begun() and job.events("CheckpointSaved"))
+        job.submit_successfully("--new", **ENDLESS, **options)
+        job.wait_until("a checkpoint", lambda: job.has_started() and job.events("CheckpointSaved"))
         begun, now = time.perf_counter(), time.time()
         fault(job)
-        known = job.steps()
+        known = job.num_steps()
         try:
             wait_for(lambda: went_on(job, known, lasts=fault is control_plane_away), "", LIMIT_S)
             seconds = f"{time.perf_counter() - begun - lasts_s:.1f}"
@@ -133,14 +133,14 @@ def suffered(
         if fault is control_plane_away:
             seconds = f"{longest_gap(job, now):.1f}"
         told = about(job)
-        job.told("cancel", "e2e")
+        job.output_of("cancel", "e2e")
         left = processes_of(job.run_dir)
     return [*told[:2], seconds, *told[2:], str(len(left)) if left else "none"]
 
 
 def went_on(job: KubeNdctl, known: int, *, lasts: bool) -> bool:
     """A step was done after the fault; of a later attempt, unless the present one `lasts`."""
-    return job.steps() > known if lasts else any(line["attempt"] > 1 for line in job.metrics())
+    return job.num_steps() > known if lasts else any(line["attempt"] > 1 for line in job.metrics())
 
 
 def longest_gap(job: KubeNdctl, since: float) -> float:
@@ -152,7 +152,7 @@ def longest_gap(job: KubeNdctl, since: float) -> float:
 def about(job: KubeNdctl) -> list[str]:
     """Outcome, culprits, restarts that count, steps done twice and whether alike."""
     leaders = len(job.events("LeaderStarted"))
-    attempts = len(job.starts())
+    attempts = len(job.started_attempts())
     outcome = "goes on as it was" if attempts == 1 else "next attempt"
     outcome += ", another leader" if leaders > 1 else ""
     status: dict[str, Any] = job.status()

@@ -92,7 +92,7 @@ def main(runs: int, looks: int, losses: int) -> None:
 def lost_nodes(runs: int) -> None:
     times: Times = {}
     with running_testbed(nodes=4, gpus=2, knobs=LOSS) as testbed:
-        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
+        print(f"{testbed.output_of('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
         for _ in range(runs):
             for name, seconds in losses_in_turn(testbed):
                 times.setdefault(name, []).append(seconds)
@@ -134,7 +134,7 @@ def recovery(runs: int) -> None:
     times: Times = {}
     knobs = {"TB_CRED_EXPIRE": str(CRED_EXPIRE_S)}
     with running_testbed(nodes=4, gpus=2, knobs=knobs) as testbed:
-        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
+        print(f"{testbed.output_of('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
         for _ in range(runs):
             for name, seconds in chain(starts(testbed), plain(testbed), ours(testbed)):
                 times.setdefault(name, []).append(seconds)

@@ -78,9 +78,9 @@ def cut_off_leader(testbed: SlurmTestbed, job: Job) -> None:
 
 
 def suspend(testbed: SlurmTestbed, job: Job) -> None:
-    testbed.told("scontrol", "suspend", job.id)
+    testbed.output_of("scontrol", "suspend", job.id)
     time.sleep(SUSPENDED_S)
-    testbed.told("scontrol", "resume", job.id)
+    testbed.output_of("scontrol", "resume", job.id)
 
 
 FAULTS: dict[str, tuple[str, Fault, tuple[str, ...]]] = {
@@ -102,7 +102,7 @@ COLUMNS = ("fault", "outcome", "culprit", "excluded", "s", "lost steps", "same l
 def main(names: list[str]) -> None:
     print(machine())
     with running_testbed(nodes=4, gpus=2, knobs=LOSS) as testbed:
-        print(f"{testbed.told('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
+        print(f"{testbed.output_of('sinfo', '--version')}, load {os.getloadavg()[0]:.1f} before")
         print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
         for name in names or FAULTS:
             what, fault, options = FAULTS[name]
@@ -146,7 +146,7 @@ def about(testbed: SlurmTestbed, job: Job) -> list[str]:
     root = f"--run-root={job.folder.parent}"
     shown = run(testbed, (sys.executable, "-m", "orchestrator", "describe", job.folder.name, root))
     culprits = [line.split(None, 1)[1] for line in shown.splitlines() if _is_culprit(line)]
-    slurm = testbed.told("scontrol", "show", "job", "-o", job.id).split()
+    slurm = testbed.output_of("scontrol", "show", "job", "-o", job.id).split()
     excluded = next(word for word in slurm if word.startswith("ExcNodeList=")).partition("=")[2]
     twice, alike = redone(metrics_of(job.folder))
     return [
@@ -163,7 +163,7 @@ def _is_culprit(line: str) -> bool:
 
 
 def steps_of(testbed: SlurmTestbed) -> list[str]:
-    lines = [line for line in testbed.left() if line.startswith("process ")]
+    lines = [line for line in testbed.leftovers() if line.startswith("process ")]
     return [line for line in lines if not DAEMONS.fullmatch(line.split()[-1].strip("()"))]
 
 

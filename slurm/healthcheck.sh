@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Slurm's HealthCheckProgram: drains a node that is not fit to run ranks; jobs on it run on. It
-# never resumes a node: the person who fixed it does (scontrol update State=RESUME).
+# Slurm's HealthCheckProgram: drains a faulty node. Jobs on the node continue. The script never
+# resumes a node: a person does after the repair (scontrol update State=RESUME).
 set -u -o pipefail
 # shellcheck source=slurm/host_checks.sh
 . "$(dirname "$(readlink -f "$0")")/host_checks.sh"
 
-why=$(troubles)
+why=$(faults)
 [ -z "$why" ] || drain "health check: $why"
 exit 0

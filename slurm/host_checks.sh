@@ -1,7 +1,7 @@
-# Sourced by prolog.sh, epilog.sh and healthcheck.sh: is this node fit to run ranks?
-# The limits are those of orchestrator/health (a test compares them). A site may set, in
-# /etc/ndctl-host-checks.conf: NDCTL_GPUS (how many there must be), NDCTL_SCRATCH (default /tmp).
-# NDCTL_ROOT is for tests: where /proc, /dev and /tmp lie.
+# Checks whether this node can run ranks; sourced by prolog.sh, epilog.sh and healthcheck.sh.
+# The limits are those of orchestrator/health (a test compares them). A site can set these in
+# /etc/ndctl-host-checks.conf: NDCTL_GPUS (number of GPUs of the node), NDCTL_SCRATCH (default /tmp).
+# NDCTL_ROOT is for tests: the folder that has /proc, /dev and /tmp.
 
 PATH=${PATH:+$PATH:}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 SMI_TIMEOUT_S=20
@@ -21,8 +21,8 @@ if [ -r "$root/etc/ndctl-host-checks.conf" ]; then
 fi
 answer=
 
-# within SECONDS COMMAND...: its output in $answer; 124 when it does not end. It is killed but not
-# waited for, as one that waits in the kernel (a broken GPU's driver) cannot be.
+# within SECONDS COMMAND...: writes the output to $answer; returns 124 at the time limit. The command
+# is then killed, but not waited for: a process that hangs in a GPU's driver cannot end.
 within() {
   local limit=$1 file pid code i
   shift
@@ -45,7 +45,7 @@ within() {
   return "$code"
 }
 
-# Each check prints one line for what is wrong, and nothing when all is well.
+# Each check prints one line per fault, and nothing if there is none.
 
 check_gpus() {
   local wanted=${NDCTL_GPUS:-0} known seen bad
@@ -67,8 +67,8 @@ check_gpus() {
   [ -z "$bad" ] || echo "${bad%; }"
 }
 
-# What the kernel says of GPUs, which it may say to root alone. An Xid from before the node was last
-# drained here is not reported again: the person who resumed the node has handled it.
+# GPU errors in the kernel's log, which only root may be able to read. An Xid that is older than the
+# last drain by these scripts is not reported again: a person has resumed the node since then.
 check_xids() {
   local now told bad
   [ -d "$root/proc/driver/nvidia" ] || return 0
@@ -82,17 +82,17 @@ check_xids() {
   [ -z "$bad" ] || echo "${bad%; }"
 }
 
-# check_room DIRECTORY MIB: is there so much room, and may it be written to?
+# check_room DIRECTORY MIB: the directory must have this much free space and be writable.
 check_room() {
   local free file
-  within 5 df -Pm "$1" || { echo "$1 cannot be looked at"; return 0; }
+  within 5 df -Pm "$1" || { echo "df failed or timed out for $1"; return 0; }
   free=$(awk 'END { print $4 }' <<<"$answer")
   [ "$free" -ge "$2" ] || { echo "$1 has $free MiB left, $2 needed"; return 0; }
   file=$(mktemp "$1/.ndctl-XXXXXX" 2>/dev/null) || { echo "$1 cannot be written to"; return 0; }
   rm -f "$file"
 }
 
-troubles() {
+faults() {
   {
     check_gpus
     check_xids
@@ -101,8 +101,8 @@ troubles() {
   } | paste -sd ';' | sed 's/; */; /g'
 }
 
-# A node that is drained already keeps its reason and since when: an administrator's own, or the
-# first thing that these scripts found.
+# A node that is already drained keeps its reason and time, which are those of an administrator or
+# of the first fault that these scripts found.
 drain() {
   local node=${SLURMD_NODENAME:-$(hostname -s)}
   within "$SCONTROL_TIMEOUT_S" scontrol show node -o "$node" &&
@@ -110,6 +110,6 @@ drain() {
   if within "$SCONTROL_TIMEOUT_S" scontrol update "NodeName=$node" State=DRAIN "Reason=ndctl: $1"; then
     cut -d' ' -f1 "$root/proc/uptime" >"$root/run/ndctl-drained" 2>/dev/null
   else
-    echo "$node could not be drained: $answer" >&2
+    echo "failed to drain $node: $answer" >&2
   fi
 }

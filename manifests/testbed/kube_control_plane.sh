@@ -1,9 +1,9 @@
 #!/bin/bash
-# kube_control_plane.sh - start / stop a throw-away Kubernetes control plane on loopback.
+# kube_control_plane.sh - starts and stops a temporary Kubernetes control plane on loopback.
 #
 #   kube_control_plane.sh start DIR     start etcd, kube-apiserver (+ kube-controller-manager,
 #                          kube-scheduler) with all state in DIR; returns when ready
-#   kube_control_plane.sh stop DIR      stop exactly the processes that `start DIR` began
+#   kube_control_plane.sh stop DIR      stop exactly the processes that `start DIR` started
 #   kube_control_plane.sh status DIR    one line per component: name, pid, RSS; rc 1 if one is down
 #   kube_control_plane.sh restart DIR   stop + start on the same data, ports and keys
 #
@@ -17,8 +17,8 @@
 # Environment:
 #   KUBEBUILDER_ASSETS  directory of the binaries (default: /opt/kube-envtest)
 #   KUBE_CONTROLLERS=0  only etcd + kube-apiserver.  The ServiceAccount admission
-#                       plugin is then off (nobody would create the accounts); nothing
-#                       collects garbage, and a deleted namespace stays Terminating.
+#                       plugin is then off, because no controller creates the accounts.
+#                       There is no garbage collection: a deleted namespace stays Terminating.
 #   KUBE_CRDS           files of CustomResourceDefinitions to create (or replace), split on blanks
 #   KUBE_PORT, ETCD_PORT  fixed ports (default: two free ones, kept over a restart)
 #   KUBE_TIMEOUT        seconds to wait for readiness (default 120)
@@ -26,11 +26,11 @@
 #
 # Needs: bash, coreutils, util-linux, openssl; no root.  Listens on 127.0.0.1 only.
 #
-# Good to know: there is no kubelet.  A pod goes to Running or Succeeded when the test
-# patches its status; a pod that is bound to a node goes away only with grace period 0.
-# The garbage collector learns late of a new CRD (20 s seen): objects owned by a custom
-# object of it wait that long.  A fake Node must get Ready=True in its status:
-# the node controller then takes its not-ready taint off (about 2 s).
+# Notes: there is no kubelet.  A pod becomes Running or Succeeded when the test patches
+# its status; a pod that is bound to a node is only deleted with grace period 0.
+# The garbage collector notices a new CRD late (20 s seen): objects that are owned by
+# objects of that kind wait that long.  A fake Node needs Ready=True in its status:
+# the node controller then removes its not-ready taint (about 2 s).
 set -euo pipefail
 umask 077
 
@@ -41,8 +41,8 @@ ASSETS=${KUBEBUILDER_ASSETS:-/opt/kube-envtest}
 TIMEOUT=${KUBE_TIMEOUT:-120}
 ALL="etcd kube-apiserver kube-controller-manager kube-scheduler"
 
-# A pid file holds "pid starttime": the kernel's start time of the process makes
-# sure that a recycled pid is never taken for ours.
+# A pid file holds "pid starttime": the start time shows whether the pid was reused
+# for another process.
 # shellcheck disable=SC2086
 starttime() { local s; s=$(cat "/proc/$1/stat" 2>/dev/null) || return 1; set -- ${s##*) }; echo "${20}"; }
 # shellcheck disable=SC2086
@@ -56,7 +56,7 @@ alive() {   # alive NAME -> prints the pid
 spawn() {   # spawn NAME ARGS...
   local name=$1 pid; shift
   printf '\n== %s %s\n' "$(date -Is)" "$ASSETS/$name $*" >> "$DIR/log/$name.log"
-  # own session, no inherited pipes: a caller that reads our output never hangs on it
+  # own session, no inherited pipes: otherwise a caller that reads our output would hang
   setsid "$ASSETS/$name" "$@" >> "$DIR/log/$name.log" 2>&1 < /dev/null &
   pid=$!; echo "$pid $(starttime "$pid")" > "$DIR/run/$name.pid"; disown
 }
@@ -73,7 +73,7 @@ stop() {
   for n in kube-scheduler kube-controller-manager kube-apiserver etcd; do
     pid=$(alive $n) || { rm -f "$DIR/run/$n.pid"; continue; }
     kill -TERM "$pid" 2>/dev/null || true
-    for i in $(seq 50); do alive $n >/dev/null || break; sleep 0.1; done   # open requests can hold the API server: then KILL
+    for i in $(seq 50); do alive $n >/dev/null || break; sleep 0.1; done   # open requests can keep the API server running: then KILL
     if alive $n >/dev/null; then kill -KILL "$pid" 2>/dev/null || true; fi
     for i in $(seq 50); do alive $n >/dev/null || break; sleep 0.1; done
     rm -f "$DIR/run/$n.pid"
@@ -97,7 +97,7 @@ make_pki() {
   leaf kcm /CN=system:kube-controller-manager 'extendedKeyUsage=clientAuth\n'
   leaf scheduler /CN=system:kube-scheduler 'extendedKeyUsage=clientAuth\n'
   openssl genrsa -out sa.key 2048 2>/dev/null; openssl rsa -in sa.key -pubout -out sa.pub 2>/dev/null
-  # a stand-in kubelet serves logs and exec with the one, and asks the API server for the other
+  # the stand-in kubelet serves logs and exec with the first one; it requires the second one of the API server
   leaf kubelet /CN=kubelet 'extendedKeyUsage=serverAuth\n'
   leaf kubelet-client /O=system:masters/CN=kube-apiserver-kubelet-client 'extendedKeyUsage=clientAuth\n'
   { echo "$(openssl rand -hex 16),token-admin,token-admin,system:masters"
@@ -117,18 +117,18 @@ Y
 }
 certs_of() { echo "client-certificate-data: $(b64 "$DIR/pki/$1.crt"), client-key-data: $(b64 "$DIR/pki/$1.key")"; }
 
-launch() {  # one attempt; 1 = a component died (most likely a port was taken)
+launch() {  # one attempt; returns 1 if a component exited (most likely because a port was in use)
   local deadline=$((SECONDS + TIMEOUT)) adm=() gates=() apiserver_gates=() kcm_old=() sched_old=()
   local minor; minor=$("$ASSETS/kube-apiserver" --version | sed -E 's/.*v1\.([0-9]+).*/\1/')
-  # 1.20: TTLAfterFinished is alpha (on by default from 1.21); and the insecure ports still exist
+  # 1.20: TTLAfterFinished is alpha (on by default from 1.21), and the insecure ports still exist
   if [ "$minor" -le 20 ]; then gates=(--feature-gates=TTLAfterFinished=true); fi
-  # The stand-in for kubelets speaks WebSocket alone: not to be translated to SPDY for it (from 1.36
-  # on the API server asks the node which it speaks)
+  # The stand-in for kubelets supports WebSocket only, so the API server must not translate it to SPDY.
+  # From 1.36 on the API server reads from the Node which protocol the kubelet supports.
   if [ "$minor" -ge 30 ] && [ "$minor" -le 35 ]; then apiserver_gates=(--feature-gates=TranslateStreamCloseWebsocketRequests=false); fi
   if [ "$minor" -le 22 ]; then kcm_old=(--port=0); sched_old=(--port=0); fi
   if [ "$CONTROLLERS" = 0 ]; then adm=(--disable-admission-plugins=ServiceAccount); fi
 
-  # --unsafe-no-fsync: throw-away data; saves the disk syncs
+  # --unsafe-no-fsync: the data are temporary, so disk syncs are not needed
   spawn etcd --name envtest --data-dir "$DIR/etcd" --unsafe-no-fsync --logger zap --log-level warn \
     --listen-client-urls "http://127.0.0.1:$ETCD_PORT" --advertise-client-urls "http://127.0.0.1:$ETCD_PORT" \
     --listen-peer-urls http://127.0.0.1:0
@@ -146,13 +146,13 @@ launch() {  # one attempt; 1 = a component died (most likely a port was taken)
   until kc get --raw /readyz >/dev/null 2>&1; do
     alive etcd >/dev/null || { died etcd; return 1; }
     alive kube-apiserver >/dev/null || { died kube-apiserver; return 1; }
-    [ $SECONDS -lt $deadline ] || { fail "the API server was not ready in $TIMEOUT s"; return 1; }
+    [ $SECONDS -lt $deadline ] || { fail "the API server was not ready within $TIMEOUT s"; return 1; }
     sleep 0.1
   done
-  # the namespace "default" comes from a post-start loop, a moment after readyz
+  # a post-start loop creates the namespace "default" a moment after readyz
   until kc get namespace default >/dev/null 2>&1; do [ $SECONDS -lt $deadline ] || { fail "no namespace default"; return 1; }; sleep 0.1; done
-  # before the controllers: the garbage collector learns late of a kind that comes after it.  A big CRD does not fit
-  # the annotation of a client-side apply, and this kubectl refuses CEL in one if it is to validate
+  # The CRDs come before the controllers, because the garbage collector notices later kinds late.  No apply: a large
+  # CRD does not fit into its annotation.  No validation: this kubectl refuses CEL in a CRD
   local crd crds=(); for crd in ${KUBE_CRDS:-}; do crds+=(-f "$crd"); done
   [ ${#crds[@]} = 0 ] || kc create --validate=false "${crds[@]}" >"$DIR/log/crds.log" 2>&1 ||
     kc replace --validate=false "${crds[@]}" >"$DIR/log/crds.log" 2>&1 || { fail "a CRD was refused:"; cat "$DIR/log/crds.log" >&2; return 1; }
@@ -171,11 +171,11 @@ launch() {  # one attempt; 1 = a component died (most likely a port was taken)
   # shellcheck disable=SC2086
   spawn kube-scheduler --kubeconfig "$DIR/run/scheduler.kubeconfig" --leader-elect=false \
     --bind-address 127.0.0.1 --secure-port 0 "${sched_old[@]}" ${SCHEDULER_ARGS:-}
-  # ready when the controllers have made what every namespace gets (pods are refused before)
+  # ready when the controllers have created the ServiceAccount of the namespace (pods are refused before)
   until [ -n "$(kc get serviceaccount default -n default -o 'jsonpath={.secrets[*].name}{.metadata.annotations}' 2>/dev/null)" ] ||
         { [ "$minor" -ge 24 ] && kc get serviceaccount default -n default >/dev/null 2>&1; }; do
     for n in kube-controller-manager kube-scheduler; do alive $n >/dev/null || { died $n; return 1; }; done
-    [ $SECONDS -lt $deadline ] || { fail "the controllers were not ready in $TIMEOUT s"; return 1; }
+    [ $SECONDS -lt $deadline ] || { fail "the controllers were not ready within $TIMEOUT s"; return 1; }
     sleep 0.1
   done
   alive kube-scheduler >/dev/null || { died kube-scheduler; return 1; }

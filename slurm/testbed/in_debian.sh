@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Another Slurm than this machine's, for the testbed and its tests: Debian's of another release.
-#   in_debian.sh RELEASE DIR COMMAND...    run COMMAND where RELEASE's Slurm is on the PATH
-# RELEASE is one of Debian's: bookworm has Slurm 22.05, trixie 24.11, sid 26.05. Its packages are laid
-# out below DIR the first time (root, debootstrap, 400 MB, about a minute). COMMAND sees this machine's
-# files at their own paths, so that a checkout and its .venv work there as they are, and has mounts,
-# processes and a network of its own: whatever it leaves behind ends with it.
+# Runs a command with the Slurm of another Debian release, for the testbed and its tests.
+#   in_debian.sh RELEASE DIR COMMAND...    runs COMMAND with RELEASE's Slurm on the PATH
+# Debian's releases: bookworm has Slurm 22.05, trixie 24.11, sid 26.05. The first call installs the
+# packages below DIR (root, debootstrap, 400 MB, about a minute). COMMAND sees this machine's files at
+# their usual paths, so that a checkout and its .venv work unchanged. It has its own mounts, processes
+# and network, so that everything it leaves behind ends with it.
 #   slurm/testbed/in_debian.sh trixie /var/tmp/trixie .venv/bin/python -m pytest tests/slurm -m slurm
 set -euo pipefail
 release=${1:?RELEASE DIR COMMAND...} root=${2:?DIR} && shift 2
 [ $# -gt 0 ] || { echo "no command; see the head of $0" >&2; exit 2; }
-[ "$(id -u)" = 0 ] || { echo "only root can lay out and enter another Debian" >&2; exit 3; }
+[ "$(id -u)" = 0 ] || { echo "only root can install and enter another Debian" >&2; exit 3; }
 packages=munge,slurmctld,slurmd,slurm-client,iproute2,ca-certificates,procps,git
 if [ ! -e "$root/laid-out" ]; then
   command -v debootstrap >/dev/null || { echo "missing: debootstrap (apt-get install debootstrap)" >&2; exit 3; }
@@ -19,14 +19,14 @@ if [ ! -e "$root/laid-out" ]; then
 fi
 root=$(cd "$root" && pwd -P)
 export IN_DEBIAN_ROOT=$root IN_DEBIAN_CWD=$PWD
-# Processes end with the first one of their namespace: no daemon outlives COMMAND.
+# When the first process of the namespace ends, the kernel ends all others: no daemon outlives COMMAND.
 exec unshare --mount --pid --net --fork --kill-child --mount-proc bash -euc '
   root=$IN_DEBIAN_ROOT
   ip link set lo up
   mount --make-rprivate /
   mount --bind "$root" "$root"
   for own in proc dev sys; do mkdir -p "$root/$own"; mount --rbind "/$own" "$root/$own"; done
-  # This machine'"'"'s files at their own paths, but for what makes up a distribution.
+  # Mount this machine'"'"'s files at their usual paths, except the folders of the distribution.
   for place in /*; do
     case $place in
       /bin | /boot | /dev | /etc | /lib | /lib32 | /lib64 | /libx32 | /proc | /run | /sbin | /sys | /usr | /var) continue ;;
@@ -39,7 +39,7 @@ exec unshare --mount --pid --net --fork --kill-child --mount-proc bash -euc '
     esac
   done
   for place in /var/tmp /usr/local; do mkdir -p "$root$place"; mount --bind "$place" "$root$place"; done
-  # Not by exec: this shell is process 1 there, and reaps what daemons leave behind.
+  # No exec: this shell is process 1 of the namespace and reaps orphaned processes.
   rc=0
   chroot "$root" /usr/bin/env -C "$IN_DEBIAN_CWD" "$@" || rc=$?
   exit "$rc"

@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# A real multi-node Slurm cluster on one machine, for tests (works as root or as a plain user).
+# Runs a real multi-node Slurm cluster on one machine, for tests, as root or as any other user.
 #   slurm_testbed.sh start DIR N_NODES GPUS_PER_NODE   idempotent; returns when all nodes are idle
 #   slurm_testbed.sh stop  DIR                         by pid files; idempotent
 #   slurm_testbed.sh env   DIR                         prints "export SLURM_CONF=..."
 #   slurm_testbed.sh kill-node DIR NODE [SIG]          kill that slurmd and all its steps (default KILL)
 #   slurm_testbed.sh start-node DIR NODE | stop-ctld DIR [SIG] | start-ctld DIR | stop-dbd DIR [SIG] | start-dbd DIR
-#   slurm_testbed.sh left  DIR                         what of it is still there, a line each; nothing after a stop
-#   slurm_testbed.sh install                           Debian/Ubuntu, root: the packages, where a command is missing
-#   slurm_testbed.sh version                           as slurmctld prints it
+#   slurm_testbed.sh left  DIR                         lists remaining processes and networks; nothing after a stop
+#   slurm_testbed.sh install                           Debian/Ubuntu, root: installs the packages if a command is missing
+#   slurm_testbed.sh version                           prints the version of slurmctld
 #   slurm_testbed.sh can-net                           whether TB_NET works here (root, network namespaces)
-#   slurm_testbed.sh play [DIR]                        4 nodes x 2 fake GPUs, and what to type
-# Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_TOPOLOGY (tree; block, from 23.11 on, of TB_LEAF nodes each),
-# TB_TOPOLOGY_YAML (the text of a topology.yaml, which counts instead; from 25.05 on), TB_SLURMD_TIMEOUT (5),
+#   slurm_testbed.sh play [DIR]                        starts 4 nodes x 2 fake GPUs and prints commands to try
+# Environment knobs: TB_LEAF (nodes per leaf switch, 8), TB_TOPOLOGY (tree, or block with TB_LEAF nodes per block, 23.11 and newer),
+# TB_TOPOLOGY_YAML (the text of a topology.yaml, which replaces TB_TOPOLOGY; 25.05 and newer), TB_SLURMD_TIMEOUT (5),
 # TB_MSG_TIMEOUT (5: a killed slurmd is DOWN after about 2 x (this + 3) s), TB_RETURN (ReturnToService, 1), TB_KILL_WAIT (2; Slurm's own default is 30), TB_CRED_EXPIRE (5: a
 # requeued job waits this + 1 s in BeginTime; Slurm's own default of 120 means two minutes), TB_EXTRA (lines
 # appended to slurm.conf before the nodes), TB_PARTITIONS (replaces the partition lines), TB_READY_S (60),
-# TB_GPU_TYPE (fake: ndctl plans for CPU ranks there; empty: GPUs without a type),
-# TB_OTHER_GPUS=FIRST:TYPE:COUNT (a mixed cluster: from node FIRST on nodes have COUNT GPUs of TYPE),
+# TB_GPU_TYPE (fake: ndctl plans CPU ranks for this type; empty: GPUs without a type),
+# TB_OTHER_GPUS=FIRST:TYPE:COUNT (a mixed cluster: nodes from FIRST on have COUNT GPUs of TYPE),
 # TB_DBD=1 (accounting: a private mariadbd + slurmdbd, so that sacct works),
 # TB_NS=1 (root: each node has its own host name and an /etc/hosts in which node names resolve, by
 # unshare -u -m), TB_NET=1 (root: TB_NS, and each node its own network namespace and address behind a
-# bridge; "net-down DIR NODE" / "net-up DIR NODE" partition a node away)
+# bridge; "net-down DIR NODE" / "net-up DIR NODE" disconnect and reconnect a node)
 set -u -o pipefail
 PATH=$PATH:/usr/sbin:/sbin
 cmd=${1:?install, version, can-net, play, or start|stop|env|left|kill-node|start-node|stop-ctld|start-ctld|stop-dbd|start-dbd|net-down|net-up DIR}
@@ -30,17 +30,17 @@ missing() {
     command -v $c >/dev/null || echo $c
   done
 }
-version() { slurmctld -V; }   # without a slurm.conf newer commands do not tell theirs
+version() { slurmctld -V; }   # newer client commands need a slurm.conf to print their version
 install() {
   [ -n "$(missing)" ] || return 0
   local ask="apt-get -qq -o DPkg::Lock::Timeout=120 -o Acquire::Retries=2"
-  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(echo $(missing)); as root on Debian or Ubuntu they would be installed" >&2; return 3; }
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "missing: $(echo $(missing)); run as root on Debian or Ubuntu to install them" >&2; return 3; }
   export DEBIAN_FRONTEND=noninteractive
   local all="munge slurmctld slurmd slurm-client iproute2${TB_DBD:+ slurmdbd mariadb-server-core mariadb-client-core}"
   { $ask install -y --no-install-recommends $all || { $ask update && $ask install -y --no-install-recommends $all; }; } >/dev/null 2>&1
-  [ -z "$(missing)" ] || { echo "missing: $(echo $(missing)); apt-get install $all did not bring them" >&2; return 3; }
+  [ -z "$(missing)" ] || { echo "missing: $(echo $(missing)); apt-get install $all did not install them" >&2; return 3; }
 }
-can_net() {  # in a namespace of its own name, which is taken away again
+can_net() {  # tries it with a temporary namespace
   [ "$(id -u)" = 0 ] && command -v ip >/dev/null || return 1
   local t=tb-try-$$; ip netns add $t 2>/dev/null || return 1
   ip link add $t type bridge 2>/dev/null && ip link del $t; local rc=$?
@@ -52,7 +52,7 @@ play() {
   if can_net; then export TB_NET=1; elif [ "$(id -u)" = 0 ]; then export TB_NS=1; fi
   TB_LEAF=${TB_LEAF:-2} TB_SLURMD_TIMEOUT=${TB_SLURMD_TIMEOUT:-30} "$0" start "$d" 4 2 >/dev/null || return
   cat <<END
-A Slurm cluster runs in $d: 4 nodes x 2 fake GPUs (CPU ranks) below 2 leaf switches. Type
+A Slurm cluster runs in $d: 4 nodes x 2 fake GPUs (CPU ranks) below 2 leaf switches. Commands to try:
   export SLURM_CONF=$d/etc/slurm.conf
   sinfo -N -l
   .venv/bin/ndctl inventory --backend slurm
@@ -72,8 +72,8 @@ esac
 D=$(cd "$2" && pwd -P)
 CONF=$D/etc/slurm.conf; export SLURM_CONF=$CONF
 alive() { local p; p=$(cat "$1" 2>/dev/null) && [ -n "$p" ] && kill -0 "$p" 2>/dev/null && ours "$p"; }
-# A pid file may be stale and its pid reused: only trust a process whose command line names our DIR
-# (slurmdbd takes no -f: its environment does).
+# A pid file may be stale and its pid reused, so the command line of the process must name our DIR.
+# slurmdbd has no option -f, so its environment is searched instead.
 ours() {
   local f=cmdline; [ "$(cat "/proc/$1/comm" 2>/dev/null)" = slurmdbd ] && f=environ
   tr '\0' '\n' <"/proc/$1/$f" 2>/dev/null | grep -qE -- "(^|=)$D/"
@@ -85,11 +85,11 @@ stop_pid() {  # FILE SIG SECONDS
   kill -0 "$p" 2>/dev/null && kill -KILL "$p" 2>/dev/null
   rm -f "$1"
 }
-# Step daemons and tasks of this testbed (optionally of one node). A slurmstepd has the node's slurmd log
-# open (its title overwrites its environment, so that is no guide); a task has both our SLURM_CONF and
-# SLURMD_NODENAME (a test runner that only exports SLURM_CONF does not match); plus all descendants.
-# In the order in which they can be killed one by one as if all died at once: srun's shepherd, outliving srun by a
-# moment, would have slurmctld kill the step on every node; a step daemon would report the end of its tasks.
+# Prints the step daemons and tasks of this testbed (optionally of one node) and all their descendants.
+# A slurmstepd is found by the open slurmd log of its node, because its title overwrites its environment.
+# A task has both our SLURM_CONF and SLURMD_NODENAME; a test runner that only exports SLURM_CONF does not match.
+# The order allows killing them one by one as if all died at once: the child of srun comes first, because it would
+# ask slurmctld to kill the step on every node; step daemons come before tasks, because they would report their end.
 step_pids() {
   python3 - "$CONF" "${1:-}" $$ "$D/log/slurmd-" <<'PY'
 import glob, os, sys
@@ -156,7 +156,7 @@ for _ in range(500):
 PY
 ) || return 1
   [ -n "$base" ] || { echo "no free block of $((n+3)) ports" >&2; return 1; }
-  # A GPU is a symlink to a character device: stat() follows it, so no mknod and no root are needed.
+  # A GPU is a symlink to a character device: stat() follows it, so neither mknod nor root is needed.
   local gres="" nodegres="" type=${TB_GPU_TYPE-fake} last=$n ofirst="" otype="" ocount=0
   if [ -n "${TB_OTHER_GPUS:-}" ]; then IFS=: read -r ofirst otype ocount <<<"$TB_OTHER_GPUS"; last=$((ofirst-1)); fi
   if [ "$g" -gt 0 ]; then
@@ -168,7 +168,7 @@ PY
       echo "NodeName=node[$((last+1))-$n] Name=gpu Type=$otype File=$D/dev/gpu[0-$((ocount-1))]" >>"$D/etc/gres.conf"
     fi
   else : >"$D/etc/gres.conf"; fi
-  # Nothing here counts on cgroups. Older versions cannot be told so, newer ones would look for systemd's.
+  # The testbed uses no cgroups. Newer versions can disable them, and would otherwise look for systemd's; older ones cannot.
   if [ "$v" -ge 2311 ]; then echo CgroupPlugin=disabled; else printf 'CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n'; fi >"$D/etc/cgroup.conf"
   : >"$D/etc/topology.conf"
   for ((a=1; a<=n; a+=leaf)); do
@@ -279,7 +279,7 @@ start_dbd() {
     (cd "$D/db"; exec setsid mariadbd --no-defaults --user="$(id -un)" --datadir="$D/db" --socket="$sock" --pid-file="$D/run/mariadbd.pid" \
       --bind-address=127.0.0.1 --port="$port" --innodb-buffer-pool-size=64M --innodb-log-file-size=64M --innodb-lock-wait-timeout=900 \
       --innodb-flush-log-at-trx-commit=0 --performance-schema=OFF --skip-log-bin) </dev/null >>"$D/log/mariadbd.log" 2>&1 9>&- &
-    disown   # or every later "wait" would wait for it
+    disown   # otherwise every later "wait" would wait for it
     for _ in $(seq 200); do mariadb --no-defaults -S "$sock" -u root -e 'select 1' >/dev/null 2>&1 && break; sleep 0.05; done
     mariadb --no-defaults -S "$sock" -u root -e "create user if not exists slurm@'127.0.0.1' identified by 'slurm';
       grant all on slurm_acct_db.* to slurm@'127.0.0.1'" || return 1
@@ -322,7 +322,7 @@ start)
   n=${3:?N_NODES}; g=${4:?GPUS_PER_NODE}
   if [ -f "$D/etc/size" ] && [ "$(cat "$D/etc/size")" != "$n $g" ]; then "$0" stop "$D"; rm -rf "$D"/{etc,state,spool,db}; fi
   fresh=
-  exec 9>"${TMPDIR:-/tmp}/.slurm_testbed.$(id -u).lock"; flock -w 120 9   # ports: choose and bind in one turn
+  exec 9>"${TMPDIR:-/tmp}/.slurm_testbed.$(id -u).lock"; flock -w 120 9   # no other testbed may take the ports before they are bound
   if ! alive "$D/run/slurmctld.pid"; then
     [ -f "$D/run/slurmctld.pid" ] && "$0" stop "$D" 9>&-
     rm -rf "$D"/{state,spool,db} "$D"/etc/slurmdbd.conf; write_conf "$n" "$g" || exit 1; fresh=-c

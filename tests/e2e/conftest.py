@@ -1,4 +1,4 @@
-"""One uninterrupted run, which every interrupted one must equal bit by bit."""
+"""Fixtures: a job, and an uninterrupted run whose losses other runs must equal bit by bit."""
 
 from collections.abc import Iterator
 from pathlib import Path

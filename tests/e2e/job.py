@@ -1,4 +1,4 @@
-"""A job as its user runs it: through the command line, with real agents, torchrun and ranks."""
+"""A job that is run through the command line, with real agents, torchrun and ranks."""
 
 import contextlib
 import fcntl
@@ -19,26 +19,29 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "tests" / "e2e" / "job.yaml"
 WAIT_S = 600.0
-PATIENT: Mapping[str, str] = {"resilience__hang_timeout": "300", "resilience__stop_grace": "60"}
-"""For ranks that a test holds still."""
+LONG_TIMEOUTS: Mapping[str, str] = {
+    "resilience__hang_timeout": "300",
+    "resilience__stop_grace": "60",
+}
+"""Timeouts for tests that pause ranks."""
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     code: int
     out: str
     err: str
 
 
-def submission(*words: str, **options: str) -> tuple[str, ...]:
-    """What is typed; in the keys of `options` two underscores stand for a dot."""
+def submit_args(*words: str, **options: str) -> tuple[str, ...]:
+    """Arguments of `ndctl submit`. Two underscores in a key of `options` mean a dot."""
     sets = [f"--set={key.replace('__', '.')}={value}" for key, value in options.items()]
     return ("submit", str(SPEC), *sets, *words)
 
 
 @dataclass(frozen=True)
 class Ndctl:
-    """The `ndctl` command with a run root of its own."""
+    """The `ndctl` command with its own run root."""
 
     run_root: Path
 
@@ -46,7 +49,7 @@ class Ndctl:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "NDCTL_RUN_ROOT": str(self.run_root), "COLUMNS": "100"}
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> Done:
+    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *words],
             env=self.environ,
@@ -56,7 +59,7 @@ class Ndctl:
             timeout=timeout,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -68,8 +71,8 @@ class Ndctl:
             text=True,
         )
 
-    def submit(self, *words: str, **options: str) -> Done:
-        return self(*submission(*words, **options))
+    def submit(self, *words: str, **options: str) -> CommandResult:
+        return self(*submit_args(*words, **options))
 
     def status(self) -> dict[str, Any]:
         done = self("status", "e2e", "--json")
@@ -82,19 +85,20 @@ class Ndctl:
         return self.run_root / "e2e"
 
     def journal(self) -> list[dict[str, Any]]:
-        """The events so far."""
+        """All events of the journal so far."""
         lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
         return [json.loads(line)["event"] for line in lines]
 
     def has_ended(self) -> bool:
-        """As often as it was submitted; asked of the journal, as to start ndctl costs a core."""
+        """Whether the job has ended as often as it was submitted. Reads the journal, because
+        starting ndctl needs much CPU."""
         if not (self.run_dir / "journal.jsonl").exists():
             return False
         ends = [action for action in self.actions() if action["kind"] == "EndJob"]
         return len(ends) >= len(self.events("JobSubmitted")) > 0
 
     def actions(self) -> list[dict[str, Any]]:
-        """What the leader has decided so far."""
+        """All actions of the leader so far."""
         lines = (self.run_dir / "journal.jsonl").read_text().split("\n")[:-1]
         return [action for line in lines for action in json.loads(line)["actions"]]
 
@@ -102,24 +106,24 @@ class Ndctl:
         return [event for event in self.journal() if event["kind"] == kind]
 
     def losses(self) -> dict[int, float]:
-        """Step to loss; where a step was computed twice, both must be the same bits."""
+        """Step to loss. If a step was trained twice, both losses must be equal bit by bit."""
         losses: dict[int, float] = {}
         for metric in self.metrics():
             assert losses.setdefault(metric["step"], metric["loss"]) == metric["loss"], metric
         return losses
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Whole lines of metrics.jsonl so far."""
+        """Complete lines of metrics.jsonl so far."""
         path = self.run_dir / "metrics.jsonl"
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.split("\n")[:-1]]
 
-    def steps(self) -> int:
-        """Lines of metrics.jsonl."""
+    def num_steps(self) -> int:
+        """Number of lines of metrics.jsonl."""
         return len(self.metrics())
 
     def ranks(self) -> dict[int, int]:
-        """Rank to its own process: neither torchrun, nor the keeper above it."""
+        """Rank to the pid of its process, not that of torchrun or of the rank watcher."""
         found = {}
         for pid, command in processes_of(self.run_dir).items():
             if rank := re.search(r"\(rank (\d+)\)$", command.rstrip()):
@@ -132,8 +136,8 @@ class Ndctl:
         return ranks[rank]
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Ranks stand still, for what would race with their steps; the job has to be `PATIENT`."""
+    def paused_ranks(self) -> Iterator[None]:
+        """Pauses all ranks, so that they train no step meanwhile. Submit with `LONG_TIMEOUTS`."""
         pids = wait_for(self.ranks, "ranks").values()
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -146,17 +150,17 @@ class Ndctl:
 
 
 def uninterrupted(factory: pytest.TempPathFactory) -> Ndctl:
-    """The finished job, to which nothing happened: trained once for all workers of a run."""
+    """The finished job without a fault. It is trained once for all pytest workers."""
     folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent
-    command, whole = Ndctl(folder / "uninterrupted"), folder / "uninterrupted.json"
+    command, status_file = Ndctl(folder / "uninterrupted"), folder / "uninterrupted.json"
     with (folder / "uninterrupted.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not whole.exists():
+        if not status_file.exists():
             done = command.submit("--follow")
             assert done.code == 0, done.out + done.err
-            whole.write_text(json.dumps(command.status()))
+            status_file.write_text(json.dumps(command.status()))
     return command
 
 
@@ -169,7 +173,7 @@ def wait_for(condition: Callable[[], Any], what: str, limit: float = WAIT_S) -> 
 
 
 def processes_of(run_dir: Path) -> dict[int, str]:
-    """Every process that has the run directory on its command line or in its environment."""
+    """Processes that have the run directory in their command line or environment."""
     found = {}
     mark = str(run_dir).encode()
     for folder in Path("/proc").glob("[0-9]*"):

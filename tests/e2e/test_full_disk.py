@@ -1,5 +1,7 @@
-"""The file system of the run directory fills up while a job trains, and a rank dies meanwhile: the
-job waits for room, says so, and goes on without a loss."""
+"""The disk of the run directory is full, and a rank is killed meanwhile.
+
+The job waits for room, reports it, and resumes without losing a step.
+"""
 
 import contextlib
 import os
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import ROOT, WAIT_S, Done, Ndctl, assert_nothing_left, kill, wait_for
+from tests.e2e.job import ROOT, WAIT_S, CommandResult, Ndctl, assert_nothing_left, kill, wait_for
 
 pytestmark = [
     pytest.mark.process,
@@ -29,15 +31,15 @@ ENDLESS = {"train__steps": "100000", "checkpoint__every_steps": "10"}
 
 @dataclass(frozen=True)
 class OnSmallDisk(Ndctl):
-    """The command where the run root is a small file system, which no other process sees.
+    """`ndctl` in a mount namespace whose run root is a small file system.
 
-    `run_root` is its path from outside, through the process that holds the mount.
+    `run_root` is the path from outside, through the process that holds the mount.
     """
 
     holder: int
     inside: Path
 
-    def __call__(self, *words: str, timeout: float = WAIT_S) -> Done:
+    def __call__(self, *words: str, timeout: float = WAIT_S) -> CommandResult:
         done = subprocess.run(
             ["nsenter", f"--target={self.holder}", "--mount", *PROGRAM, *words],
             env={**os.environ, "NDCTL_RUN_ROOT": str(self.inside), "COLUMNS": "100"},
@@ -47,7 +49,7 @@ class OnSmallDisk(Ndctl):
             timeout=timeout,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -80,15 +82,15 @@ def test_a_full_disk_and_a_killed_rank_lose_nothing(ndctl: OnSmallDisk) -> None:
             filler.flush()
     known = ndctl.losses()
     kill(_rank(ndctl))
-    # The leader cannot write down what it sees, so what it says of it is in its log and its status.
-    said = wait_for(lambda: _full(ndctl), "a word of the full disk", 120)
-    assert "No space left" in said
+    # The leader cannot write to the journal, so the error is in its log or in the status.
+    output = wait_for(lambda: _full(ndctl), "a message about the full disk", 120)
+    assert "No space left" in output
     assert not ndctl.has_ended()
 
     (ndctl.run_root / "filler").unlink()
     wait_for(lambda: len(ndctl.events("TrainingResumed")) > 1, "the next attempt")
-    steps = ndctl.steps()
-    wait_for(lambda: ndctl.steps() > steps, "a step of the next attempt")
+    steps = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > steps, "a step of the next attempt")
     now = ndctl.losses()
     again = known.keys() & now.keys()
     assert {step: known[step] for step in again} == {step: now[step] for step in again}

@@ -1,6 +1,6 @@
-"""Ranks that hang in real jobs: the culprit is named, and no other rank is.
+"""Ranks hang in real jobs: the incident names the culprit and no other rank.
 
-`tests/agent/test_injections.py` has every fault on every axis, without a whole job.
+`tests/agent/test_injections.py` tests every fault on every axis without a whole job.
 """
 
 import json
@@ -50,8 +50,8 @@ def test_a_rank_that_hangs_is_named(ndctl: Ndctl, fault: str, axes: str) -> None
     blamed = None if fault in ("skip", "order") else "host-1"
     assert incident["culprit"] == {"host": blamed, "rank": RANK}, incident
     (judged,) = ndctl.events("HangJudged")
-    said = json.loads(ndctl("diagnose", "e2e", "--json").out)
-    assert said["cause"] == judged["cause"], "the same evidence, the same verdict"
+    diagnosis = json.loads(ndctl("diagnose", "e2e", "--json").out)
+    assert diagnosis["cause"] == judged["cause"], "the same evidence, the same verdict"
     assert_nothing_left(ndctl.run_dir)
 
 

@@ -1,4 +1,4 @@
-"""Every port that a job opens, against the table of docs/reference.md."""
+"""A job opens exactly the ports in the table of docs/reference.md."""
 
 import ipaddress
 import re
@@ -17,17 +17,17 @@ KINDS = {
     "keeper": r"orchestrator\.agent\.processes\.rank_watcher of",
     "rank": r"\(rank \d+\)",
 }
-"""The name of the process in the documented table -> its command line."""
+"""Name of a process in the documented table to a pattern of its command line."""
 
 
 def kind_of(command: str) -> str:
     found = [kind for kind, pattern in KINDS.items() if re.search(pattern, command)]
-    assert found, f"a process that no row of the table is about: {command}"
+    assert found, f"the table has no row for this process: {command}"
     return found[0]
 
 
 def documented() -> dict[str, int]:
-    """Process -> how many ports one of them has, by the table."""
+    """Kind of process to the number of ports that one such process opens, from the table."""
     text = (ROOT / "docs" / "reference.md").read_text()
     table = text.split("### Ports\n")[1].split("\n\n")
     rows = next(part for part in table if part.startswith("|")).splitlines()[2:]
@@ -41,7 +41,7 @@ def documented() -> dict[str, int]:
 @pytest.mark.process
 def test_a_local_job_opens_only_the_ports_of_the_table_on_loopback(ndctl: Ndctl) -> None:
     assert ndctl.submit(train__steps="100000").code == 0
-    wait_for(lambda: ndctl.steps() > 3 or ndctl.has_ended(), "steps")
+    wait_for(lambda: ndctl.num_steps() > 3 or ndctl.has_ended(), "steps")
     commands = processes_of(ndctl.run_dir)
     opened: dict[int, list[Listener]] = defaultdict(list)
     for one in listeners(commands):

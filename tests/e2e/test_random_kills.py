@@ -1,5 +1,7 @@
-"""Any process of a job is killed, alone or with another, again and again: the job recovers, and no
-process, half-written file or doubled rank is left."""
+"""Random processes of a job are killed one by one, then in pairs: the job recovers each time.
+
+No process, partial file or second copy of a rank is left.
+"""
 
 import random
 import re
@@ -29,8 +31,8 @@ KINDS = {
     "keeper": re.compile(r"^orchestrator\.agent\.processes\.rank_watcher of"),
     "rank": re.compile(r"\(rank \d+\) *$"),
 }
-WHOLE = {"agent": 2, "launcher": 2, "torchrun": 2, "keeper": 4, "rank": 4}
-"""Processes of a job of 2 hosts x 2 ranks that trains."""
+EXPECTED_COUNTS = {"agent": 2, "launcher": 2, "torchrun": 2, "keeper": 4, "rank": 4}
+"""Number of processes of each kind in a training job of 2 hosts x 2 ranks."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Process:
 
 
 def processes(run_dir: Path) -> tuple[Process, ...]:
-    """Those of the job, by what they are. A fork that has no title of its own yet is none."""
+    """Processes of the job by kind, without forks that have not set their title yet."""
     return tuple(
         Process(kind, pid)
         for pid, command in processes_of(run_dir).items()
@@ -49,14 +51,14 @@ def processes(run_dir: Path) -> tuple[Process, ...]:
     )
 
 
-def is_whole(found: Iterable[Process]) -> bool:
+def all_processes_run(found: Iterable[Process]) -> bool:
     kinds = [process.kind for process in found]
-    return {kind: kinds.count(kind) for kind in WHOLE} == WHOLE
+    return {kind: kinds.count(kind) for kind in EXPECTED_COUNTS} == EXPECTED_COUNTS
 
 
-def extended(known: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
-    """Losses by step. A step that was trained again must have the loss that it had before, bit by
-    bit. Metrics are cut at a resume, so they are compared with what was there before a kill."""
+def merge_losses(known: Mapping[int, float], now: Mapping[int, float]) -> dict[int, float]:
+    """Losses by step, before and after a kill. A step that was trained twice must have the same
+    loss bit by bit. A resume truncates the metrics, so the losses before the kill are kept here."""
     again = known.keys() & now.keys()
     assert {step: known[step] for step in again} == {step: now[step] for step in again}
     return {**known, **now}
@@ -68,37 +70,41 @@ def test_a_job_recovers_from_every_kill_and_nothing_is_left(ndctl: Ndctl) -> Non
     assert done.code == 0, done.out + done.err
     losses: dict[int, float] = {}
     for turn in range(SINGLES + PAIRS):
-        wait_for(lambda: is_whole(processes(ndctl.run_dir)), f"all processes before kill {turn}")
+        wait_for(
+            lambda: all_processes_run(processes(ndctl.run_dir)), f"all processes before kill {turn}"
+        )
         _wait_for_a_step(ndctl, f"before kill {turn}")
-        losses = extended(losses, ndctl.losses())
+        losses = merge_losses(losses, ndctl.losses())
         before = processes(ndctl.run_dir)
         leader = ndctl.events("LeaderStarted")[-1]["pid"]
-        mortal = [process for process in before if process.pid != leader]
-        victims = draw.sample(mortal, 1 if turn < SINGLES else 2)
+        candidates = [process for process in before if process.pid != leader]
+        victims = draw.sample(candidates, 1 if turn < SINGLES else 2)
         attempt = ndctl.events("TrainingResumed")[-1]["attempt"]
         for victim in victims:
             kill(victim.pid)
         _wait_until_it_trains_again(ndctl, attempt, f"{victims} were killed")
         ranks = {process.pid for process in before if process.kind == "rank"}
         assert not ranks & set(processes_of(ndctl.run_dir)), f"a rank outlived {victims}"
-    losses = extended(losses, ndctl.losses())
+    losses = merge_losses(losses, ndctl.losses())
     assert sorted(losses) == list(range(1, max(losses) + 1))
 
     leader = ndctl.events("LeaderStarted")[-1]["pid"]
     kill(leader)
     assert_nothing_left(ndctl.run_dir)
     assert ndctl("submit", "--resume", str(ndctl.run_dir / "spec.yaml")).code == 0
-    wait_for(lambda: is_whole(processes(ndctl.run_dir)), "all processes after the leader's end")
+    wait_for(
+        lambda: all_processes_run(processes(ndctl.run_dir)), "all processes after the leader's end"
+    )
     assert ndctl("cancel", "e2e").code == 0
     assert_nothing_left(ndctl.run_dir)
-    extended(losses, ndctl.losses())
+    merge_losses(losses, ndctl.losses())
     assert not list(ndctl.run_dir.rglob("*.part"))
     assert not list((ndctl.run_dir / "checkpoints").glob("*partial*"))
 
 
 def _wait_for_a_step(ndctl: Ndctl, when: str) -> None:
-    steps = ndctl.steps()
-    wait_for(lambda: ndctl.steps() > steps, f"a step {when}")
+    steps = ndctl.num_steps()
+    wait_for(lambda: ndctl.num_steps() > steps, f"a step {when}")
 
 
 def _wait_until_it_trains_again(ndctl: Ndctl, attempt: int, why: str) -> None:

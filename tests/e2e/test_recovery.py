@@ -1,4 +1,4 @@
-"""Faults in real processes; what is trained afterwards equals the uninterrupted run bit by bit."""
+"""Faults in real processes: the losses equal those of an uninterrupted run bit by bit."""
 
 import json
 import os
@@ -7,22 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submission, wait_for
+from tests.e2e.job import WAIT_S, Ndctl, assert_nothing_left, kill, submit_args, wait_for
 from tests.nfs_locks import byte_ranges
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("e2e"), pytest.mark.timeout(1200)]
 
-DRAGGED = ("--drill", "slow:rank=1@step=2")
-"""Each further step takes twice as long as the first, which is slow: none of these jobs ends before
-a test has done to it what it is about to do."""
+SLOW_DOWN = ("--drill", "slow:rank=1@step=2")
+"""Each step takes twice as long as the first, so that the job does not end before the fault."""
 SMALL = {"cluster__gpus_per_host": "1", "parallel__tp": "1"}
-"""2 hosts x 1 rank, where four show no more: to start a rank takes longer than all else."""
+"""2 hosts x 1 rank, for tests that do not need four ranks: starting ranks takes most time."""
 
 
 def test_a_job_resumes_after_two_ranks_and_then_a_host_are_lost(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
-    # Some steps after each save, for it to be complete also on a busy machine.
+    # The faults come some steps after each save, so that the save is complete on a busy machine.
     faults = ("exit:rank=3@step=5", "kill:rank=1@step=14", "kill:host=1@step=22")
     drills = [word for fault in faults for word in ("--drill", fault)]
     done = ndctl.submit("--follow", *drills)
@@ -46,7 +45,7 @@ def test_a_job_resumes_after_two_ranks_and_then_a_host_are_lost(
     assert_nothing_left(ndctl.run_dir)
 
 
-# Of the locks themselves: tests/posix/test_locks.py, and an attempt in tests/agent/test_attempt.py.
+# tests/posix/test_locks.py tests the locks themselves, tests/agent/test_attempt.py an attempt.
 @pytest.mark.slow
 def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
     ndctl: Ndctl, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +61,7 @@ def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
     assert_nothing_left(ndctl.run_dir)
 
 
-# Always run on real Slurm daemons (tests/slurm/e2e/test_within_the_allocation.py).
+# A test on real Slurm covers this in every run (tests/slurm/e2e/test_recovery_in_allocation.py).
 @pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) -> None:
     spare = {"cluster__spare_hosts": "1"}
@@ -95,14 +94,14 @@ def test_a_stopped_rank_is_named_as_the_cause_of_a_hang(ndctl: Ndctl, reference:
 def test_a_killed_leader_ends_all_processes_and_resume_works(
     ndctl: Ndctl, reference: Ndctl
 ) -> None:
-    """Until then the job needs no terminal: the one that follows it may end."""
-    following = ndctl.start(*submission("--follow", *DRAGGED, checkpoint__every_steps="3"))
-    wait_for(lambda: ndctl.steps() >= 2, "step 2")
+    """Before the kill, the terminal that follows the job is closed, and the job continues."""
+    following = ndctl.start(*submit_args("--follow", *SLOW_DOWN, checkpoint__every_steps="3"))
+    wait_for(lambda: ndctl.num_steps() >= 2, "step 2")
     os.kill(following.pid, signal.SIGINT)
-    _, said = following.communicate(timeout=WAIT_S)
+    _, output = following.communicate(timeout=WAIT_S)
     assert following.returncode == 130
-    assert "ndctl dashboard e2e" in said
-    wait_for(lambda: ndctl.events("CheckpointSaved"), "a checkpoint of what nobody follows")
+    assert "ndctl dashboard e2e" in output
+    wait_for(lambda: ndctl.events("CheckpointSaved"), "a checkpoint without a following terminal")
     (leader,) = ndctl.events("LeaderStarted")
     kill(leader["pid"])
     assert_nothing_left(ndctl.run_dir)
@@ -137,11 +136,13 @@ def test_the_same_exception_twice_is_the_programs_fault(ndctl: Ndctl) -> None:
 
 
 def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None:
-    """Rank 1 is killed when rank 0 has written its part, and its own disk takes nothing."""
+    """Rank 0 has written its part, the write of rank 1 hangs, and rank 1 is killed."""
     shape = {"train__steps": "9", "checkpoint__every_steps": "3", **SMALL}
     assert ndctl.submit("--drill", "write:rank=1@step=6", **shape).code == 0
     checkpoints = ndctl.run_dir / "checkpoints"
-    partial = wait_for(lambda: _being_written(checkpoints, 6), "the second one to be begun")
+    partial = wait_for(
+        lambda: _being_written(checkpoints, 6), "the second checkpoint to be started"
+    )
     assert (checkpoints / "step-3").exists()
     assert not (checkpoints / "step-6").exists()
     kill(ndctl.rank_pid(1))
@@ -150,21 +151,21 @@ def test_a_checkpoint_that_was_being_written_is_never_used(ndctl: Ndctl) -> None
     assert ndctl.status()["state"] == "SUCCEEDED"
     resumed = ndctl.events("TrainingResumed")[1]
     assert resumed["step"] == 3
-    # A rank that outlives the other for a while takes what the failed save has written away.
+    # If rank 0 lives a moment longer, it deletes the files of the failed save.
     assert {passed["name"] for passed in resumed["passed_over"]} <= {partial.name}
     ndctl.losses()
     assert_nothing_left(ndctl.run_dir)
 
 
 def _being_written(checkpoints: Path, step: int) -> Path | None:
-    """The folder of a save that has begun to write data."""
+    """The folder of a checkpoint of which some data are written."""
     return next((file.parent for file in checkpoints.glob(f"step-{step}.partial-*/*.distcp")), None)
 
 
 def test_cancel_writes_a_checkpoint_that_resume_uses(ndctl: Ndctl, reference: Ndctl) -> None:
-    assert ndctl.submit(*DRAGGED).code == 0
+    assert ndctl.submit(*SLOW_DOWN).code == 0
     assert ndctl.submit().code == 5, "a running job must not be started twice"
-    wait_for(lambda: ndctl.steps() >= 2, "step 2")
+    wait_for(lambda: ndctl.num_steps() >= 2, "step 2")
     done = ndctl("cancel", "e2e")
     assert done.code == 0, done.err
     assert "CANCELLED" in done.out

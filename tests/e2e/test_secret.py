@@ -1,4 +1,4 @@
-"""The secret of a real job is in one file, and nowhere else that is written or shown to others."""
+"""The secret of a job is in one file only, and in no command line, environment or other file."""
 
 import base64
 import hashlib
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.job_secret import draw, secret_from
-from tests.e2e.job import PATIENT, Ndctl, assert_nothing_left, kill, processes_of, wait_for
+from tests.e2e.job import LONG_TIMEOUTS, Ndctl, assert_nothing_left, kill, processes_of, wait_for
 
 pytestmark = [
     pytest.mark.process,
@@ -30,16 +30,16 @@ HOSTS = ("host-0", "host-1")
 
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the job puts its temporary files; a short path, since sockets are among them."""
+    """Folder for the job's temporary files. Its path is short, because it holds sockets."""
     folder = Path(tempfile.mkdtemp(prefix="ndctl-secret-"))
     monkeypatch.setenv("TMPDIR", str(folder))
     yield folder
     shutil.rmtree(folder)
 
 
-def forms(token: Path) -> tuple[bytes, ...]:
-    """What would give the secret away: the key and what is derived from it for a host, each as
-    bytes, in hexadecimal and as base64, and each line of the leader's private key."""
+def secret_forms(token: Path) -> tuple[bytes, ...]:
+    """Byte strings that reveal the secret: the key and the keys derived for each host, each as
+    bytes, hexadecimal and base64, and each line of the leader's private key."""
     secret = secret_from(token.read_text())
     derived = [hmac.digest(secret.key, f"ndctl host {host}".encode(), "sha256") for host in HOSTS]
     private = secret.pem.partition("-----BEGIN CERTIFICATE")[0]
@@ -52,22 +52,22 @@ def forms(token: Path) -> tuple[bytes, ...]:
     return (*raw, *lines, *(one.encode() if isinstance(one, str) else one for one in encoded))
 
 
-def holding(secret: Iterable[bytes], folders: Iterable[Path]) -> list[Path]:
-    """The files that have any of it."""
+def files_with(secret: Iterable[bytes], folders: Iterable[Path]) -> list[Path]:
+    """Files that contain any form of the secret."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     found = []
     for path in files:
         try:
             content = path.read_bytes()
-        except FileNotFoundError:  # a checkpoint that was just renamed, or a file of a moment
+        except FileNotFoundError:  # A renamed checkpoint or a temporary file.
             continue
         if any(one in content for one in secret):
             found.append(path)
     return found
 
 
-def showing(secret: Iterable[bytes], pids: Iterable[int]) -> list[str]:
-    """The processes whose command line or environment has any of it."""
+def processes_with(secret: Iterable[bytes], pids: Iterable[int]) -> list[str]:
+    """Processes whose command line or environment contains any form of the secret."""
     found = []
     for pid in pids:
         for name in ("cmdline", "environ"):
@@ -81,52 +81,52 @@ def showing(secret: Iterable[bytes], pids: Iterable[int]) -> list[str]:
 
 
 def test_only_one_file_has_the_secret(ndctl: Ndctl, temporary: Path) -> None:
-    more = {**PATIENT, "train__steps": "16", "checkpoint__every_steps": "4"}
+    more = {**LONG_TIMEOUTS, "train__steps": "16", "checkpoint__every_steps": "4"}
     assert ndctl.submit(**more).code == 0
     token = ndctl.run_dir / "token"
-    wait_for(lambda: ndctl.steps() >= 5, "steps and a checkpoint")
-    secret = forms(token)
+    wait_for(lambda: ndctl.num_steps() >= 5, "steps and a checkpoint")
+    secret = secret_forms(token)
     folders = (ndctl.run_root, temporary)
 
-    with ndctl.held():
+    with ndctl.paused_ranks():
         commands = processes_of(ndctl.run_dir)
         kinds = " ".join(commands.values())
         assert all(
             re.search(kind, kinds)
             for kind in (r"orchestrator\.backends\.entry\.agent", r"\(rank 3\)")
         )
-        assert showing(secret, commands) == []
-        assert holding(secret, folders) == [token]
+        assert processes_with(secret, commands) == []
+        assert files_with(secret, folders) == [token]
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
-    # What is kept of a rank that was lost, and what a second attempt is given, has none of it.
+    # The evidence of a lost rank and the files of a second attempt do not contain it either.
     kill(ndctl.rank_pid(1))
     wait_for(lambda: len(ndctl.events("RankExited")) > 0, "the rank's end")
     assert ndctl("diagnose", "e2e").code in (0, 1)
     wait_for(ndctl.has_ended, "the job's end")
     assert_nothing_left(ndctl.run_dir)
-    assert ndctl.steps() >= 16
-    assert holding(secret, folders) == [token]
+    assert ndctl.num_steps() >= 16
+    assert files_with(secret, folders) == [token]
 
 
 def test_the_search_finds_what_it_looks_for(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(draw())
-    secret = forms(token)
+    secret = secret_forms(token)
     key = secret_from(token.read_text()).key
     derived = hmac.digest(key, b"ndctl host host-1", "sha256").hex()
     waiting = [sys.executable, "-c", "input()"]
     for command, environ in (([*waiting, derived], {}), (waiting, {"KEY": key.decode()})):
         with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE) as process:
-            # A process has a command line a moment after it began.
-            found = wait_for(partial(showing, secret, [process.pid]), "its words", 30)
+            # The command line of a process appears a moment after its start.
+            found = wait_for(partial(processes_with, secret, [process.pid]), "its words", 30)
             assert len(found) == 1
     (tmp_path / "log").write_bytes(b"a line\0" + token.read_bytes().splitlines()[2])
-    assert sorted(holding(secret, [tmp_path])) == [tmp_path / "log", token]
-    assert holding(forms_of_another(tmp_path), [tmp_path]) == [tmp_path / "another"]
+    assert sorted(files_with(secret, [tmp_path])) == [tmp_path / "log", token]
+    assert files_with(forms_of_other_secret(tmp_path), [tmp_path]) == [tmp_path / "another"]
 
 
-def forms_of_another(folder: Path) -> tuple[bytes, ...]:
+def forms_of_other_secret(folder: Path) -> tuple[bytes, ...]:
     another = folder / "another"
     another.write_text(draw())
-    return forms(another)
+    return secret_forms(another)

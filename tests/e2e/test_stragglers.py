@@ -1,4 +1,4 @@
-"""A rank that is really slow, among real ranks."""
+"""A straggler in a job of real ranks."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_a_slowed_rank_is_named_and_its_peers_are_not(ndctl: Ndctl) -> None:
 def test_ranks_of_a_straggler_move_to_a_spare_after_the_next_checkpoint(
     ndctl: Ndctl, tmp_path: Path
 ) -> None:
-    """Two whole jobs of 64 steps, one of them slowed."""
+    """Compares two jobs of 64 steps, one of them with a straggler."""
     more = {"train__steps": "64", "checkpoint__keep": "9"}
     alone = Ndctl(tmp_path / "alone")
     done = alone.submit("--follow", **more)
@@ -56,6 +56,6 @@ def test_ranks_of_a_straggler_move_to_a_spare_after_the_next_checkpoint(
     status = ndctl.status()
     assert (status["state"], status["attempt"], status["restarts"]) == ("SUCCEEDED", 2, 0)
     assert status["incidents"] == []
-    assert len(ndctl.metrics()) == 64, "no step was made twice"
+    assert len(ndctl.metrics()) == 64, "no step was trained twice"
     assert ndctl.losses() == alone.losses()
     assert_nothing_left(ndctl.run_dir)

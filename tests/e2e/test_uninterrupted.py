@@ -1,4 +1,4 @@
-"""A job that nothing happens to, seen through every verb."""
+"""A job without a fault, as shown by every command."""
 
 import json
 import shutil

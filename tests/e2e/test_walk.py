@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import ROOT, Ndctl, submission
+from tests.e2e.job import ROOT, Ndctl, submit_args
 
 pytestmark = pytest.mark.process
 
@@ -56,7 +56,7 @@ def test_from_submit_to_the_first_step(ndctl: Ndctl, tmp_path: Path) -> None:
         "WALK_FILE": str(record),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *submission("--follow", train__steps="5")],
+        [sys.executable, "-m", "orchestrator", *submit_args("--follow", train__steps="5")],
         env=ndctl.environ | recorder,
         cwd=ROOT,
         capture_output=True,

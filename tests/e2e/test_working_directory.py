@@ -1,4 +1,4 @@
-"""A job whose user works in a folder full of files named like our modules."""
+"""A job is submitted from a folder whose files have the names of modules that ndctl imports."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.job import Ndctl, submission
+from tests.e2e.job import Ndctl, submit_args
 
 pytestmark = pytest.mark.process
 
@@ -21,7 +21,7 @@ def a_hostile_folder(folder: Path) -> Path:
 
 
 def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: Path) -> None:
-    words = submission("--follow", train__steps="5")
+    words = submit_args("--follow", train__steps="5")
     done = subprocess.run(
         [sys.executable, "-P", "-m", "orchestrator", *words],
         env=ndctl.environ,
@@ -33,9 +33,9 @@ def test_no_module_of_the_working_directory_is_imported(ndctl: Ndctl, tmp_path: 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "steps       5 of 5" in done.stdout
-    said = [log.read_text() for log in ndctl.run_dir.rglob("*.log")]
-    assert said
-    assert not [text for text in said if "HOSTILE" in text]
+    logs = [log.read_text() for log in ndctl.run_dir.rglob("*.log")]
+    assert logs
+    assert not [text for text in logs if "HOSTILE" in text]
 
 
 def test_python_m_orchestrator_imports_no_library_from_there(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from orchestrator.health.host_check import Sight, Wanted, examine_host, sight
 from orchestrator.health.links import examine_links
 from orchestrator.seams import Completed
 from orchestrator.system import run_command
-from tests.kubernetes.containers import why_no_containers
+from tests.kubernetes.standins.containers import why_no_containers
 
 GIB = 1 << 30
 

@@ -1,8 +1,9 @@
-"""Where the control plane's binaries come from: they are built once, into a cache outside the
-checkout, by `manifests/testbed/kube_envtest.sh`, which takes minutes. So the build begins as soon
-as tests on Kubernetes are collected, and those tests come after others that take as long.
+"""A pytest plugin that provides the control plane's binaries.
 
-Written as a pytest plugin; `KUBEBUILDER_ASSETS` names a directory with other binaries."""
+`manifests/testbed/kube_envtest.sh` builds them once into a cache outside the checkout, which takes
+minutes. The build therefore starts when tests on Kubernetes are collected, while other tests run.
+`KUBEBUILDER_ASSETS` names a directory with other binaries.
+"""
 
 import os
 import signal
@@ -12,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from orchestrator.seams import Completed
-from tests.kubernetes import projects
-from tests.kubernetes.containers import why_no_containers
+from tests.kubernetes import real_operators
+from tests.kubernetes.standins.containers import why_no_containers
 from tests.testbeds import run_within, say_what_was_not_run
 
 SCRIPT = Path(__file__).parents[2] / "manifests" / "testbed" / "kube_envtest.sh"
 NOT_RUN = "NOT TESTED ON KUBERNETES: "
 BUILD_S = 1500
 PATIENCE_S = 600
-"""For a test that says no other: where much else runs, a cluster takes minutes to start."""
+"""Default time limit of a test: on a busy machine a cluster takes minutes to start."""
 _build: "list[subprocess.Popen[bytes]]" = []
-"""The one in the background, if this process began one."""
+"""The build in the background, if this process started one."""
 
 
 def assets() -> Path:
@@ -34,7 +35,7 @@ def _where() -> Completed:
 
 
 def why_no_control_plane() -> str | None:
-    """None where one can be started, if need be after the build, which every worker awaits."""
+    """None if a control plane can be started. Waits for the build if one is needed."""
     if (why := why_no_containers()) is not None:
         return why
     try:
@@ -44,9 +45,9 @@ def why_no_control_plane() -> str | None:
     return None if done.code == 0 else " ".join(done.err.split())[-300:] or f"code {done.code}"
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the groups after that
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups afterwards.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One after the other in one worker, for they share a cluster."""
+    """Puts all tests on Kubernetes into one worker, because they share a cluster."""
     ours = [item for item in items if item.get_closest_marker("kubernetes") is not None]
     for item in ours:
         item.add_marker(pytest.mark.xdist_group("kubernetes"))
@@ -59,7 +60,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not ours or session.config.option.collectonly or _where().code == 0:
         return
     for item in ours:
-        # The first one awaits the build.
+        # Any of them may be the first, which waits for the build.
         own = item.get_closest_marker("timeout")
         longest = BUILD_S + (own.args[0] if own else PATIENCE_S)
         item.add_marker(pytest.mark.timeout(longest), append=False)
@@ -76,7 +77,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """An interrupted run leaves no build running; the next one goes on where it stopped."""
+    """Ends a build that still runs; the next run continues it."""
     for build in _build:
         if build.poll() is None:
             os.killpg(build.pid, signal.SIGTERM)
@@ -84,18 +85,18 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_report_header() -> str | None:
-    """Which version, where it is not the one that is built here."""
+    """The version of Kubernetes, if it is not the one that we build."""
     if "KUBEBUILDER_ASSETS" not in os.environ or _where().code != 0:
         return None
-    said = run_within([str(assets() / "kube-apiserver"), "--version"], os.environ, 30)
-    return f"kubernetes: {said.out.strip()}, of KUBEBUILDER_ASSETS"
+    output = run_within([str(assets() / "kube-apiserver"), "--version"], os.environ, 30)
+    return f"kubernetes: {output.out.strip()}, from KUBEBUILDER_ASSETS"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     remedy = (
-        "be root on Debian 12 with its package archive in reach, or set KUBEBUILDER_ASSETS to a"
+        "be root on Debian 12 with access to its package archive, or set KUBEBUILDER_ASSETS to a"
         " directory with etcd, kubectl and kube-apiserver, -controller-manager and -scheduler."
     )
     say_what_was_not_run(terminalreporter, NOT_RUN, "Kubernetes", remedy)
     remedy = "set KUBE_OPERATORS to a directory with their binaries (manifests/testbed/README.md)."
-    say_what_was_not_run(terminalreporter, projects.NOT_RUN, "operator", remedy)
+    say_what_was_not_run(terminalreporter, real_operators.NOT_RUN, "operator", remedy)

@@ -23,7 +23,7 @@ from tests.kubernetes.testbed import KubeTestbed
 from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
-MANY = 1000
+NUM_NODES = 1000
 
 
 def api(kubeconfig: Path) -> Api:
@@ -44,17 +44,19 @@ def inventory(kube: KubeTestbed, kubeconfig: Path | None = None) -> dict[str, An
     return body
 
 
-def take(kube: KubeTestbed, name: str, at: str, gpus: int, namespace: str = "default") -> None:
-    """A pod that is bound to a node, and asks for GPUs as API servers want it: by a limit."""
+def take_gpus(
+    kube: KubeTestbed, name: str, node_name: str, gpus: int, namespace: str = "default"
+) -> None:
+    """Creates a pod that is bound to a node and takes GPUs of it."""
     amounts = {"limits": {GPU: str(gpus)}}
     one = {"name": "c", "image": "none", "command": ["sleep", "600"], "resources": amounts}
     item = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
-    kube.apply({**item, "spec": {"nodeName": at, "containers": [one]}}, namespace=namespace)
+    kube.apply({**item, "spec": {"nodeName": node_name, "containers": [one]}}, namespace=namespace)
 
 
 def test_nodes_are_read_with_devices_state_and_switches(kube: KubeTestbed) -> None:
-    take(kube, "all", "node1", 2)
-    take(kube, "half", "node2", 1)
+    take_gpus(kube, "all", "node1", 2)
+    take_gpus(kube, "half", "node2", 1)
     kube.kubectl("cordon", "node3")
     kube.wait_for("its taint", lambda: kube.get("nodes", "node3")["spec"].get("taints"))
     body = inventory(kube)
@@ -83,8 +85,8 @@ def test_a_plan_uses_free_hosts_and_notes_what_waits(kube: KubeTestbed) -> None:
         body: dict[str, Any] = json.loads(out)
         return body
 
-    take(kube, "other", "node1", 2)
-    assert set(plan(2)["hosts"]) == {"node3", "node4"}, "those of one rack"
+    take_gpus(kube, "other", "node1", 2)
+    assert set(plan(2)["hosts"]) == {"node3", "node4"}, "hosts of one rack"
     assert not [note for note in plan(3)["notes"] if "free now" in note]
     everything = plan(4)
     assert set(everything["hosts"]) == {"node1", "node2", "node3", "node4"}
@@ -92,8 +94,8 @@ def test_a_plan_uses_free_hosts_and_notes_what_waits(kube: KubeTestbed) -> None:
 
 
 def test_a_users_missing_rights_are_named(kube: KubeTestbed) -> None:
-    take(kube, "mine", "node1", 2)
-    take(kube, "theirs", "node2", 2, namespace=kube.namespace("others"))
+    take_gpus(kube, "mine", "node1", 2)
+    take_gpus(kube, "theirs", "node2", 2, namespace=kube.namespace("others"))
     pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
     dev = kube.as_user([pods])
     code, _, err = ndctl(kube, "inventory", "--backend", "kubernetes", kubeconfig=dev)
@@ -101,7 +103,7 @@ def test_a_users_missing_rights_are_named(kube: KubeTestbed) -> None:
     assert "dev may not list nodes" in err
     assert "kubectl create clusterrole ndctl-list-nodes" in err
     role = ("clusterrole", "ndctl-list-nodes", "--verb=get,list,watch", "--resource=nodes")
-    kube.kubectl("create", *role)  # as it said
+    kube.kubectl("create", *role)  # The error message says to type this.
     bound = ("clusterrolebinding", "ndctl-list-nodes", "--clusterrole=ndctl-list-nodes")
     kube.kubectl("create", *bound, "--user=dev")
     try:
@@ -139,11 +141,11 @@ def test_doctor_works_for_the_admin_and_for_a_user_without_rights(kube: KubeTest
 
 
 @pytest.fixture
-def many(kube: KubeTestbed) -> Iterator[KubeTestbed]:
-    """The cluster with a thousand more nodes; on every tenth, all GPUs are taken."""
+def thousand_nodes(kube: KubeTestbed) -> Iterator[KubeTestbed]:
+    """The cluster with a thousand more nodes; all GPUs of every tenth are taken."""
     admin = api(kube.kubeconfig)
     namespace = kube.namespace("crowd")
-    for number in range(MANY):
+    for number in range(NUM_NODES):
         name, labels = (
             f"many-{number}",
             {"many": "yes", "topology.kubernetes.io/rack": f"r{number // 16}"},
@@ -162,24 +164,24 @@ def many(kube: KubeTestbed) -> Iterator[KubeTestbed]:
     kube.wait_for("no such node", lambda: not kube.objects("nodes", selector="many=yes"))
 
 
-def test_a_thousand_nodes_are_read_in_a_few_requests(many: KubeTestbed) -> None:
-    reader = api(many.kubeconfig)
+def test_a_thousand_nodes_are_read_in_a_few_requests(thousand_nodes: KubeTestbed) -> None:
+    reader = api(thousand_nodes.kubeconfig)
     seen = read_cluster(reader)
     assert reader.requests <= 5, "nodes in pages of 500, and pods"
     found = seen.inventory(gpu_table({}), Use())
     crowd = [host for host in found.hosts if host.name.startswith("many-")]
-    assert len(crowd) == MANY
-    # One that nobody has called Ready yet, or whose taint lasts, would be not ready or tainted.
+    assert len(crowd) == NUM_NODES
+    # Other new nodes may still be not ready or tainted, so only the busy ones are compared.
     busy = {host.name for host in crowd if host.state == "busy"}
-    assert busy == {f"many-{number}" for number in range(0, MANY, 10)}
+    assert busy == {f"many-{number}" for number in range(0, NUM_NODES, 10)}
 
 
 def test_ended_pods_are_not_requested(kube: KubeTestbed) -> None:
-    take(kube, "over", "node1", 2)
+    take_gpus(kube, "over", "node1", 2)
     core = CoreV1Api(kube.client)
-    kube.wait_for("it runs", lambda: kube.phases()["over"] != "Pending")
+    kube.wait_for("it to run", lambda: kube.phases()["over"] != "Pending")
     core.patch_namespaced_pod_status("over", "default", {"status": {"phase": "Succeeded"}})
-    kube.wait_for("over", lambda: kube.phases()["over"] == "Succeeded")
+    kube.wait_for("it to have ended", lambda: kube.phases()["over"] == "Succeeded")
     seen = read_cluster(api(kube.kubeconfig))
     assert "node1" not in seen.used
 

@@ -1,5 +1,7 @@
-"""Submitted to a real API server: with one right missing at a time, and with the server lost in the
-middle. Whatever happens, there is a whole job that is known here, or nothing."""
+"""Submissions to a real API server with a missing right, and with the server lost halfway.
+
+In each case there is either a whole job that is recorded locally, or nothing.
+"""
 
 import copy
 import sys
@@ -26,7 +28,7 @@ from orchestrator.errors import BackendError, Unsettled
 from orchestrator.seams import Completed
 from orchestrator.system import SystemClock
 from tests.backends.kubernetes.rendered import CPU, a_handover
-from tests.kubernetes.e2e.outside import SLEEPS, Person, advised
+from tests.kubernetes.e2e.person import SLEEPS, Person, advised
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import ROOT
 
@@ -38,20 +40,20 @@ pytestmark = [
 ]
 
 KINDS: tuple[Kind, ...] = ("pytorchjob", "jobset", "trainjob")
-BESIDE = "configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
-MADE = f"{BESIDE},pytorchjobs,jobsets,trainjobs,trainingruntimes"
+OTHER_KINDS = "configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies"
+ALL_KINDS = f"{OTHER_KINDS},pytorchjobs,jobsets,trainjobs,trainingruntimes"
 ROLE = next(yaml.safe_load_all((ROOT / "manifests" / "base" / "user.yaml").read_text()))["rules"]
 
 
 def handover(namespace: str, kind: Kind = "pytorchjob") -> Handover:
-    """Of a job whose pods can never be: nothing but objects is looked at."""
+    """A job whose pods are never scheduled: the tests look at objects only."""
     runs = RunVolume(host_path="/nowhere")
     never = replace(CPU, namespace=namespace, node_selector={"no": "such-node"}, runs=runs)
     return a_handover(never, kind)
 
 
 def without(right: Right) -> list[dict[str, Any]]:
-    """The Role of manifests/base, less one verb."""
+    """The rules of the Role in manifests/base without one verb."""
     rules = []
     for rule in copy.deepcopy(ROLE):
         name = right.resource.plural + (f"/{right.sub}" if right.sub else "")
@@ -65,24 +67,26 @@ def without(right: Right) -> list[dict[str, Any]]:
     return rules
 
 
-def left(kube: KubeTestbed, namespace: str) -> list[str]:
-    """Objects of the job."""
-    said = kube.kubectl("-n", namespace, "get", MADE, "-l", "ndctl.dev/job=job", "-o", "name")
-    return said.split()
+def remaining_objects(kube: KubeTestbed, namespace: str) -> list[str]:
+    """Names of the job's objects that exist."""
+    output = kube.kubectl(
+        "-n", namespace, "get", ALL_KINDS, "-l", "ndctl.dev/job=job", "-o", "name"
+    )
+    return output.split()
 
 
 def unowned(kube: KubeTestbed, namespace: str) -> list[str]:
-    """Objects of the job that nothing takes away: neither it nor its ConfigMap."""
+    """Objects of the job without an owner, which the garbage collector never deletes."""
     return [
         f"{kind}/{item['metadata']['name']}"
-        for kind in (*BESIDE.split(","), "trainingruntimes")
+        for kind in (*OTHER_KINDS.split(","), "trainingruntimes")
         for item in kube.objects(kind, namespace, "ndctl.dev/job=job")
         if not item["metadata"].get("ownerReferences")
     ]
 
 
 def refusal_of(backend: KubernetesBackend, asked: Handover) -> str:
-    """Of a submission that nothing was asked before; empty where it went through."""
+    """The refusal of a submission without a check before it; empty if it succeeds."""
     try:
         backend.submit(asked)
     except Forbidden as exc:
@@ -94,7 +98,7 @@ def refusal_of(backend: KubernetesBackend, asked: Handover) -> str:
 def test_every_missing_right_is_named_first_and_nothing_is_created(
     kube: KubeTestbed, kind: Kind
 ) -> None:
-    """And where it is not asked beforehand, what was made is taken away again."""
+    """A submission without the check deletes what it created."""
     namespace, asked = kube.namespace(f"rights-{kind}"), handover(f"rights-{kind}", kind)
     rights = needed(KubernetesSpec(kind=kind))
     assert {right.need for right in rights} == {"submit", "again", "look"}
@@ -107,12 +111,14 @@ def test_every_missing_right_is_named_first_and_nothing_is_created(
             assert f"dev may not {right.verb} {right.word} in namespace" in refused.value.message
             assert f"verbs: [{right.verb}]" in refused.value.message
             assert "YOU" not in refused.value.message
-            said = refusal_of(backend, asked)
-            if said:
-                assert "dev may not" in said
-                kube.wait_for(f"nothing without {right}", lambda: not left(kube, namespace))
+            output = refusal_of(backend, asked)
+            if output:
+                assert "dev may not" in output
+                kube.wait_for(
+                    f"nothing without {right}", lambda: not remaining_objects(kube, namespace)
+                )
                 continue
-            # A dry run patches, and what is taken back is deleted.
+            # The submission itself needs neither: a dry run patches, and a rollback deletes.
             assert right.verb in ("patch", "delete"), right
             assert unowned(kube, namespace) == [], right
         else:
@@ -121,35 +127,34 @@ def test_every_missing_right_is_named_first_and_nothing_is_created(
             assert unowned(kube, namespace) == []
         kube.kubectl("-n", namespace, "delete", JOB_KINDS[kind].resource.word, "job")
         kube.kubectl("-n", namespace, "delete", "configmap", "job-launch", "--ignore-not-found")
-        kube.wait_for(f"the collector, {right}", lambda: not left(kube, namespace))
+        kube.wait_for(f"the collector, {right}", lambda: not remaining_objects(kube, namespace))
 
 
-class Meddled(Api):
-    """Of a command in whose middle something happens: before the creation of the object with that
-    number, or after it."""
+class InterruptingApi(Api):
+    """An API client that calls `happens` before or after it creates object number `at`."""
 
     def __init__(
-        self, environ: Mapping[str, str], at: int, after: bool, happens: Callable[[], None]
+        self, environ: Mapping[str, str], at: int, after: bool, interrupt: Callable[[], None]
     ) -> None:
-        super().__init__(None, environ, Hurried())
-        self.at, self.after, self.happens = at, after, happens
+        super().__init__(None, environ, FastClock())
+        self.at, self.after, self.interrupt = at, after, interrupt
         self.creations = 0
 
     def create(self, item: Object, namespace: str) -> Object:
         if item["kind"] == "SelfSubjectAccessReview":
             return super().create(item, namespace)
         self.creations += 1
-        its_turn = self.creations == self.at
-        if its_turn and not self.after:
-            self.happens()
+        is_due = self.creations == self.at
+        if is_due and not self.after:
+            self.interrupt()
         found = super().create(item, namespace)
-        if its_turn and self.after:
-            self.happens()
+        if is_due and self.after:
+            self.interrupt()
         return found
 
 
-class Hurried(SystemClock):
-    """What is waited for is over sooner here."""
+class FastClock(SystemClock):
+    """A clock that sleeps 0.2 s at most."""
 
     def sleep(self, seconds: float) -> None:
         super().sleep(min(seconds, 0.2))
@@ -167,11 +172,11 @@ def submission(run_root: Path, namespace: str) -> submit_job.Submission:
 
 
 JOB = 7
-"""Which object is the job: after ConfigMap, account, Role, binding, policy and Secret."""
+"""Number of the job object: ConfigMap, account, Role, binding, policy and Secret come first."""
 
 
 @pytest.mark.parametrize(
-    ("at", "after", "then"),
+    ("at", "after", "next_command"),
     [
         (1, True, "submit"),
         (4, False, "cancel"),
@@ -185,52 +190,53 @@ def test_the_api_server_is_lost_during_a_submission(
     monkeypatch: pytest.MonkeyPatch,
     at: int,
     after: bool,
-    then: str,
+    next_command: str,
 ) -> None:
-    """The command fails, or has done its work; it is known here, and the next one goes on."""
+    """The command fails or succeeds; in both cases the job is recorded, and the next command works
+    on it."""
     namespace = kube.namespace(f"lost-{at}-{after}".lower())
     environ = {"KUBECONFIG": str(kube.kubeconfig)}
-    made = at == JOB and after
-    api = Meddled(environ, at, after, kube.stop_control_plane)
+    job_exists = at == JOB and after
+    api = InterruptingApi(environ, at, after, kube.stop_control_plane)
     asked = submission(tmp_path, namespace)
     try:
         with monkeypatch.context() as patched:
             patched.setattr(KubernetesBackend, "api", lambda self, spec: api)
-            if made:
-                submit_job.submit(asked, environ, Hurried())
+            if job_exists:
+                submit_job.submit(asked, environ, FastClock())
             else:
                 with pytest.raises(Unsettled) as lost:
-                    submit_job.submit(asked, environ, Hurried())
+                    submit_job.submit(asked, environ, FastClock())
     finally:
         kube.start_control_plane()
     assert api.creations >= at
-    if not made:
+    if not job_exists:
         assert "was submitted only partly" in lost.value.message
         assert "seen of it: ConfigMap job-launch" in lost.value.message
     assert len(known_mirrors(tmp_path, "job")) == 1
     kube.wait_for("the API server", lambda: kube.get("namespaces", namespace))
     ours = ["configmaps/job-launch"]
-    assert unowned(kube, namespace) == ours, "all else belongs to it"
+    assert unowned(kube, namespace) == ours, "it owns everything else"
 
     ndctl = Ndctl(kube, tmp_path)
     listed = ndctl("list")
     assert "job" in listed.out, listed.err
-    if then == "cancel":
+    if next_command == "cancel":
         done = ndctl("cancel", "job")
         assert done.code == 0, done.err
-        if made:
+        if job_exists:
             kube.kubectl("-n", namespace, "delete", "pytorchjob,configmap", "--all")
-        kube.wait_for("nothing", lambda: not left(kube, namespace))
+        kube.wait_for("nothing", lambda: not remaining_objects(kube, namespace))
         return
-    submit_job.submit(asked, environ, Hurried())
+    submit_job.submit(asked, environ, FastClock())
     assert unowned(kube, namespace) == []
     kube.kubectl("-n", namespace, "delete", "pytorchjob", "job")
-    kube.wait_for("the collector", lambda: not left(kube, namespace))
+    kube.wait_for("the collector", lambda: not remaining_objects(kube, namespace))
 
 
 @dataclass(frozen=True)
 class Ndctl:
-    """At a terminal of the cluster's admin."""
+    """`ndctl` at a terminal of the cluster's admin."""
 
     kube: KubeTestbed
     run_root: Path
@@ -243,11 +249,11 @@ class Ndctl:
 def test_all_missing_rights_are_named_at_once_and_no_job_is_recorded(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
-    """By name, with what an administrator adds, which works as it is typed."""
+    """The error names each right and the commands that add it; these commands work as printed."""
     namespace = kube.namespace("told")
-    few = [rule for rule in ROLE if "secrets" not in rule["resources"]]
-    few = [rule for rule in few if "networkpolicies" not in rule["resources"]]
-    person = Person(tmp_path, kube, namespace, kube.as_user(few, namespace))
+    rules = [rule for rule in ROLE if "secrets" not in rule["resources"]]
+    rules = [rule for rule in rules if "networkpolicies" not in rule["resources"]]
+    person = Person(tmp_path, kube, namespace, kube.as_user(rules, namespace))
     options = {"service_account": "", "pod_template": SLEEPS}
     refused = person.submit(**options)
     assert refused.code == exit_codes.BACKEND, refused.out
@@ -256,9 +262,9 @@ def test_all_missing_rights_are_named_at_once_and_no_job_is_recorded(
     )
     assert '- {apiGroups: [""], resources: [secrets], verbs: [create]}' in refused.err
     assert person("list").out.count("e2e") == 0
-    assert left(kube, namespace) == []
+    assert remaining_objects(kube, namespace) == []
 
     for command in advised(refused.err):
         kube.kubectl(*command[1:])
-    person.submitted(**options)
+    person.submit_successfully(**options)
     kube.wait_for("its pods", lambda: len(person.pods()) == 2)

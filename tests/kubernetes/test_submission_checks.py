@@ -1,4 +1,4 @@
-"""What `submit`, its dry run and `doctor` say before anything is made, on a real API server."""
+"""Checks of `submit`, its dry run and `doctor` before any object is created, on a real server."""
 
 import json
 from collections.abc import Iterator
@@ -10,8 +10,8 @@ import pytest
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.contract.files import exit_codes
 from orchestrator.system import SystemClock
-from tests.e2e.job import Done
-from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.e2e.job import CommandResult
+from tests.kubernetes.e2e.person import SLEEPS, Person, account
 from tests.kubernetes.testbed import REPOSITORY, KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process]
@@ -21,7 +21,7 @@ CRD = "pytorchjobs.kubeflow.org"
 
 @pytest.fixture
 def admin(kube: KubeTestbed, tmp_path: Path) -> Person:
-    """Of a cluster where no pod comes up: objects alone are looked at."""
+    """The admin of a cluster whose quota allows no pod: the tests look at objects only."""
     kube.apply(
         {
             "apiVersion": "v1",
@@ -44,7 +44,7 @@ def test_an_ended_job_is_deleted_with_all_its_objects(
     account(kube)
     ends = f"{{spec: {{containers: [{{name: {container}, command: [sh, -c, 'exit 0']}}]}}}}"
     person = Person(tmp_path / "runs", kube)
-    person.submitted(kind=kind, pod_template=ends, ttl_after_finished="0")
+    person.submit_successfully(kind=kind, pod_template=ends, ttl_after_finished="0")
 
     def left() -> list[dict[str, Any]]:
         kinds = (resource, "configmaps", "secrets", "pods")
@@ -54,8 +54,8 @@ def test_an_ended_job_is_deleted_with_all_its_objects(
 
 
 @pytest.fixture
-def tenant(kube: KubeTestbed, tmp_path: Path) -> Iterator[Person]:
-    """With all that the Role of people gives in one namespace, and no right beyond it."""
+def namespace_user(kube: KubeTestbed, tmp_path: Path) -> Iterator[Person]:
+    """A user with exactly the rights of the Role `ndctl-user` in one namespace."""
     kube.kubectl("apply", "-k", str(REPOSITORY / "manifests" / "overlays" / "rdma"))
     role = kube.kubectl("-n", "ndctl", "get", "role", "ndctl-user", "-o", "json")
     kubeconfig = kube.as_user(json.loads(role)["rules"], "ndctl")
@@ -70,25 +70,25 @@ def findings(person: Person, **options: str) -> dict[str, dict[str, str]]:
     return {one["what"]: one for one in json.loads(done.out)}
 
 
-def lines(done: Done) -> list[str]:
+def error_lines(done: CommandResult) -> list[str]:
     return [line.strip() for line in done.err.splitlines()]
 
 
-def test_a_user_who_may_not_see_nodes_can_submit_and_doctor_agrees(tenant: Person) -> None:
-    blind = tenant.submit(gpu_resource="nvidia.com/gpu")
-    assert blind.code == exit_codes.BACKEND
-    assert "may not list nodes" in blind.err
-    assert "set cluster.gpu to one of h100-sxm-80gb" in blind.err
-    assert findings(tenant, gpu_resource="nvidia.com/gpu")["plan"]["verdict"] == "stops"
+def test_a_user_who_may_not_see_nodes_can_submit_and_doctor_agrees(namespace_user: Person) -> None:
+    refused = namespace_user.submit(gpu_resource="nvidia.com/gpu")
+    assert refused.code == exit_codes.BACKEND
+    assert "may not list nodes" in refused.err
+    assert "set cluster.gpu to one of h100-sxm-80gb" in refused.err
+    assert findings(namespace_user, gpu_resource="nvidia.com/gpu")["plan"]["verdict"] == "stops"
 
-    found = findings(tenant, **GPU, pod_template=SLEEPS)
+    found = findings(namespace_user, **GPU, pod_template=SLEEPS)
     assert not [one for one in found.values() if one["verdict"] == "stops"], found
     assert found["nodes"]["verdict"] == "note"
-    tried = tenant.submit("--dry-run", **GPU, pod_template=SLEEPS)
+    tried = namespace_user.submit("--dry-run", **GPU, pod_template=SLEEPS)
     assert tried.code == 0, tried.err
     assert "# nodes: unknown, and not required" in tried.out
-    tenant.submitted(**GPU, pod_template=SLEEPS)
-    assert tenant.job() is not None
+    namespace_user.submit_successfully(**GPU, pod_template=SLEEPS)
+    assert namespace_user.job() is not None
 
 
 def test_a_job_for_a_pool_that_scales_from_zero_is_submitted_with_a_warning(admin: Person) -> None:
@@ -101,7 +101,7 @@ def test_a_job_for_a_pool_that_scales_from_zero_is_submitted_with_a_warning(admi
     job = admin.job()
     assert job is not None
     pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
-    assert "nodeAffinity" not in pod["affinity"], "no names of the nodes of today"
+    assert "nodeAffinity" not in pod["affinity"], "no affinity to the nodes that exist now"
 
 
 def test_render_prints_what_submit_sends_and_makes_no_request(admin: Person) -> None:
@@ -141,9 +141,9 @@ def test_all_absent_objects_are_named_at_once_and_nothing_is_created(admin: Pers
     for words in ((), ("--dry-run",)):
         done = admin.submit(*words, **wrong)
         assert done.code == exit_codes.BACKEND
-        told = lines(done)
+        messages = error_lines(done)
         for key in keys:
-            assert any(line.startswith(key) for line in told), (key, done.err)
+            assert any(line.startswith(key) for line in messages), (key, done.err)
             assert found[key.partition(": ")[0]]["verdict"] == "stops"
     assert admin.job() is None
     assert not admin.kube.objects("configmaps", selector="ndctl.dev/job=e2e")
@@ -152,7 +152,7 @@ def test_all_absent_objects_are_named_at_once_and_nothing_is_created(admin: Pers
 def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest_name(
     admin: Person,
 ) -> None:
-    """This API server drops what it does not know without a word."""
+    """This API server drops unknown fields silently."""
     template = (
         "{spec: {priorityClasName: high, containers: [{name: main, env: []},"
         " {name: pytorch, resource: {}}]}}"
@@ -168,7 +168,7 @@ def test_misspelt_keys_and_a_wrong_container_are_refused_with_the_nearest_name(
 
 @pytest.fixture
 def old_operator(kube: KubeTestbed) -> Iterator[None]:
-    """As of 1.6, whose kind had no such field."""
+    """The CRD of training operator 1.6, which has no nprocPerNode."""
     field = "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/nprocPerNode"
     crd = json.loads(kube.kubectl("get", "crd", CRD, "-o", "json"))
     version = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]

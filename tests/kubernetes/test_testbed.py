@@ -1,4 +1,4 @@
-"""The testbed itself: what it promises to the tests on it."""
+"""The Kubernetes testbed works as its users expect."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def wait_for_job(kube: KubeTestbed, condition: str) -> None:
     kube.wait_for(condition, lambda: condition in kube.conditions("pytorchjobs", "job"))
 
 
-def running(kube: KubeTestbed, count: int = 1) -> None:
+def wait_until_running(kube: KubeTestbed, count: int = 1) -> None:
     def up() -> bool:
         return list(kube.phases().values()) == ["Running"] * count
 
@@ -52,42 +52,42 @@ def uids(kube: KubeTestbed) -> dict[str, str]:
 def test_a_job_runs_to_its_end_with_the_operators_environment(kube: KubeTestbed) -> None:
     kube.apply(job("echo $RANK/$PET_NNODES; getent hosts $MASTER_ADDR | grep -q 127. "))
     wait_for_job(kube, "Succeeded")
-    said = [kube.kubectl("logs", f"job-{it}") for it in ("master-0", "worker-0")]
-    assert said == ["0/2", "1/2"]
+    output = [kube.kubectl("logs", f"job-{it}") for it in ("master-0", "worker-0")]
+    assert output == ["0/2", "1/2"]
 
 
 @pytest.mark.parametrize(("code", "condition"), [(3, "Failed"), (211, "Restarting")])
 def test_exit_codes_from_128_on_are_retried(kube: KubeTestbed, code: int, condition: str) -> None:
     kube.apply(job(f'[ $RANK = 0 ] || exit {code}; trap "exit 0" TERM; sleep 600 & wait'))
-    kube.wait_for("the worker's end", lambda: condition in seen(kube))
+    kube.wait_for("the worker's end", lambda: condition in conditions_so_far(kube))
 
 
-def seen(kube: KubeTestbed) -> set[str]:
-    """Conditions that held at some time."""
+def conditions_so_far(kube: KubeTestbed) -> set[str]:
+    """Types of all conditions of the job, also those that are false now."""
     status = kube.get("pytorchjobs", "job").get("status", {})
     return {it["type"] for it in status.get("conditions", ())}
 
 
 def test_a_deleted_pod_is_recreated(kube: KubeTestbed) -> None:
     kube.apply(job('trap "exit 0" TERM; sleep 600 & wait'))
-    running(kube, 2)
+    wait_until_running(kube, 2)
     before = uids(kube)
     kube.kubectl("delete", "pod", "job-worker-0")
     kube.wait_for("its successor", lambda: len(uids(kube).items() - before.items()) == 1)
-    running(kube, 2)
+    wait_until_running(kube, 2)
     assert uids(kube)["job-master-0"] == before["job-master-0"]
 
 
 def test_suspension_deletes_all_pods_and_ends(kube: KubeTestbed) -> None:
     kube.apply(job('trap "exit 0" TERM; sleep 600 & wait'))
-    running(kube, 2)
+    wait_until_running(kube, 2)
     for suspend in ("true", "false"):
-        said = f'{{"spec":{{"runPolicy":{{"suspend":{suspend}}}}}}}'
-        kube.kubectl("patch", "pytorchjob", "job", "--type=merge", "-p", said)
+        output = f'{{"spec":{{"runPolicy":{{"suspend":{suspend}}}}}}}'
+        kube.kubectl("patch", "pytorchjob", "job", "--type=merge", "-p", output)
         if suspend == "true":
             kube.wait_for("no pods", lambda: not kube.objects("pods"))
             wait_for_job(kube, "Suspended")
-    running(kube, 2)
+    wait_until_running(kube, 2)
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
@@ -139,9 +139,9 @@ def test_volumes_and_values_come_from_the_api(kube: KubeTestbed) -> None:
     assert not Path("/ndctl/x").exists()
 
 
-def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
+def execute(kube: KubeTestbed, script: str) -> tuple[str, int]:
     with kube.client as api:
-        told = stream.stream(
+        session = stream.stream(
             client.CoreV1Api(api).connect_get_namespaced_pod_exec,
             *("pod", "default"),
             command=["sh", "-c", script],
@@ -149,31 +149,31 @@ def executed(kube: KubeTestbed, script: str) -> tuple[str, int]:
             stderr=True,
             _preload_content=False,
         )
-        told.run_forever(timeout=240)
-        said = told.read_stdout().strip(), told.returncode
-        told.sock.shutdown()  # close() leaves a socket open that the server closed first
-        return said
+        session.run_forever(timeout=240)
+        output = session.read_stdout().strip(), session.returncode
+        session.sock.shutdown()  # close() leaves the socket open if the server closed it first.
+        return output
 
 
 def test_exec_works_and_a_log_can_be_followed(kube: KubeTestbed) -> None:
-    go = kube.folder / "go"  # /tmp is this machine's in a container, too
+    go = kube.folder / "go"  # A container has this machine's /tmp.
     kube.apply(pod(f"until [ -e {go} ]; do sleep 0.1; done; echo gone"))
-    running(kube)
-    assert executed(kube, "hostname; exit 3") == ("pod", 3)
-    executed(kube, f"touch {go}")
+    wait_until_running(kube)
+    assert execute(kube, "hostname; exit 3") == ("pod", 3)
+    execute(kube, f"touch {go}")
     assert kube.kubectl("logs", "-f", "pod") == "gone"
 
 
 def test_a_pod_on_a_lost_node_terminates_until_it_is_force_deleted(kube: KubeTestbed) -> None:
     kube.apply(pod("sleep 600", nodeName="node2"))
-    running(kube)
+    wait_until_running(kube)
     pids = kube.pids("pod")
     kube.lose_node("node2")
     kube.wait_for("no process", lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     kube.kubectl("delete", "pod", "pod", "--wait=false")
     with pytest.raises(TestbedError, match="waited 2 s"):
         kube.wait_for("no pod", lambda: not kube.objects("pods"), timeout=2)
-    kube.node_back("node2")
+    kube.restore_node("node2")
     kube.wait_for("no pod", lambda: not kube.objects("pods"))
 
 
@@ -182,15 +182,16 @@ def test_more_gpus_than_a_node_has_are_unschedulable(kube: KubeTestbed) -> None:
     kube.apply(pod("", containers=[container("main", "true", resources=limits)]))
 
     def message() -> str:
-        said = kube.get("pods", "pod")["status"].get("conditions")  # none until it has looked
-        return str(said[0]["message"]) if said else ""
+        # The pod has no condition before the scheduler has looked at it.
+        output = kube.get("pods", "pod")["status"].get("conditions")
+        return str(output[0]["message"]) if output else ""
 
     kube.wait_for("the scheduler", lambda: "4 Insufficient nvidia.com/gpu" in message())
 
 
 def test_a_missing_image_and_a_killed_container_have_their_reasons(kube: KubeTestbed) -> None:
     kube.apply(pod("sleep 600"))
-    running(kube)
+    wait_until_running(kube)
     kube.oom("pod")
     kube.wait_for("the end", lambda: kube.phases() == {"pod": "Failed"})
     ended = kube.get("pods", "pod")["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -210,7 +211,7 @@ def test_processes_survive_an_api_server_restart_and_are_reported_after_it(
     mounts = [{"name": "shared", "mountPath": "/shared"}]
     main = container("main", wait, volumeMounts=mounts)
     kube.apply(pod("", containers=[main], volumes=[shared]))
-    running(kube)
+    wait_until_running(kube)
     kube.stop_control_plane()
     (kube.runs / "go").touch()
     kube.start_control_plane()

@@ -1,9 +1,10 @@
 """A real Kubernetes control plane for tests, with stand-ins for kubelets and operators.
 
-`kube` is the cluster that tests share, one after the other, put in order before each: 4 nodes x 2
-GPUs in 2 racks. A test that needs another shape says `with running_testbed(Shape(nodes=16)) as
-testbed:`. Both leave nothing behind. Tests with either carry `pytestmark = pytest.mark.kubernetes`,
-and are skipped, loudly, where there is no control plane.
+The fixture `kube` is a cluster of 4 nodes x 2 GPUs in 2 racks. Tests share it one after the other;
+it is restored before each test. A test that needs another shape uses
+`with running_testbed(Shape(nodes=16)) as testbed:`. Both clean up after themselves. Mark such tests
+with `pytestmark = pytest.mark.kubernetes`. Without a control plane they are skipped, and the end of
+the run lists them.
 """
 
 import contextlib
@@ -29,10 +30,11 @@ import pytest
 import yaml
 
 from orchestrator.seams import Completed
-from tests.kubernetes import nodes, projects
-from tests.kubernetes.api import GROUPS, admin_of, path
-from tests.kubernetes.nodes import Shape
+from tests.kubernetes import real_operators
 from tests.kubernetes.provision import NOT_RUN, assets, why_no_control_plane
+from tests.kubernetes.standins import nodes
+from tests.kubernetes.standins.api import GROUPS, admin_of, path
+from tests.kubernetes.standins.nodes import Shape
 from tests.testbeds import TestbedError, run_within, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -44,16 +46,16 @@ CRDS = (
     "trainer-trainingruntimes-v2.0.0",
 )
 PREFIX = "ndctl-kube-"
-WHOLE = ("nodes", "persistentvolumes", "namespaces")
-"""Resources of the cluster, not of a namespace."""
-SYSTEM = (
+CLUSTER_SCOPED = ("nodes", "persistentvolumes", "namespaces")
+"""Resources that have no namespace."""
+SYSTEM_NAMESPACES = (
     *("default", "kube-system", "kube-public", "kube-node-lease"),
-    *(project.namespace for project in projects.PROJECTS),
+    *(operator.namespace for operator in real_operators.OPERATORS),
 )
-GONE_S = 300
-"""For what a test left to be gone; a namespace takes some 6 s on a quiet machine."""
+CLEANUP_S = 300
+"""Time limit for deleting what a test left; a namespace takes about 6 s on an idle machine."""
 START_S = 400
-"""For the control plane; 6 s on a machine that has nothing else to do."""
+"""Time limit for starting the control plane; it takes 6 s on an idle machine."""
 Object = dict[str, Any]
 
 
@@ -63,10 +65,10 @@ class KubeTestbed:
     shape: Shape
     binaries: Path
     standins: "subprocess.Popen[bytes] | None" = None
-    stays: bool = False
-    """When this process ends."""
+    keep_running: bool = False
+    """Whether the stand-ins keep running when this process ends."""
     operators: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
-    """The projects' own, where they are at hand."""
+    """The projects' own operators, if KUBE_OPERATORS names them."""
     log: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,22 +76,22 @@ class KubeTestbed:
 
     @property
     def kubeconfig(self) -> Path:
-        """Of the cluster's admin."""
+        """Kubeconfig of the cluster's admin."""
         return self.folder / "kubeconfig"
 
     @cached_property
     def version(self) -> str:
-        """As `Kubernetes v1.20.2`."""
+        """Version in the form `Kubernetes v1.20.2`."""
         return run_within([str(self.binaries / "kube-apiserver"), "--version"], {}, 30).out.strip()
 
     @property
-    def minor(self) -> int:
-        """The 20 of 1.20."""
+    def minor_version(self) -> int:
+        """Minor version, for example 20 of 1.20."""
         return int(self.version.split(".")[1])
 
     @property
     def runs(self) -> Path:
-        """A directory of this machine, for hostPath volumes."""
+        """A directory on this machine for hostPath volumes."""
         return self.folder / "runs"
 
     @property
@@ -98,7 +100,7 @@ class KubeTestbed:
 
     @property
     def environ(self) -> dict[str, str]:
-        """For every process that is to use this cluster as its admin."""
+        """Environment of a process that uses this cluster as its admin."""
         binaries = f"{self.binaries}:{os.environ['PATH']}"
         return {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": binaries}
 
@@ -117,14 +119,14 @@ class KubeTestbed:
 
     def _start_operators(self) -> None:
         net = self.shape.net
-        for project in projects.there():
-            self.apply(*project.objects(net), namespace=project.namespace)
-            self.operators.append(projects.start(project, self.folder, net))
-            self.wait_for(project.service, partial(self._has_begun, project), START_S)
+        for operator in real_operators.available():
+            self.apply(*operator.objects(net), namespace=operator.namespace)
+            self.operators.append(real_operators.start(operator, self.folder, net))
+            self.wait_for(operator.service, partial(self._is_operator_ready, operator), START_S)
 
-    def _has_begun(self, project: projects.Project) -> bool:
-        secret = self.get("secrets", project.secret, project.namespace)
-        return projects.listens(project, self.folder, self.shape.net, secret)
+    def _is_operator_ready(self, operator: real_operators.RealOperator) -> bool:
+        secret = self.get("secrets", operator.secret, operator.namespace)
+        return real_operators.is_ready(operator, self.folder, self.shape.net, secret)
 
     def _start_standins(self) -> None:
         ready = self.folder / "run" / "standins.sock"
@@ -132,10 +134,10 @@ class KubeTestbed:
         with self.log.open("ab") as log:
             self.standins = subprocess.Popen(
                 [
-                    *(() if self.stays else ("setpriv", "--pdeathsig", "TERM")),
+                    *(() if self.keep_running else ("setpriv", "--pdeathsig", "TERM")),
                     *(sys.executable, "-m", "tests.kubernetes.standins", str(self.folder)),
                     json.dumps(asdict(self.shape)),
-                    *(project.kind for project in projects.there()),
+                    *(operator.kind for operator in real_operators.available()),
                 ],
                 cwd=REPOSITORY,
                 env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
@@ -145,20 +147,20 @@ class KubeTestbed:
                 start_new_session=True,
             )
         self.wait_for("the stand-ins", lambda: self._alive() and ready.exists(), 120)
-        self.wait_for("all nodes ready", self._untainted, 60 + self.shape.nodes / 5)
+        self.wait_for("all nodes ready", self._all_nodes_ready, 60 + self.shape.nodes / 5)
 
     def _alive(self) -> bool:
         if self.standins is None or self.standins.poll() is not None:
-            raise TestbedError(f"the stand-ins ended: {self.log.read_text()[-2000:]}")
+            raise TestbedError(f"the stand-ins exited: {self.log.read_text()[-2000:]}")
         return True
 
-    def _untainted(self) -> bool:
+    def _all_nodes_ready(self) -> bool:
         items = self.objects("nodes")
         taints = [it for it in items if it["spec"].get("taints") or it["spec"].get("unschedulable")]
         return len(items) == self.shape.nodes and not taints
 
     def stop(self) -> None:
-        """End every process of it."""
+        """Ends every process of the testbed."""
         with contextlib.suppress(OSError):
             self.order("end")
         if self.standins is not None:
@@ -174,7 +176,7 @@ class KubeTestbed:
         self._script("stop")
 
     def restart_api_server(self) -> None:
-        """And all else of the control plane, on the same data and ports."""
+        """Restarts the whole control plane on the same data and ports."""
         self._script("restart")
 
     def stop_control_plane(self) -> None:
@@ -187,7 +189,7 @@ class KubeTestbed:
         crds = " ".join(str(REPOSITORY / "manifests" / "crds" / f"{name}.yaml") for name in CRDS)
         environ = {**os.environ, "KUBEBUILDER_ASSETS": str(self.binaries)}
         environ.setdefault("KUBE_TIMEOUT", str(START_S // 2))
-        environ |= projects.environ(self.shape.net)
+        environ |= real_operators.control_plane_environ(self.shape.net)
         if not (self.folder / "etcd").exists():
             environ["KUBE_CRDS"] = f"{crds} {_cluster_runtimes(self.folder)}"
         done = run_within(["bash", str(SCRIPT), verb, str(self.folder)], environ, START_S)
@@ -195,37 +197,37 @@ class KubeTestbed:
             raise TestbedError(f"{SCRIPT.name} {verb}: {done.err or done.out}")
 
     def compact(self) -> None:
-        """etcd forgets its history: a watch from before is answered 410 Gone."""
+        """Compacts etcd's history, so that an older watch gets 410 Gone."""
         port = int((self.folder / "run" / "ports").read_text().split()[1])
         where = f"http://127.0.0.1:{port}/v3/kv"
         now = _post(f"{where}/range", {"key": "Lw=="})["header"]["revision"]
         _post(f"{where}/compaction", {"revision": now, "physical": True})
 
     def order(self, order: str, **what: str) -> Any:
-        """Tell the stand-ins something."""
+        """Sends an order to the stand-ins and returns their answer."""
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(60)
             line.connect(str(self.folder / "run" / "standins.sock"))
             line.sendall(json.dumps({"order": order, **what}).encode() + b"\n")
-            answer = json.loads(line.makefile().read() or '{"said": null}')
+            answer = json.loads(line.makefile().read() or '{"result": null}')
         if "error" in answer:
             raise TestbedError(f"{order} {what}: {answer['error']}")
-        return answer["said"]
+        return answer["result"]
 
     def lose_node(self, name: str, *, processes_live: bool = False) -> None:
-        """It dies, or only its network does; and the node controller has noticed."""
+        """The node fails, or only its network; returns when the node controller has noticed."""
         self.order("lose-node", node=name, processes="live" if processes_live else "dead")
         self.wait_for(f"{name} unreachable", lambda: self.get("nodes", name)["spec"].get("taints"))
 
-    def node_back(self, name: str) -> None:
+    def restore_node(self, name: str) -> None:
         self.order("node-back", node=name)
 
-    def imageless(self, *nodes: str) -> None:
-        """These, and no others, can pull no image."""
-        self.order("imageless", nodes=",".join(nodes))
+    def block_image_pulls(self, *nodes: str) -> None:
+        """From now on, exactly these nodes cannot pull images."""
+        self.order("block-image-pulls", nodes=",".join(nodes))
 
     def pids(self, pod: str, namespace: str = "default") -> list[int]:
-        """Processes of a pod, as this machine numbers them; the container's first comes first."""
+        """Process ids of a pod on this machine; the container's first process comes first."""
         found: list[int] = self.order("pids", pod=f"{namespace}/{pod}")
         return found
 
@@ -236,11 +238,11 @@ class KubeTestbed:
         self.order("evict", pod=f"{namespace}/{pod}")
 
     def __call__(self, argv: Sequence[str], /, *, timeout: float = 120) -> Completed:
-        """A command as this cluster's admin, as the `Shell` of our own code."""
+        """Runs a command as the cluster's admin; implements the `Shell` of our own code."""
         return run_within(argv, self.environ, timeout)
 
     def kubectl(self, *argv: str, timeout: float = 120) -> str:
-        """What it printed. Raises TestbedError when it fails."""
+        """The output of kubectl. Raises TestbedError if it fails."""
         cache = ("--cache-dir", str(self.folder / "run" / "kubectl-cache"))
         done = self([str(self.binaries / "kubectl"), *cache, *argv], timeout=timeout)
         if done.code != 0:
@@ -248,7 +250,7 @@ class KubeTestbed:
         return done.out.strip()
 
     def apply(self, *objects: Object, namespace: str = "default") -> None:
-        """Created as they are; they must not exist."""
+        """Creates the objects unchanged; none of them may exist."""
         text = yaml.safe_dump_all(objects)
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self.folder) as file:
             file.write(text)
@@ -257,7 +259,7 @@ class KubeTestbed:
 
     def get(self, resource: str, name: str, namespace: str = "default") -> Object:
         if resource in GROUPS:
-            return self._read(path(resource, self._space(resource, namespace), name))
+            return self._read(path(resource, self._namespace_of(resource, namespace), name))
         text = self.kubectl("get", resource, name, "-n", namespace, "-o", "json")
         found: Object = json.loads(text)
         return found
@@ -265,10 +267,10 @@ class KubeTestbed:
     def objects(
         self, resource: str, namespace: str = "default", selector: str = ""
     ) -> list[Object]:
-        """In all namespaces: `namespace=""`."""
+        """`namespace=""` means all namespaces."""
         query = f"?labelSelector={quote(selector)}" if selector else ""
         if resource in GROUPS:
-            where = path(resource, self._space(resource, namespace)) + query
+            where = path(resource, self._namespace_of(resource, namespace)) + query
             listed: list[Object] = self._read(where)["items"]
             return listed
         text = self.kubectl("get", resource, "-n", namespace, "-l", selector, "-o", "json")
@@ -276,16 +278,16 @@ class KubeTestbed:
         return found
 
     @staticmethod
-    def _space(resource: str, namespace: str) -> str:
-        return "" if resource in WHOLE else namespace
+    def _namespace_of(resource: str, namespace: str) -> str:
+        return "" if resource in CLUSTER_SCOPED else namespace
 
     @cached_property
-    def _line(self) -> tuple[str, ssl.SSLContext]:
+    def _server_and_tls(self) -> tuple[str, ssl.SSLContext]:
         return admin_of(self.kubeconfig)
 
     def _read(self, where: str) -> Object:
-        """Without kubectl, whose start costs a polling test more than the answer."""
-        server, tls = self._line
+        """Reads without kubectl, whose start takes longer than the request of a polling test."""
+        server, tls = self._server_and_tls
         try:
             with urllib.request.urlopen(server + where, timeout=30, context=tls) as answer:
                 found: Object = json.load(answer)
@@ -301,14 +303,14 @@ class KubeTestbed:
         return {it["metadata"]["name"]: it["status"].get("phase", "Pending") for it in pods}
 
     def conditions(self, resource: str, name: str, namespace: str = "default") -> list[str]:
-        """Those that hold, the newest last."""
+        """Types of the conditions that are true; the newest comes last."""
         held = self.get(resource, name, namespace).get("status", {}).get("conditions", [])
         return [each["type"] for each in held if each["status"] == "True"]
 
     def as_user(
         self, rules: Sequence[Object], namespace: str = "default", *, user: str = "dev"
     ) -> Path:
-        """A kubeconfig for somebody with these rights (a Role's rules) in the namespace alone."""
+        """Kubeconfig of a user with these rights (rules of a Role) in this namespace only."""
         name, version = f"may-{user}", {"apiVersion": "rbac.authorization.k8s.io/v1"}
         role = {**version, "kind": "Role", "metadata": {"name": name}, "rules": list(rules)}
         subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
@@ -323,51 +325,52 @@ class KubeTestbed:
         return place
 
     def namespace(self, name: str) -> str:
-        """One more, ready for pods."""
+        """Creates a namespace and waits until pods can be created in it."""
         self.kubectl("create", "namespace", name)
-        self.wait_for("its account", lambda: self.get("serviceaccounts", "default", name))
+        self.wait_for("its ServiceAccount", lambda: self.get("serviceaccounts", "default", name))
         return name
 
     def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 200) -> None:
         wait_until(what, holds, timeout)
 
     def restore(self) -> None:
-        """As after the start: all nodes up and untainted, no job, pod, claim or namespace of a
-        test."""
+        """Returns the cluster to its state after the start: all nodes are ready, and there is no
+        job, pod, claim or namespace of a test."""
         if run_within(["bash", str(SCRIPT), "status", str(self.folder)], os.environ, 30).code != 0:
             self._script("restart")
         if self.standins is None or self.standins.poll() is not None:
             self._start_standins()
         for name in self.order("lost"):
-            self.node_back(name)
-        self.imageless()
+            self.restore_node(name)
+        self.block_image_pulls()
         for node in self.objects("nodes"):
             name = node["metadata"]["name"]
             if node["spec"].get("unschedulable"):
                 self.kubectl("uncordon", name)
         here = ("-n", "default", "--wait=false")
         self.kubectl("delete", ",".join(LEFTOVERS), "--all", *here)
-        self.kubectl("delete", "secrets,serviceaccounts", "-l", OURS, *here)
-        if fresh := self._others(going=False):
-            self.kubectl("delete", "namespaces", *fresh, "--wait=false")
-        self.wait_for("no pods", self._no_pods, GONE_S)
-        # What the next test makes in one that is going would go with it.
-        self.wait_for("no namespace of a test", lambda: not self._others(), GONE_S)
-        self.wait_for("all nodes ready", self._untainted, GONE_S)
+        self.kubectl("delete", "secrets,serviceaccounts", "-l", NDCTL_LABEL, *here)
+        if namespaces := self._test_namespaces(terminating=False):
+            self.kubectl("delete", "namespaces", *namespaces, "--wait=false")
+        self.wait_for("no pods", self._no_pods, CLEANUP_S)
+        # The next test may use the same name: objects in a terminating namespace are deleted.
+        self.wait_for("no namespace of a test", lambda: not self._test_namespaces(), CLEANUP_S)
+        self.wait_for("all nodes ready", self._all_nodes_ready, CLEANUP_S)
         shutil.rmtree(self.runs)
         self.runs.mkdir()
 
-    def _others(self, *, going: bool = True) -> list[str]:
-        """Namespaces that tests made; `going`: also those that are being deleted."""
+    def _test_namespaces(self, *, terminating: bool = True) -> list[str]:
+        """Namespaces that tests created; with `terminating`, also those that are terminating."""
         known = [it["metadata"] for it in self.objects("namespaces")]
         return [
             it["name"]
             for it in known
-            if it["name"] not in SYSTEM and (going or "deletionTimestamp" not in it)
+            if it["name"] not in SYSTEM_NAMESPACES
+            and (terminating or "deletionTimestamp" not in it)
         ]
 
     def _no_pods(self) -> bool:
-        """By force: a node that is lost, or none at all, ends none; nor would its namespace go."""
+        """Force-deletes all pods: a pod on a lost node would never end, nor would its namespace."""
         if not self.objects("pods", ""):
             return True
         force = ("--all", "--grace-period=0", "--force", "--wait=false")
@@ -375,7 +378,7 @@ class KubeTestbed:
         return False
 
 
-OURS = "app.kubernetes.io/part-of=ndctl"
+NDCTL_LABEL = "app.kubernetes.io/part-of=ndctl"
 LEFTOVERS = (
     *("pytorchjobs.kubeflow.org", "trainjobs.trainer.kubeflow.org", "jobsets.jobset.x-k8s.io"),
     *("deployments.apps", "configmaps", "resourcequotas", "limitranges", "roles", "rolebindings"),
@@ -388,13 +391,13 @@ def _post(where: str, body: Object) -> Object:
         ["curl", "-sf", "--max-time", "20", "-d", json.dumps(body), where], os.environ, 30
     )
     if done.code != 0:
-        raise TestbedError(f"{where}: curl ends with {done.code}")
+        raise TestbedError(f"{where}: curl exited with {done.code}")
     answer: Object = json.loads(done.out)
     return answer
 
 
 def _cluster_runtimes(folder: Path) -> Path:
-    """The CRD of ClusterTrainingRuntime: TrainingRuntime's, of the cluster instead."""
+    """The CRD of ClusterTrainingRuntime, made from that of TrainingRuntime."""
     source = REPOSITORY / "manifests" / "crds" / "trainer-trainingruntimes-v2.0.0.yaml"
     text = source.read_text().replace("scope: Namespaced", "scope: Cluster")
     for word in ("trainingruntime", "TrainingRuntime"):
@@ -407,7 +410,7 @@ def _cluster_runtimes(folder: Path) -> Path:
 @contextlib.contextmanager
 def running_testbed(shape: Shape | None = None) -> Iterator[KubeTestbed]:
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
-    # addresses by process id: two testbeds at once rarely meet on one
+    # Addresses depend on the process id, so that two testbeds at the same time rarely share one.
     own = replace(shape or Shape(), net=16 + os.getpid() % 230)
     testbed = KubeTestbed(folder, own, assets())
     try:
@@ -419,7 +422,7 @@ def running_testbed(shape: Shape | None = None) -> Iterator[KubeTestbed]:
 
 
 def sweep() -> None:
-    """Stop the testbeds of runs that were killed themselves."""
+    """Stops the testbeds of test runs that were killed."""
     for folder in Path("/tmp").glob(f"{PREFIX}*-*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         gone = pid.isdigit() and not Path(f"/proc/{pid}").exists()
@@ -429,8 +432,8 @@ def sweep() -> None:
 
 
 @pytest.fixture(scope="session")
-def kube_there() -> None:
-    """Skips, loudly, without a control plane; for tests that start a testbed of their own."""
+def kube_available() -> None:
+    """Skips tests that start their own testbed if there is no control plane."""
     why = why_no_control_plane()
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
@@ -438,13 +441,13 @@ def kube_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def _shared_kube(kube_there: None) -> Iterator[KubeTestbed]:
+def _shared_kube(kube_available: None) -> Iterator[KubeTestbed]:
     with running_testbed() as testbed:
         yield testbed
 
 
 @pytest.fixture
 def kube(_shared_kube: KubeTestbed) -> KubeTestbed:
-    """The cluster that tests share, in order; what a test leaves, the next one puts right."""
+    """The shared cluster, restored to its initial state."""
     _shared_kube.restore()
     return _shared_kube

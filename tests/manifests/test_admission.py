@@ -252,7 +252,7 @@ SINCE = 30
 def test_a_server_that_has_such_policies_refuses_what_a_role_allows_by_mistake(
     kube: KubeTestbed, tmp_path: Path
 ) -> None:
-    if kube.minor < SINCE:
+    if kube.minor_version < SINCE:
         pytest.skip(f"{kube.version} has no ValidatingAdmissionPolicy")
     kube.kubectl("apply", "-k", str(ROOT / "manifests" / "base"))
     kube.kubectl("apply", "-k", str(FOLDER))

@@ -56,7 +56,7 @@ def dropped(sent: Any, kept: Any, path: str = "") -> Iterator[str]:
 def strict(kube: KubeTestbed) -> tuple[str, ...]:
     """An API server from 1.27 on refuses a field that it does not know or has twice; before, what
     is dropped is found afterwards alone."""
-    return ("--validate=strict",) if kube.minor >= 27 else ()
+    return ("--validate=strict",) if kube.minor_version >= 27 else ()
 
 
 def test_applied_objects_are_kept_whole_and_a_second_apply_changes_nothing(

@@ -1,5 +1,8 @@
-"""What this machine's Slurm says where ndctl asks it, on testbeds that stand as described below:
-`python -m tests.slurm.capture FOLDER`, for fixtures of a version that has none yet."""
+"""Captures output of this machine's Slurm for test fixtures: `python -m tests.slurm.capture DIR`.
+
+It runs every command that ndctl reads, on testbeds in the states that are described below. Use it
+for a version of Slurm that has no fixtures yet.
+"""
 
 import json
 import sys
@@ -10,8 +13,8 @@ from pathlib import Path
 from orchestrator.backends.slurm.inventory import NODES, PARTITIONS, TOPOLOGY
 from orchestrator.backends.slurm.observe import SQUEUE_FORMAT
 from tests.slurm.testbed import (
-    BLOCKS,
-    SEVERAL,
+    FIRST_WITH_BLOCKS,
+    FIRST_WITH_TOPOLOGY_YAML,
     SlurmTestbed,
     running_testbed,
     slurm_version,
@@ -63,16 +66,16 @@ class Capture:
     slurm: SlurmTestbed
     into: Path
 
-    def keep(self, name: str, *argv: str) -> None:
-        self.write(name, self.slurm.told(*argv) + "\n")
+    def capture_output(self, name: str, *argv: str) -> None:
+        self.write(name, self.slurm.output_of(*argv) + "\n")
 
-    def keep_all(self, name: str, asked: Sequence[Sequence[str]]) -> None:
-        """Of each command what it printed, and its exit code."""
-        said = []
+    def capture_results(self, name: str, asked: Sequence[Sequence[str]]) -> None:
+        """Writes the output and exit code of each command."""
+        output = []
         for argv in asked:
             done = self.slurm(list(argv))
-            said.append({"argv": [*argv], "code": done.code, "out": done.out, "err": done.err})
-        self.write(name, json.dumps(said, indent=1) + "\n")
+            output.append({"argv": [*argv], "code": done.code, "out": done.out, "err": done.err})
+        self.write(name, json.dumps(output, indent=1) + "\n")
 
     def write(self, name: str, text: str) -> None:
         (self.into / name).write_text(text.replace(str(self.slurm.folder), "/tmp/tb"))
@@ -82,22 +85,22 @@ class Capture:
         return str(self.slurm.folder / "job.sh")
 
     def submit(self, *args: str) -> str:
-        """A job that sleeps, or does what is said in `args` after the script."""
+        """Submits a job that sleeps, or runs the shell command in `args` after the script."""
         argv = ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp", *args)
-        return self.slurm.told(*argv, *(() if self.script in args else (self.script,)))
+        return self.slurm.output_of(*argv, *(() if self.script in args else (self.script,)))
 
-    def until(self, job: str, state: str) -> None:
+    def wait_until(self, job: str, state: str) -> None:
         asked = ("squeue", "-h", "-t", "all", "-o", "%T", "-j", job)
-        self.slurm.wait_for(f"{job} {state}", lambda: self.slurm.told(*asked) == state, 150)
+        self.slurm.wait_for(f"{job} {state}", lambda: self.slurm.output_of(*asked) == state, 150)
 
     def running(self, *args: str) -> str:
         job = self.submit(*args)
-        self.until(job, "RUNNING")
+        self.wait_until(job, "RUNNING")
         return job
 
 
 def jobs(capture: Capture) -> None:
-    """A job in each of the states that can be had within two minutes."""
+    """Captures a job in each state that can be reached within two minutes."""
     slurm, script = capture.slurm, capture.script
     Path(script).write_text('#!/bin/bash\ntrap "" TERM\neval "${1:-while :; do sleep 1; done}"\n')
     own = ("-N1", "-w", "node1", "--gpus-per-node=2", "--time=60", "--constraint=ib&h100")
@@ -105,61 +108,63 @@ def jobs(capture: Capture) -> None:
     capture.running("-N1", "-w", "node2", "--gpus-per-node=h100:1")
     late = capture.running("-N1", "-w", "node4", "--time=1")
     for code, state in ((0, "COMPLETED"), (3, "FAILED")):
-        capture.until(capture.submit("-w", "node3", script, f"exit {code}"), state)
+        capture.wait_until(capture.submit("-w", "node3", script, f"exit {code}"), state)
     failed = capture.running("-N1", "-w", "node6", "--no-requeue")
-    slurm.told("scontrol", "update", "NodeName=node6", "State=DOWN", "Reason=kernel panic")
-    capture.until(failed, "NODE_FAIL")
+    slurm.output_of("scontrol", "update", "NodeName=node6", "State=DOWN", "Reason=kernel panic")
+    capture.wait_until(failed, "NODE_FAIL")
     capture.submit("--begin=now+3hours")
     capture.submit(f"--dependency=afterok:{failed}")
     for verb in ("hold", "uhold"):
-        slurm.told("scontrol", verb, capture.submit("-N6"))
-    capture.until(late, "TIMEOUT")
+        slurm.output_of("scontrol", verb, capture.submit("-N6"))
+    capture.wait_until(late, "TIMEOUT")
     cancelled = capture.running("-N1", "-w", "node5")
-    slurm.told("scancel", cancelled)
-    capture.until(cancelled, "CANCELLED")
+    slurm.output_of("scancel", cancelled)
+    capture.wait_until(cancelled, "CANCELLED")
     again = capture.running("-N1", "-w", "node3")
-    slurm.told("scontrol", "requeuehold", again)
-    capture.until(again, "PENDING")
+    slurm.output_of("scontrol", "requeuehold", again)
+    capture.wait_until(again, "PENDING")
     again = capture.running("-N1", "-w", "node3")
-    slurm.told("scontrol", "requeue", again)
-    capture.until(again, "PENDING")
-    slurm.told("scontrol", "update", f"JobId={again}", "ExcNodeList=node[4-5]")
+    slurm.output_of("scontrol", "requeue", again)
+    capture.wait_until(again, "PENDING")
+    slurm.output_of("scontrol", "update", f"JobId={again}", "ExcNodeList=node[4-5]")
     capture.submit("-N4", "-w", "node[1-4]", "--exclusive")
     ending = capture.running("-N1", "-w", "node4")
-    slurm.told("scancel", ending)
-    capture.until(ending, "COMPLETING")
-    capture.keep("jobs.txt", *SHOW_JOBS)
-    capture.keep("queue.txt", *QUEUE)
-    capture.until(ending, "CANCELLED")
+    slurm.output_of("scancel", ending)
+    capture.wait_until(ending, "COMPLETING")
+    capture.capture_output("jobs.txt", *SHOW_JOBS)
+    capture.capture_output("queue.txt", *QUEUE)
+    capture.wait_until(ending, "CANCELLED")
 
 
 def nodes(capture: Capture) -> None:
-    """node1 drains below a job that has both GPUs, node2 has a job on one, node3 is in maintenance,
-    node4's slurmd was killed, node5 is drained, node6 is down."""
+    """Captures nodes: node1 drains with a job on both GPUs, node2 has a job on one GPU, node3 is in
+    maintenance, node4's slurmd was killed, node5 is drained, node6 is down."""
     slurm = capture.slurm
-    slurm.told("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=maintenance")
-    slurm.told("scontrol", "update", "NodeName=node5", "State=DRAIN", "Reason=ECC errors on GPU 3")
-    slurm.told(
+    slurm.output_of("scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=maintenance")
+    slurm.output_of(
+        "scontrol", "update", "NodeName=node5", "State=DRAIN", "Reason=ECC errors on GPU 3"
+    )
+    slurm.output_of(
         *("scontrol", "create", "reservation", "ReservationName=upgrade", "StartTime=now"),
         *("Duration=60", "Nodes=node3", "Users=root", "Flags=MAINT,IGNORE_JOBS"),
     )
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
-    slurm.wait_for("node3", lambda: "MAINT" in slurm.told("scontrol", "show", "node", "node3"))
-    capture.keep("nodes.txt", *NODES)
+    slurm.wait_for("node3", lambda: "MAINT" in slurm.output_of("scontrol", "show", "node", "node3"))
+    capture.capture_output("nodes.txt", *NODES)
 
 
 def refusals(capture: Capture) -> None:
-    """What it cannot do, and what it says while slurmctld is down."""
+    """Captures errors, first of wrong requests, then while slurmctld is down."""
     slurm, batch = capture.slurm, ("sbatch", "--parsable", "-o/dev/null", "--chdir=/tmp")
-    running = slurm.told("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
+    running = slurm.output_of("squeue", "-h", "-t", "R", "-o", "%A").split()[0]
     wrong = (
         *("--partition=nowhere", "--nodes=99", "--gpus-per-node=9", "--gpus-per-node=a100:1"),
         *("--constraint=nothing", "--nodelist=nowhere", "--exclude=nowhere", "--time=soon"),
         *("--reservation=none", "--licenses=none", "--qos=none", "--segment=2", "--switches=1"),
     )
     update = ("scontrol", "update")
-    capture.keep_all(
+    capture.capture_results(
         "refusals.json",
         [
             *((*batch, one, "--wrap=true") for one in wrong),
@@ -179,7 +184,7 @@ def refusals(capture: Capture) -> None:
         ],
     )
     slurm.stop_ctld()
-    capture.keep_all(
+    capture.capture_results(
         "down.json",
         [
             (*batch, "--wrap=true"),
@@ -200,25 +205,29 @@ def refusals(capture: Capture) -> None:
 
 
 def blocks(into: Path) -> None:
-    """Of GPUs without a type, below blocks of two nodes."""
+    """Captures nodes with GPUs that have no type, in blocks of two nodes."""
     knobs = {"TB_GPU_TYPE": "", "TB_TOPOLOGY": "block"}
     with running_testbed(4, 2, knobs) as slurm:
         capture = Capture(slurm, into)
-        capture.keep("untyped-nodes.txt", *NODES)
-        capture.keep("topology-block.txt", *TOPOLOGY)
+        capture.capture_output("untyped-nodes.txt", *NODES)
+        capture.capture_output("topology-block.txt", *TOPOLOGY)
         asked = ("sbatch", "--test-only", "-o/dev/null", "--nodes=4", "--wrap=true")
-        capture.keep_all("segments.json", [(*asked, f"--segment={size}") for size in (1, 2, 3)])
+        capture.capture_results(
+            "segments.json", [(*asked, f"--segment={size}") for size in (1, 2, 3)]
+        )
 
 
 def topologies(into: Path) -> None:
-    """Five at once, each with a partition."""
+    """Captures five topologies, each with its own partition."""
     names = ("switched", "nvlink", "round", "pod", "plain")
     partitions = "\n".join(f"PartitionName={n} Nodes=ALL State=UP Topology={n}" for n in names)
     knobs = {"TB_TOPOLOGY_YAML": TOPOLOGIES, "TB_PARTITIONS": partitions}
     with running_testbed(8, 1, knobs) as slurm:
         capture = Capture(slurm, into)
-        capture.keep("several-partitions.txt", *PARTITIONS)
-        capture.keep_all("several-topologies.json", [TOPOLOGY, *((*TOPOLOGY, n) for n in names)])
+        capture.capture_output("several-partitions.txt", *PARTITIONS)
+        capture.capture_results(
+            "several-topologies.json", [TOPOLOGY, *((*TOPOLOGY, n) for n in names)]
+        )
 
 
 def main(folder: str) -> None:
@@ -228,16 +237,16 @@ def main(folder: str) -> None:
     with running_testbed(6, 2, knobs) as slurm:
         capture = Capture(slurm, into)
         features = "AvailableFeatures=ib,h100"
-        slurm.told("scontrol", "update", "NodeName=node[1-2]", features)
-        capture.keep("partitions.txt", *PARTITIONS)
-        capture.keep("topology.txt", *TOPOLOGY)
-        capture.keep("config.txt", "scontrol", "show", "config")
+        slurm.output_of("scontrol", "update", "NodeName=node[1-2]", features)
+        capture.capture_output("partitions.txt", *PARTITIONS)
+        capture.capture_output("topology.txt", *TOPOLOGY)
+        capture.capture_output("config.txt", "scontrol", "show", "config")
         jobs(capture)
         nodes(capture)
         refusals(capture)
-    if slurm_version() >= BLOCKS:
+    if slurm_version() >= FIRST_WITH_BLOCKS:
         blocks(into)
-    if slurm_version() >= SEVERAL:
+    if slurm_version() >= FIRST_WITH_TOPOLOGY_YAML:
         topologies(into)
 
 

@@ -1,4 +1,4 @@
-"""`ndctl inventory` and `ndctl plan` against real daemons."""
+"""`ndctl inventory` and `ndctl plan` on real Slurm daemons."""
 
 import json
 import sys
@@ -13,14 +13,20 @@ from orchestrator.inventory.slurm.topology import allocated_switches
 from orchestrator.system import SystemClock
 from tests.e2e.job import SPEC as JOB
 from tests.slurm.capture import TOPOLOGIES
-from tests.slurm.testbed import BLOCKS, SEVERAL, SlurmTestbed, running_testbed, slurm_version
+from tests.slurm.testbed import (
+    FIRST_WITH_BLOCKS,
+    FIRST_WITH_TOPOLOGY_YAML,
+    SlurmTestbed,
+    running_testbed,
+    slurm_version,
+)
 from tests.testbeds import run_within
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
 
 def ndctl(testbed: SlurmTestbed, *args: str) -> str:
-    return testbed.told(sys.executable, "-m", "orchestrator", *args, timeout=240)
+    return testbed.output_of(sys.executable, "-m", "orchestrator", *args, timeout=240)
 
 
 def inventory(testbed: SlurmTestbed, *args: str) -> dict[str, dict[str, Any]]:
@@ -37,13 +43,13 @@ def plan(testbed: SlurmTestbed, **sets: object) -> dict[str, Any]:
 
 
 def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node2", "--gpus-per-node=1", "-o/dev/null", "--wrap=sleep 99"
     )
-    slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
+    slurm.output_of("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=ECC errors = 3")
     slurm.kill_node("node4")
     slurm.wait_for("node4 down", lambda: slurm.node_state("node4") == "down*")
     found = inventory(slurm)
@@ -59,11 +65,11 @@ def test_hosts_with_their_state_and_switches(slurm: SlurmTestbed) -> None:
 
 
 def test_a_plan_uses_free_hosts_and_notes_if_the_job_must_wait(slurm: SlurmTestbed) -> None:
-    slurm.told(
+    slurm.output_of(
         "sbatch", "-N1", "-w", "node1", "--gpus-per-node=2", "-o/dev/null", "--wrap=sleep 99"
     )
     slurm.wait_for("the job", lambda: slurm.node_state("node1") != "idle")
-    assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # below one leaf
+    assert set(plan(slurm)["hosts"]) == {"node3", "node4"}  # They share a leaf switch.
     waits = plan(slurm, cluster__hosts=4)
     assert set(waits["hosts"]) == set(slurm.names)
     assert any("only 3 of 4 hosts are free" in note for note in waits["notes"])
@@ -88,11 +94,13 @@ def test_the_error_on_a_machine_without_slurm_names_where_to_run_the_command(
 
 def test_the_leader_of_an_allocation_learns_its_switches(slurm: SlurmTestbed) -> None:
     script = "echo $SLURM_JOB_NODELIST; scontrol show topology"
-    nodelist, topology = slurm.told("srun", "-N1", "-w", "node3", "sh", "-c", script).split("\n", 1)
+    nodelist, topology = slurm.output_of("srun", "-N1", "-w", "node3", "sh", "-c", script).split(
+        "\n", 1
+    )
     assert allocated_switches(nodelist, topology) == {"node3": ("spine", "leaf2")}
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_gpus_without_a_type_and_partitions() -> None:
     parts = "\n".join(
         [
@@ -109,9 +117,9 @@ def test_gpus_without_a_type_and_partitions() -> None:
         }
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
-    if slurm_version() < BLOCKS:
+    if slurm_version() < FIRST_WITH_BLOCKS:
         pytest.skip("Slurm has topology/block from 23.11 on")
     with running_testbed(4, 2, {"TB_TOPOLOGY": "block"}) as testbed:
         cluster = read_cluster(Slurm(testbed, SystemClock()), None)
@@ -126,14 +134,14 @@ def test_a_plan_for_blocks_asks_for_a_segment(tmp_path: Path) -> None:
         script = ndctl(testbed, "render", str(JOB), stdlib, "--backend", "slurm")
         assert "#SBATCH --segment=2" in script.splitlines()
         (tmp_path / "job.sh").write_text(script)
-        said = testbed(["sbatch", "--test-only", str(tmp_path / "job.sh")])
-        assert said.code == 0, said.err
-        assert any(f"on nodes node[{pair}] " in said.err for pair in ("1-2", "3-4")), said.err
+        output = testbed(["sbatch", "--test-only", str(tmp_path / "job.sh")])
+        assert output.code == 0, output.err
+        assert any(f"on nodes node[{pair}] " in output.err for pair in ("1-2", "3-4")), output.err
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_partition_has_the_topology_that_topology_yaml_gives_it() -> None:
-    if slurm_version() < SEVERAL:
+    if slurm_version() < FIRST_WITH_TOPOLOGY_YAML:
         pytest.skip("Slurm has topology.yaml from 25.05 on")
     parts = "PartitionName=train Nodes=ALL Default=YES State=UP\n"
     parts += "PartitionName=nv Nodes=ALL State=UP Topology=nvlink"

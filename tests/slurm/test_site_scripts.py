@@ -1,7 +1,7 @@
 """slurm/prolog.sh, epilog.sh and healthcheck.sh as a site installs them, on real daemons.
 
-All nodes of a testbed share one machine, so each looks at a root of its own, with GPUs made up of
-files and an nvidia-smi that lists them.
+All nodes of a testbed share one machine. Each node therefore has its own root with GPUs that are
+files, and an nvidia-smi that lists them.
 """
 
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ class Site:
         (self.folder / node / "gpus").write_text("".join(f"{gpu}\n" for gpu in GPUS[:count]))
 
     def reason(self, node: str) -> str:
-        """Why Slurm says that a node is drained; empty where it is not."""
-        shown = self.slurm.told("scontrol", "show", "node", "-o", node)
+        """The drain reason of a node; empty if it is not drained."""
+        shown = self.slurm.output_of("scontrol", "show", "node", "-o", node)
         if "DRAIN" not in shown.partition(" State=")[2].split()[0]:
             return ""
         return shown.partition(" Reason=")[2].partition(" [")[0]
@@ -47,19 +47,19 @@ class Site:
     def queue(self, *options: str, shell: str = "srun hostname") -> str:
         out = f"--output={self.folder}/%j.out"
         asked = ("--exclusive", "--requeue", out, *options, f"--wrap={shell}")
-        return self.slurm.told("sbatch", "--parsable", *asked)
+        return self.slurm.output_of("sbatch", "--parsable", *asked)
 
-    def shown(self, job: str) -> dict[str, str]:
-        words = self.slurm.told("scontrol", "show", "job", "-o", job).split()
+    def slurm_job(self, job: str) -> dict[str, str]:
+        words = self.slurm.output_of("scontrol", "show", "job", "-o", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def ended(self, job: str) -> dict[str, str]:
-        self.slurm.wait_for("its end", lambda: self.shown(job)["JobState"] == "COMPLETED", 120)
-        return self.shown(job)
+        self.slurm.wait_for("its end", lambda: self.slurm_job(job)["JobState"] == "COMPLETED", 120)
+        return self.slurm_job(job)
 
 
 def install(folder: Path) -> None:
-    """The three scripts, each below a line that says where this node's root is."""
+    """Installs the three scripts; a line before each sets the node's root."""
     for number in range(1, 5):
         root = folder / f"node{number}"
         for name in ("bin", "dev/shm", "tmp", "etc", "run", "proc"):
@@ -84,7 +84,7 @@ def install(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(slurm_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def installed(slurm_available: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     for above in (folder, *folder.parents[:2]):
         above.chmod(0o755)
@@ -106,8 +106,8 @@ def site(installed: Site) -> Site:
 
 
 @pytest.fixture
-def prolog_alone(site: Site) -> Iterator[Site]:
-    """The health check finds nothing: what is found, the prolog finds."""
+def site_without_health_check(site: Site) -> Iterator[Site]:
+    """A site whose health check does nothing, so that only the prolog finds faults."""
     script = site.folder / "healthcheck"
     text = script.read_text()
     script.write_text("#!/bin/sh\n")
@@ -121,24 +121,26 @@ def test_healthy_nodes_get_jobs(site: Site) -> None:
 
 
 def test_a_node_whose_prolog_fails_is_drained_and_slurm_runs_the_job_elsewhere(
-    prolog_alone: Site,
+    site_without_health_check: Site,
 ) -> None:
-    site = prolog_alone
+    site = site_without_health_check
     site.has_gpus("node1", 1)
     job = site.ended(site.queue("-N2"))
     assert job["Restarts"] == "1"
     assert "node1" not in job["NodeList"]
     assert site.reason("node1") == "ndctl: prolog: 1 of 2 GPUs"
-    assert "ndctl: prolog:" in site.slurm.told("sinfo", "-R")
+    assert "ndctl: prolog:" in site.slurm.output_of("sinfo", "-R")
 
 
-def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alone: Site) -> None:
-    site = prolog_alone
+def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(
+    site_without_health_check: Site,
+) -> None:
+    site = site_without_health_check
     job = site.queue("-N1", "-w", "node3", shell="sleep 5")
-    site.slurm.wait_for("the job", lambda: site.shown(job)["JobState"] == "RUNNING")
+    site.slurm.wait_for("the job", lambda: site.slurm_job(job)["JobState"] == "RUNNING")
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     site.has_gpus("node3", 1)
-    assert site.ended(job)["Restarts"] == "0", "the job itself is over"
+    assert site.ended(job)["Restarts"] == "0", "the job has ended and is not requeued"
     site.slurm.wait_for("the epilog", lambda: site.reason("node3"), 60)
     assert site.reason("node3") == f"ndctl: epilog of job {job}: 1 of 2 GPUs"
 
@@ -146,9 +148,9 @@ def test_a_node_that_breaks_under_a_job_is_drained_when_the_job_ends(prolog_alon
 def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
     site: Site,
 ) -> None:
-    site.slurm.told("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
+    site.slurm.output_of("scontrol", "update", "NodeName=node2", "State=DRAIN", "Reason=bad-cable")
     job = site.queue("-N1", "-w", "node4", shell="sleep 12")
-    # RUNNING alone may be before the prolog, which would find the same.
+    # A RUNNING job may still be in its prolog, which would find the same fault.
     site.slurm.wait_for("its step", lambda: (site.folder / f"{job}.out").exists())
     for node in ("node2", "node4"):
         site.has_gpus(node, 1)
@@ -159,15 +161,15 @@ def test_the_health_check_drains_a_busy_node_and_keeps_an_administrators_reason(
     assert site.reason("node1") == ""
 
     site.has_gpus("node4", 2)
-    site.slurm.told("scontrol", "update", "NodeName=node4", "State=RESUME")
+    site.slurm.output_of("scontrol", "update", "NodeName=node4", "State=RESUME")
     assert site.reason("node4") == "", "a person resumes the node after the repair; no script does"
 
 
 @pytest.mark.slow
 def test_a_job_of_ndctl_trains_elsewhere_where_the_prolog_finds_a_broken_node(
-    prolog_alone: Site, tmp_path: Path
+    site_without_health_check: Site, tmp_path: Path
 ) -> None:
-    site = prolog_alone
+    site = site_without_health_check
     ndctl = SlurmNdctl(tmp_path / "runs", site.slurm)
     site.has_gpus("node1", 1)
     done = ndctl.submit("--follow", train__steps="8")
@@ -176,5 +178,5 @@ def test_a_job_of_ndctl_trains_elsewhere_where_the_prolog_finds_a_broken_node(
     assert site.reason("node1") == "ndctl: prolog: 1 of 2 GPUs"
     assert ndctl.slurm_job()["Restarts"] == "1"
     assert (ndctl.status()["restarts"], ndctl.status()["incidents"]) == (0, [])
-    wait_for(lambda: not site.slurm.told("squeue", "-h"), "Slurm to be done with it", 120)
+    wait_for(lambda: not site.slurm.output_of("squeue", "-h"), "Slurm to be done with it", 120)
     ndctl.assert_nothing_left()

@@ -1,4 +1,4 @@
-"""The testbed itself: what it promises to the tests on it."""
+"""The Slurm testbed works as its users expect."""
 
 import fcntl
 import tempfile
@@ -12,22 +12,24 @@ pytestmark = [pytest.mark.slurm, pytest.mark.process]
 
 
 def test_a_job_runs_on_its_fake_gpus(slurm: SlurmTestbed) -> None:
-    said = slurm.told("srun", "-N2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
-    assert said.splitlines() == ["0,1", "0,1"]
+    output = slurm.output_of(
+        "srun", "-N2", "--gpus-per-node=2", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
+    )
+    assert output.splitlines() == ["0,1", "0,1"]
 
 
 def test_faults_of_a_test_are_repaired(slurm: SlurmTestbed) -> None:
-    slurm.told("sbatch", "-N4", "--output=/dev/null", "--wrap", "sleep 600")
+    slurm.output_of("sbatch", "-N4", "--output=/dev/null", "--wrap", "sleep 600")
     slurm.kill_node("node2")
-    slurm.told("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=a test")
-    slurm.told(
+    slurm.output_of("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=a test")
+    slurm.output_of(
         *("scontrol", "create", "reservation", "ReservationName=r", "StartTime=now"),
         *("Duration=60", "Nodes=node4", "Users=root", "Flags=IGNORE_JOBS"),
     )
     slurm.stop_ctld("KILL")
     slurm.restore()
-    assert slurm.told("squeue", "-h") == ""
-    assert slurm.told("sinfo", "-h", "-o", "%D %T") == "4 idle"
+    assert slurm.output_of("squeue", "-h") == ""
+    assert slurm.output_of("sinfo", "-h", "-o", "%D %T") == "4 idle"
 
 
 def test_a_node_can_be_cut_off(slurm: SlurmTestbed) -> None:
@@ -41,13 +43,15 @@ def test_a_node_can_be_cut_off(slurm: SlurmTestbed) -> None:
 
 def fails_in_the_middle_of_a_job(there: list[str]) -> None:
     with running_testbed(nodes=2, gpus=0) as testbed:
-        testbed.told("sbatch", "-N2", "--output=/dev/null", "--wrap", "srun sleep 600")
-        testbed.wait_for("a step", lambda: "RUNNING" in testbed.told("squeue", "-h", "-o", "%T"))
-        there += testbed.left()
+        testbed.output_of("sbatch", "-N2", "--output=/dev/null", "--wrap", "srun sleep 600")
+        testbed.wait_for(
+            "a step", lambda: "RUNNING" in testbed.output_of("squeue", "-h", "-o", "%T")
+        )
+        there += testbed.leftovers()
         raise ZeroDivisionError
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_nothing_is_left_behind_when_a_test_fails() -> None:
     there: list[str] = []
     with pytest.raises(ZeroDivisionError):
@@ -62,11 +66,11 @@ def test_nothing_is_left_behind_when_a_test_fails() -> None:
     assert [name for kind, name in kinds if (paths[kind] / name).exists()] == []
 
 
-@pytest.mark.usefixtures("slurm_there")
+@pytest.mark.usefixtures("slurm_available")
 def test_a_testbed_in_use_is_not_swept_away_whatever_its_process_id_is_here() -> None:
-    """In a process namespace of its own, as in `in_debian.sh`, a run does not see the others."""
-    nobodys = "999999999"
-    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{nobodys}-", dir="/tmp"))
+    """A run in its own process namespace, as in `in_debian.sh`, cannot see other processes."""
+    unused_pid = "999999999"
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{unused_pid}-", dir="/tmp"))
     with (folder / IN_USE).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         sweep()

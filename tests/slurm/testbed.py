@@ -1,9 +1,10 @@
-"""A real Slurm cluster for tests: `slurm/testbed/slurm_testbed.sh` with time limits, as a class.
+"""A real Slurm cluster for tests: a class around `slurm/testbed/slurm_testbed.sh`.
 
-`slurm` is the cluster that tests share, one after the other, put in order before each:
-4 nodes x 2 fake GPUs below 2 leaf switches. A test that needs another shape says
-`with running_testbed(nodes=16, gpus=1) as testbed:`. Both leave nothing behind. Tests with either
-carry `pytestmark = pytest.mark.slurm`, and are skipped, loudly, where there is no Slurm.
+The fixture `slurm` is a cluster of 4 nodes x 2 fake GPUs below 2 leaf switches. Tests share it one
+after the other; it is restored before each test. A test that needs another shape uses
+`with running_testbed(nodes=16, gpus=1) as testbed:`. Both clean up after themselves. Mark such
+tests with `pytestmark = pytest.mark.slurm`. Without Slurm they are skipped, and the end of the run
+lists them.
 """
 
 import contextlib
@@ -24,14 +25,14 @@ from tests.testbeds import TestbedError, run_within, say_what_was_not_run, wait_
 SCRIPT = Path(__file__).parents[2] / "slurm" / "testbed" / "slurm_testbed.sh"
 PREFIX = "ndctl-slurm-"
 IN_USE = "in-use"
-"""Locked as long as the testbed in that folder is."""
+"""A file in the testbed's folder, which is locked while the testbed runs."""
 NOT_RUN = "NOT TESTED ON SLURM: "
-BLOCKS = (23, 11)
-"""The first version that has topology/block."""
-SEVERAL = (25, 5)
-"""The first version that has several topologies, in topology.yaml."""
+FIRST_WITH_BLOCKS = (23, 11)
+"""The first version of Slurm with topology/block."""
+FIRST_WITH_TOPOLOGY_YAML = (25, 5)
+"""The first version of Slurm with several topologies, in topology.yaml."""
 FAST: Mapping[str, str] = {"TB_LEAF": "2"}
-"""Knobs of the script for every testbed; failures are quick by its own defaults."""
+"""Knobs of the script for every testbed; its defaults already have short timeouts."""
 COMMAND_S = 120.0
 
 
@@ -48,28 +49,28 @@ class SlurmTestbed:
 
     @property
     def environ(self) -> dict[str, str]:
-        """For every process that is to use this cluster."""
+        """Environment of a process that uses this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.folder / "etc" / "slurm.conf")}
 
     @property
     def has_network(self) -> bool:
-        """Whether nodes can be cut off."""
+        """Whether nodes have their own network, so that a node can be disconnected."""
         return bool(self.knobs.get("TB_NET"))
 
     def start(self) -> None:
         self._script("start", str(self.folder), str(self.nodes), str(self.gpus), timeout=300)
 
     def stop(self) -> None:
-        """End every process of it, take its network away, and see that nothing is left."""
+        """Ends every process, removes the network, and checks that nothing is left."""
         self._script("stop", str(self.folder), timeout=240)
-        if left := self.left():
+        if left := self.leftovers():
             raise TestbedError(f"left behind by {self.folder}: {', '.join(left)}")
 
-    def left(self) -> list[str]:
+    def leftovers(self) -> list[str]:
         return self._script("left", str(self.folder)).splitlines()
 
     def kill_node(self, node: str, signal: str = "KILL") -> None:
-        """slurmd and every step of the node."""
+        """Kills slurmd and every step of the node."""
         self._script("kill-node", str(self.folder), node, signal)
 
     def start_node(self, node: str) -> None:
@@ -101,42 +102,42 @@ class SlurmTestbed:
         return done.out
 
     def __call__(self, argv: Sequence[str], /, *, timeout: float = COMMAND_S) -> Completed:
-        """This cluster's commands, as the `Shell` of our own code."""
+        """Runs a command on this cluster; implements the `Shell` of our own code."""
         return run_within(argv, self.environ, timeout)
 
-    def told(self, *argv: str, timeout: float = COMMAND_S) -> str:
-        """What a command printed. Raises TestbedError when it fails."""
+    def output_of(self, *argv: str, timeout: float = COMMAND_S) -> str:
+        """The output of a command. Raises TestbedError if it fails."""
         done = self(argv, timeout=timeout)
         if done.code != 0:
             raise TestbedError(f"{' '.join(argv)}: {done.code} {done.err or done.out}")
         return done.out.strip()
 
     def node_state(self, node: str) -> str:
-        """In sinfo's words: `idle`, `mixed`, `down*`, …"""
-        return self.told("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
+        """State of a node as sinfo prints it: `idle`, `mixed`, `down*`, …"""
+        return self.output_of("sinfo", "-h", "-n", node, "-o", "%T").splitlines()[0]
 
     def wait_for(self, what: str, holds: Callable[[], object], timeout: float = 240) -> None:
         wait_until(what, holds, timeout)
 
     def restore(self) -> None:
-        """As after the start: no job, all nodes up, reachable and idle."""
+        """Returns the cluster to its first state: no job, all nodes reachable and idle."""
         self.start_ctld()
         for node in self.names:
             if self.has_network:
                 self.net_up(node)
             self.start_node(node)
-        self.wait_for("slurmctld", lambda: self.told("sinfo", "-h", timeout=5))
-        if jobs := self.told("squeue", "-h", "-t", "all", "-o", "%A %T"):
+        self.wait_for("slurmctld", lambda: self.output_of("sinfo", "-h", timeout=5))
+        if jobs := self.output_of("squeue", "-h", "-t", "all", "-o", "%A %T"):
             alive = [line.split()[0] for line in jobs.splitlines() if line.split()[1] not in ENDED]
             if alive:
                 self(["scancel", *alive])
-        self.wait_for("an empty queue", lambda: not self.told("squeue", "-h"))
-        for reservation in _reservations(self.told("scontrol", "-o", "show", "reservations")):
-            self.told("scontrol", "delete", f"ReservationName={reservation}")
+        self.wait_for("an empty queue", lambda: not self.output_of("squeue", "-h"))
+        for reservation in _reservations(self.output_of("scontrol", "-o", "show", "reservations")):
+            self.output_of("scontrol", "delete", f"ReservationName={reservation}")
         self.wait_for("all nodes idle", self._resumed)
 
     def _resumed(self) -> bool:
-        states = self.told("sinfo", "-h", "-N", "-o", "%N %T")
+        states = self.output_of("sinfo", "-h", "-N", "-o", "%N %T")
         odd = {line.split()[0] for line in states.splitlines() if line.split()[1] != "idle"}
         for node in sorted(odd):
             self(["scontrol", "update", f"NodeName={node}", "State=RESUME"])
@@ -152,10 +153,10 @@ def _reservations(text: str) -> list[str]:
 
 
 def why_no_slurm(**knobs: str) -> str | None:
-    """None where Slurm's commands and daemons are there, if need be after installing them; with
-    `TB_DBD="1"` those of accounting as well."""
+    """None if Slurm's commands and daemons are installed; installs them if needed. `TB_DBD="1"`
+    includes those of accounting."""
     with (Path(tempfile.gettempdir()) / f"{PREFIX}install.{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other workers of this run wait for the packages
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Other workers of this run wait for the packages.
         try:
             done = run_within([str(SCRIPT), "install"], {**os.environ, **knobs}, 250)
         except TimeoutError as exc:
@@ -164,14 +165,14 @@ def why_no_slurm(**knobs: str) -> str | None:
 
 
 def slurm_version() -> tuple[int, int]:
-    """Of what is installed, as (24, 11); it decides what a testbed can have."""
+    """Version of the installed Slurm, for example (24, 11)."""
     found = parse_version(run_within([str(SCRIPT), "version"], os.environ, COMMAND_S).out)
     assert found is not None
     return found
 
 
 def network_knob() -> dict[str, str]:
-    """As root each node has a network of its own, or at least a host name."""
+    """As root each node gets its own network, or at least its own host name."""
     if run_within([str(SCRIPT), "can-net"], os.environ, 30).code == 0:
         return {"TB_NET": "1"}
     return {"TB_NS": "1"} if os.getuid() == 0 else {}
@@ -181,7 +182,8 @@ def network_knob() -> dict[str, str]:
 def running_testbed(
     nodes: int, gpus: int, knobs: Mapping[str, str] | None = None
 ) -> Iterator[SlurmTestbed]:
-    """A cluster in a folder of its own, with a short path: a socket's may have 108 characters."""
+    """A cluster in its own folder. The path is short, because a socket's path is limited to 108
+    characters."""
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir="/tmp"))
     testbed = SlurmTestbed(folder, nodes, gpus, {**FAST, **network_knob(), **(knobs or {})})
     with (folder / IN_USE).open("w") as lock:
@@ -195,10 +197,10 @@ def running_testbed(
 
 
 def sweep() -> None:
-    """Stop the testbeds of runs that were killed themselves.
+    """Stops the testbeds of test runs that were killed.
 
-    Whether a run lives its lock tells, not its process id: /tmp may be shared with processes of
-    another namespace, as in `in_debian.sh`, where the id is nobody's or another's.
+    The lock says whether a run is alive. Its process id does not: /tmp may be shared with another
+    process namespace, as in `in_debian.sh`, where the id is unknown or that of another process.
     """
     for folder in Path("/tmp").glob(f"{PREFIX}*-*"):
         with contextlib.suppress(OSError), (folder / IN_USE).open() as lock:
@@ -209,8 +211,8 @@ def sweep() -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm_there() -> None:
-    """Skips, loudly, without Slurm; for tests that start a testbed of their own."""
+def slurm_available() -> None:
+    """Skips tests that start their own testbed if there is no Slurm."""
     why = why_no_slurm()
     if why is not None:
         pytest.skip(f"{NOT_RUN}{why}")
@@ -218,21 +220,21 @@ def slurm_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def _shared(slurm_there: None) -> Iterator[SlurmTestbed]:
+def _shared(slurm_available: None) -> Iterator[SlurmTestbed]:
     with running_testbed(nodes=4, gpus=2) as testbed:
         yield testbed
 
 
 @pytest.fixture
 def slurm(_shared: SlurmTestbed) -> SlurmTestbed:
-    """The cluster that tests share, in order; what a test leaves, the next one puts right."""
+    """The shared cluster, restored to its initial state."""
     _shared.restore()
     return _shared
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on Slurm run one after the other in one worker: they share a cluster."""
+    """Puts all tests on Slurm into one worker, because they share a cluster."""
     for item in items:
         if item.get_closest_marker("slurm") is not None:
             item.add_marker(pytest.mark.xdist_group("slurm"))
@@ -240,7 +242,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     remedy = (
-        "be root on Debian or Ubuntu with its package archive in reach, or put the commands of"
+        "be root on Debian or Ubuntu with access to its package archive, or put the commands of"
         " Slurm and munge on PATH (any user)."
     )
     say_what_was_not_run(terminalreporter, NOT_RUN, "Slurm", remedy)

@@ -1,4 +1,4 @@
-"""One uninterrupted run, which every interrupted one must equal, and jobs to interrupt."""
+"""Fixtures: a job on the shared cluster, and the losses of an uninterrupted run of its spec."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,18 +12,18 @@ from tests.kubernetes.testbed import KubeTestbed
 
 @pytest.fixture
 def job(kube: KubeTestbed, tmp_path: Path) -> Iterator[KubeNdctl]:
-    """Of a user who has mounted the run volume."""
+    """The job as seen by a user who has mounted the run volume."""
     with job_on(kube, kube.runs) as job:
         yield job
 
 
 @pytest.fixture
-def elsewhere(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
-    """The same job, seen from a machine that has neither the run volume nor heard of it."""
-    return job.from_elsewhere(tmp_path / "elsewhere")
+def other_machine(job: KubeNdctl, tmp_path: Path) -> KubeNdctl:
+    """The same job, seen from a machine that has no run volume and no record of the job."""
+    return job.from_other_machine(tmp_path / "elsewhere")
 
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """Losses of the same spec by the local backend."""
+    """Losses of the same spec on the local backend."""
     return uninterrupted(tmp_path_factory).losses()

@@ -1,5 +1,7 @@
-"""A job of ours under the projects' own operators, where `KUBE_OPERATORS` has them: one test for
-each thing that may happen to it. What they do to pods alone is in `../traces`."""
+"""A job under the projects' own operators, if `KUBE_OPERATORS` names them: one test for each fault.
+
+`../traces` has recordings of what an operator does to pods.
+"""
 
 import json
 from dataclasses import replace
@@ -8,7 +10,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.job import kill
-from tests.kubernetes import projects
+from tests.kubernetes import real_operators
 from tests.kubernetes.e2e.kube_job import RESOURCES, KubeNdctl, identity
 
 pytestmark = [
@@ -22,38 +24,40 @@ SUSPEND = {"pytorchjob": ("runPolicy", "suspend"), "jobset": ("suspend",)}
 FORCED = {"cluster__kubernetes__force_delete_after": "3"}
 
 
-@pytest.fixture(params=[project.kind for project in projects.PROJECTS])
+@pytest.fixture(params=[operator.kind for operator in real_operators.OPERATORS])
 def real(request: pytest.FixtureRequest) -> KubeNdctl:
-    """A job of the kind, once its own operator is known to be there."""
+    """A job of each kind; skips if its own operator is not available."""
     kind: str = request.param
-    if kind not in {project.kind for project in projects.there()}:
-        pytest.skip(f"{projects.NOT_RUN}KUBE_OPERATORS names no folder with {kind}'s own")
+    if kind not in {operator.kind for operator in real_operators.available()}:
+        pytest.skip(
+            f"{real_operators.NOT_RUN}KUBE_OPERATORS names no folder with the operator of {kind}"
+        )
     job: KubeNdctl = request.getfixturevalue("job")
     return replace(job, kind=kind.lower())
 
 
 def other(job: KubeNdctl) -> str:
-    """The host that follows."""
+    """The host that is not the leader's."""
     (host,) = set(job.hosts()) - {job.leader()}
     return host
 
 
-def ends_as_if_nothing_had_been(job: KubeNdctl, reference: dict[int, float]) -> None:
-    job.until_ended()
+def assert_ends_like_uninterrupted(job: KubeNdctl, reference: dict[int, float]) -> None:
+    job.wait_for_end()
     assert job.losses() == reference
     job.assert_all_samples_read_once()
-    job.until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
+    job.wait_until("its end for Kubernetes", lambda: DONE[job.kind] in job.conditions())
 
 
 def test_a_job_recovers_from_a_killed_rank(real: KubeNdctl, reference: dict[int, float]) -> None:
-    """Recovery is inside the pods: the operator sees nothing of it."""
-    real.submitted()
-    real.until_step(3)
+    """Recovery happens inside the pods, so the operator does not notice it."""
+    real.submit_successfully()
+    real.wait_for_step(3)
     before = real.running()
     kill(real.rank_pid(3))
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     assert real.running() == before
-    ends_as_if_nothing_had_been(real, reference)
+    assert_ends_like_uninterrupted(real, reference)
     (killed,) = real.incidents()
     assert (killed[0], killed[2]) == ("rank-killed", 3)
 
@@ -61,63 +65,63 @@ def test_a_job_recovers_from_a_killed_rank(real: KubeNdctl, reference: dict[int,
 def test_a_job_recovers_from_a_pod_whose_processes_are_killed(
     real: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """The operator makes a new pod, which takes its place beside the one that stays."""
-    real.submitted()
-    real.until_step(3)
+    """The operator creates a new pod, which joins the pod that stayed."""
+    real.submit_successfully()
+    real.wait_for_step(3)
     leader, gone, before = real.leader(), other(real), real.running()
     kill(real.pids(gone)[0])
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     after = real.running()
     assert after[leader] == before[leader]
     assert after[other(real)] not in before.values()
-    ends_as_if_nothing_had_been(real, reference)
+    assert_ends_like_uninterrupted(real, reference)
 
 
 def test_a_job_recovers_from_a_deleted_pod(real: KubeNdctl, reference: dict[int, float]) -> None:
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     leader, gone = real.leader(), other(real)
     before = identity(real.pods()[leader])
     real.kubectl("delete", "pod", real.pod_of(gone), "--wait=false")
-    real.until_step(9, attempt=2)
+    real.wait_for_step(9, attempt=2)
     assert identity(real.pods()[leader]) == before
-    ends_as_if_nothing_had_been(real, reference)
+    assert_ends_like_uninterrupted(real, reference)
     assert real.incidents() == []
 
 
 def test_a_job_recovers_from_a_lost_node(real: KubeNdctl, reference: dict[int, float]) -> None:
-    """Its pod is Terminating for ever, until it is deleted by force."""
+    """Its pod stays Terminating until it is force-deleted."""
     if real.kind != "pytorchjob":
-        pytest.skip("of the other kinds a controller does that, which this test has not")
-    real.submitted(**FORCED)
-    real.until_step(9)
+        pytest.skip("for other kinds ndctl's controller does this, and it does not run here")
+    real.submit_successfully(**FORCED)
+    real.wait_for_step(9)
     leader, gone = real.leader(), other(real)
     real.testbed.lose_node(gone)
-    real.until_step(10, attempt=2)
+    real.wait_for_step(10, attempt=2)
     assert real.leader() == leader
     assert gone not in real.hosts()
-    ends_as_if_nothing_had_been(real, reference)
+    assert_ends_like_uninterrupted(real, reference)
     assert real.incidents() == [("host-lost", gone, None)]
 
 
 def test_a_job_is_suspended_and_resumed(real: KubeNdctl, reference: dict[int, float]) -> None:
     """All pods save a checkpoint and end; new pods resume from it."""
-    real.submitted()
-    real.until_step(3)
+    real.submit_successfully()
+    real.wait_for_step(3)
     before = set(real.running().values())
     suspend(real, holds=True)
-    real.until("no pods", lambda: not real.pods())
+    real.wait_until("no pods", lambda: not real.pods())
     suspend(real, holds=False)
-    real.until("new pods", partial(_are_new, real, before))
-    ends_as_if_nothing_had_been(real, reference)
+    real.wait_until("new pods", partial(_are_new, real, before))
+    assert_ends_like_uninterrupted(real, reference)
     assert real.incidents() == []
 
 
 def suspend(job: KubeNdctl, *, holds: bool) -> None:
-    said: object = holds
+    output: object = holds
     for word in reversed(SUSPEND[job.kind]):
-        said = {word: said}
-    patch = json.dumps({"spec": said})
+        output = {word: output}
+    patch = json.dumps({"spec": output})
     job.kubectl("patch", RESOURCES[job.kind], "e2e", "--type=merge", "-p", patch)
 
 

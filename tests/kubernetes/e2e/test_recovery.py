@@ -1,4 +1,4 @@
-"""Ranks, processes, pods are lost; the others wait in place, and train what they would have."""
+"""A job loses ranks, processes and pods; the losses equal those of an uninterrupted run."""
 
 import pytest
 
@@ -15,57 +15,57 @@ pytestmark = [
 def test_a_job_recovers_from_a_lost_rank_lost_processes_and_a_lost_pod(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """A rank is killed, a pod's first process is, and a pod is deleted with kubectl."""
-    job.submitted()
-    job.until_step(2)
+    """A rank is killed, then a pod's first process, then a pod is deleted with kubectl."""
+    job.submit_successfully()
+    job.wait_for_step(2)
     leader = job.leader()
     (other,) = (host for host in job.hosts() if host != leader)
     before = job.running()
     kill(job.rank_pid(3))
-    job.until_step(10, attempt=2)
-    # Recovery inside the pods.
+    job.wait_for_step(10, attempt=2)
+    # Recovery happened inside the pods: no pod was replaced.
     assert job.running() == before
 
     kill(job.pids(other)[0])
-    job.until_step(10, attempt=3)
+    job.wait_for_step(10, attempt=3)
     (second,) = (host for host in job.hosts() if host != leader)
     kept = job.pods()
     assert identity(kept[leader]) == before[leader]
     assert identity(kept[second]) not in before.values()
 
     job.kubectl("delete", "pod", job.pod_of(second), "--wait=false")
-    job.until_ended()
+    job.wait_for_end()
 
     assert job.losses() == reference
     job.assert_all_samples_read_once()
     killed, gone = job.incidents()
     assert (killed[0], killed[2]) == ("rank-killed", 3)
     assert gone == ("host-lost", other, None)
-    # Who takes a pod away does not spend what is meant for faults.
+    # A deleted pod is no fault, so it does not count as a restart.
     assert job.status()["restarts"] == 2
     assert identity(job.pods()[leader]) == before[leader]
-    over = ["Created", "Succeeded"]  # once the operator has seen its pods end
-    job.until("its end for Kubernetes", lambda: job.conditions() == over)
+    over = ["Created", "Succeeded"]  # The operator sets these when all pods have ended.
+    job.wait_until("its end for Kubernetes", lambda: job.conditions() == over)
 
 
 @pytest.mark.slow
 def test_pods_evicted_without_a_warning_spend_no_restart_budget(
     job: KubeNdctl, reference: dict[int, float]
 ) -> None:
-    """One of the others, then the leader's; a single restart that counts would be the end."""
-    job.submitted(resilience__max_restarts="0")
-    job.until_step(9)
+    """First a follower's pod, then the leader's. One counted restart would end the job."""
+    job.submit_successfully(resilience__max_restarts="0")
+    job.wait_for_step(9)
     leader = job.leader()
     (other,) = (host for host in job.hosts() if host != leader)
     job.testbed.evict(job.pod_of(other), job.namespace)
-    job.until_step(9, attempt=2)
+    job.wait_for_step(9, attempt=2)
     job.testbed.evict(job.pod_of(leader), job.namespace)
-    job.until_ended()
+    job.wait_for_end()
     assert job.losses() == reference
     assert len(job.events("LeaderStarted")) == 2
-    # Its successor may register before its silence is noticed.
-    told = (*job.events("AgentLost"), *job.events("AgentRegistered"))
-    of_other = [event["taken"] for event in told if event["host"] == other]
+    # The new pod may register before the leader notices that the old one is silent.
+    events = (*job.events("AgentLost"), *job.events("AgentRegistered"))
+    of_other = [event["taken"] for event in events if event["host"] == other]
     assert "low on resource: memory" in " ".join(of_other)
     assert "low on resource: memory" in job.events("LeaderStarted")[1]["taken"]
     assert (job.incidents(), job.status()["restarts"]) == ([], 0)

@@ -1,4 +1,4 @@
-"""Two people, each with a namespace, and a job of the same name."""
+"""Two users have a job of the same name in different namespaces."""
 
 from functools import partial
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
-from tests.kubernetes.e2e.outside import SLEEPS, Person, account
+from tests.kubernetes.e2e.person import SLEEPS, Person, account
 from tests.kubernetes.testbed import KubeTestbed
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.process, pytest.mark.slow]
@@ -27,11 +27,11 @@ def test_two_users_each_have_a_job_of_the_name_and_see_no_other(
     bound = ("clusterrolebinding", "test-nodes", "--clusterrole=test-nodes", "--user=dev")
     kube.kubectl("create", *bound)
     try:
-        # The namespace is that of the kubeconfig's context.
+        # ndctl takes the namespace from the kubeconfig's context.
         dev = Person(tmp_path / "dev", kube, "", kube.as_user(OWN, "team-a"))
         admin = Person(tmp_path / "admin", kube, "team-b")
-        dev.submitted(pod_template=SLEEPS)
-        admin.submitted(pod_template=SLEEPS)
+        dev.submit_successfully(pod_template=SLEEPS)
+        admin.submit_successfully(pod_template=SLEEPS)
         for person, space in ((dev, "team-a"), (admin, "team-b")):
             kube.wait_for("pods", partial(has_pods, admin.at(space)))
             listed = person("list")

@@ -1,4 +1,4 @@
-"""Clusters, jobs on them, and one uninterrupted run that every interrupted one must equal."""
+"""Fixtures: clusters, jobs on them, and an uninterrupted run with which other runs are compared."""
 
 import subprocess
 import tempfile
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import TESTBED, Job, job_on
 from tests.slurm.e2e.slurm_job import SlurmNdctl
+from tests.slurm.e2e.two_node_job import TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 
@@ -30,16 +30,16 @@ def finished(_shared: SlurmTestbed, tmp_path_factory: pytest.TempPathFactory) ->
     command = SlurmNdctl(tmp_path_factory.mktemp("finished") / "runs", _shared)
     done = command.submit("--follow")
     assert done.code == 0, done.out + done.err
-    # The job has ended before its Slurm job: that takes its time, and must not be cancelled in it.
-    wait_for(lambda: not _shared.told("squeue", "-h"), "Slurm to be done with it")
-    command.remember()
+    # The Slurm job ends after ndctl's job. A restore before that would cancel it.
+    wait_for(lambda: not _shared.output_of("squeue", "-h"), "the Slurm job to end")
+    command.save_slurm_records()
     return command
 
 
 @pytest.fixture(scope="session")
-def cluster(slurm_there: None) -> Iterator[SlurmTestbed]:
-    """Another one, on which a scheduler does what schedulers do; put in order before each test."""
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+def cluster(slurm_available: None) -> Iterator[SlurmTestbed]:
+    """A second cluster, with preemption and Slurm's default kill wait."""
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed:
         yield testbed
 
 
@@ -52,7 +52,7 @@ def job(cluster: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, that is mounted before the nodes of a cluster begin."""
+    """A small file system, which is mounted before the nodes of a cluster start."""
     folder = Path(tempfile.mkdtemp(prefix="ndctl-small-", dir=tmp_path))
     mount = ["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder)]
     tried = subprocess.run(mount, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What ndctl excludes is said: in the plan, at submit, and while the job waits for other nodes."""
+"""Excluded hosts are shown in the plan, at submit, and while the job waits for other nodes."""
 
 import shlex
 import time
@@ -26,8 +26,8 @@ def strike_twice(run_root: Path, host: str) -> None:
 
 def occupy(slurm: SlurmTestbed, *nodes: str) -> str:
     where = ("-w", ",".join(nodes), f"-N{len(nodes)}", "--exclusive", "-o/dev/null")
-    job = slurm.told("sbatch", "--parsable", *where, "--wrap=sleep 600")
-    slurm.wait_for("it to run", lambda: slurm.told("squeue", "-h", "-t", "R", "-j", job))
+    job = slurm.output_of("sbatch", "--parsable", *where, "--wrap=sleep 600")
+    slurm.wait_for("it to run", lambda: slurm.output_of("squeue", "-h", "-t", "R", "-j", job))
     return job
 
 
@@ -40,10 +40,10 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
 
     plan = ndctl("plan", str(SPEC), "--backend", "slurm")
     assert plan.code == 0, plan.err
-    said = " ".join(plan.out.split())
-    assert "hosts not used: node4 is excluded (until 20" in said
-    assert "2 strikes, last host-lost in other: mute)" in said
-    assert "- to use node4: ndctl hosts clear node4" in said
+    output = " ".join(plan.out.split())
+    assert "hosts not used: node4 is excluded (until 20" in output
+    assert "2 strikes, last host-lost in other: mute)" in output
+    assert "- to use node4: ndctl hosts clear node4" in output
 
     done = ndctl.submit(**SHORT)
     assert done.code == 0, done.err
@@ -61,10 +61,10 @@ def test_a_node_with_strikes_is_shown_everywhere_with_the_command_that_clears_it
         if command[0] == "ndctl":
             assert ndctl(*command[1:]).code == 0
         else:
-            slurm.told(*command)
+            slurm.output_of(*command)
     ndctl.wait_for_end()
     assert ndctl.slurm_job()["NodeList"] == "node[3-4]"
-    slurm.told("scancel", other)
+    slurm.output_of("scancel", other)
 
 
 def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(
@@ -75,11 +75,11 @@ def test_a_job_waits_for_one_switch_no_longer_than_the_spec_says(
     asked = {"cluster__slurm__switches": "1", "cluster__slurm__switch_wait": "0:20"}
     done = ndctl.submit(**asked, **SHORT)
     assert done.code == 0, done.err
-    shown = slurm.told("scontrol", "show", "job", "-o", ndctl.job_id)
+    shown = slurm.output_of("scontrol", "show", "job", "-o", ndctl.job_id)
     assert "Switches=1@00:00:20" in shown
     ndctl.wait_for_end()
     assert ndctl.slurm_job()["NodeList"] == "node[2,4]"
-    slurm.told("scancel", *others)
+    slurm.output_of("scancel", *others)
 
 
 def test_a_node_that_does_not_fit_is_not_selected_and_an_absent_one_is_unknown(

@@ -1,4 +1,4 @@
-"""Nodes die, with slurmd and all that ran on them, and no spare is there."""
+"""Nodes fail with slurmd and all processes on them, and the job has no spare."""
 
 import contextlib
 import os
@@ -12,8 +12,8 @@ from tests.slurm.e2e.slurm_job import STEPS, SlurmNdctl, hosts_of, incidents
 
 pytestmark = [pytest.mark.slurm, pytest.mark.process, pytest.mark.timeout(600)]
 
-SHRUNK = 1e-3
-"""Between float32 losses of two meshes, some steps after the change."""
+LOSS_TOLERANCE = 1e-3
+"""Tolerance between float32 losses of two meshes some steps after the change."""
 
 
 @pytest.mark.slow
@@ -21,18 +21,20 @@ SHRUNK = 1e-3
 def test_the_leaders_node_dies_and_a_new_leader_resumes(
     ndctl: SlurmNdctl, finished: SlurmNdctl, busy: bool
 ) -> None:
-    """Also where slurmctld is too busy to answer when it is asked for the requeue."""
+    """With `busy`, slurmctld does not answer the first request to requeue."""
     done = ndctl.submit()
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     (leader,) = ndctl.leaders()
     others = {host for host in ndctl.allocated() if host != leader}
     ndctl.testbed.kill_node(leader)
-    with held_still(ndctl) if busy else contextlib.nullcontext():
-        # agent_timeout is 5; then SIGTERM, and SIGKILL 3 s later.
+    with stopped_slurmctld(ndctl) if busy else contextlib.nullcontext():
+        # Agents wait agent_timeout (5 s), then send SIGTERM, and SIGKILL 3 s later.
         wait_for(lambda: not ndctl.ranks_on(others), f"the end of the ranks on {others}", 60.0)
         if busy:
-            wait_for(lambda: "asking again" in ndctl.agent_logs(), "a question in vain", 120.0)
+            wait_for(
+                lambda: "asking again" in ndctl.agent_logs(), "a requeue request that fails", 120.0
+            )
     ndctl.wait_for_end()
 
     assert ndctl.losses() == finished.losses()
@@ -49,8 +51,8 @@ def test_the_leaders_node_dies_and_a_new_leader_resumes(
 
 
 @contextlib.contextmanager
-def held_still(ndctl: SlurmNdctl) -> Iterator[None]:
-    """slurmctld takes connections and says nothing."""
+def stopped_slurmctld(ndctl: SlurmNdctl) -> Iterator[None]:
+    """slurmctld accepts connections but does not answer."""
     pid = int((ndctl.testbed.folder / "run" / "slurmctld.pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -65,7 +67,7 @@ def test_a_lost_node_without_a_spare_is_excluded_from_the_next_allocation(
 ) -> None:
     done = ndctl.submit()
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     first, other = hosts_of(ndctl)
     gone = other if ndctl.leaders() == [first] else first
     ndctl.testbed.kill_node(gone)
@@ -86,7 +88,7 @@ def test_a_lost_node_without_a_spare_is_excluded_from_the_next_allocation(
 def test_a_job_that_may_shrink_resumes_on_one_host(ndctl: SlurmNdctl, finished: SlurmNdctl) -> None:
     done = ndctl.submit(resilience__shrink="true")
     assert done.code == 0, done.err
-    ndctl.wait_until(step=10)
+    ndctl.wait_for_step(step=10)
     first, other = hosts_of(ndctl)
     gone = other if ndctl.leaders() == [first] else first
     ndctl.testbed.kill_node(gone)
@@ -100,16 +102,18 @@ def test_a_job_that_may_shrink_resumes_on_one_host(ndctl: SlurmNdctl, finished: 
     assert _batch(after) == _batch(before) == 8
     assert len(hosts_of(ndctl)) == 1
     resumed = ndctl.events("TrainingResumed")[-1]["step"]
-    whole, shrunk = finished.losses(), ndctl.losses_of(attempt=2)
+    uninterrupted_losses, shrunk = finished.losses(), ndctl.losses_of(attempt=2)
     assert sorted(shrunk) == list(range(resumed + 1, STEPS[-1] + 1))
-    assert shrunk == pytest.approx({step: whole[step] for step in shrunk}, abs=SHRUNK)
+    assert shrunk == pytest.approx(
+        {step: uninterrupted_losses[step] for step in shrunk}, abs=LOSS_TOLERANCE
+    )
     job = ndctl.slurm_job()
     assert (job["Restarts"], job["ExcNodeList"]) == ("0", "(null)")
     ndctl.assert_nothing_left()
 
 
 def _batch(plan: dict[str, object]) -> int:
-    """Samples in a step of all ranks together."""
+    """Samples in a step of all ranks."""
     mesh = plan["mesh"]
     assert isinstance(mesh, dict)
     copies: int = mesh["dp_replicate"] * mesh["dp_shard"]

@@ -1,4 +1,4 @@
-"""Several Unix users of one cluster and one run root, none of whom is root."""
+"""Several Unix users, none of them root, share a cluster and a run root."""
 
 import os
 import pwd
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contract.files import exit_codes
-from tests.e2e.job import ROOT, Done, submission
-from tests.slurm.e2e.scheduler_job import NAME, STEPS, TESTBED, WIDE, Job, job_on
+from tests.e2e.job import ROOT, CommandResult, submit_args
+from tests.slurm.e2e.two_node_job import NAME, SLOW_STEPS, STEPS, TESTBED_KNOBS, Job, job_on
 from tests.slurm.testbed import SlurmTestbed, running_testbed
 
 pytestmark = [
@@ -23,18 +23,18 @@ pytestmark = [
 ]
 
 USERS = ("games", "backup")
-"""That every Debian has; their homes are not theirs to write in."""
+"""Users that every Debian has; they cannot write to their home directories."""
 
 
 @dataclass(frozen=True)
 class User:
-    """`ndctl` as someone else types it."""
+    """`ndctl` run by another Unix user."""
 
     name: str
     python: str
     job: Job
 
-    def __call__(self, *words: str) -> Done:
+    def __call__(self, *words: str) -> CommandResult:
         who = pwd.getpwnam(self.name)
         environ = {
             **self.job.environ,
@@ -54,14 +54,14 @@ class User:
             timeout=300,
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def submit(self, **options: str) -> Done:
-        return self(*submission("--backend=slurm", **{**WIDE, **options}))
+    def submit(self, **options: str) -> CommandResult:
+        return self(*submit_args("--backend=slurm", **{**SLOW_STEPS, **options}))
 
 
-def an_interpreter_for_all() -> str:
-    """One of this version that others may run: this one's may lie in a home."""
+def shared_interpreter() -> str:
+    """An interpreter of this version that other users can execute; this one may lie in a home."""
     version = f"python3.{sys.version_info.minor}"
     for candidate in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
         path = Path(candidate)
@@ -71,24 +71,24 @@ def an_interpreter_for_all() -> str:
 
 
 @pytest.fixture
-def shared(slurm_there: None) -> Iterator[SlurmTestbed]:
+def shared(slurm_available: None) -> Iterator[SlurmTestbed]:
     if os.getuid() != 0:
         pytest.skip("only root can act for other users")
-    with running_testbed(nodes=2, gpus=1, knobs=TESTBED) as testbed:
+    with running_testbed(nodes=2, gpus=1, knobs=TESTBED_KNOBS) as testbed:
         testbed.folder.chmod(0o755)
         yield testbed
 
 
 @pytest.fixture
 def run_root(shared: SlurmTestbed) -> Path:
-    """Beside the cluster's own files: the test's folder only root may enter."""
+    """A run root in the cluster's folder, because only root can enter the test's own folder."""
     folder = shared.folder / "runs"
     folder.mkdir()
     folder.chmod(0o1777)
     return folder
 
 
-def assert_refused(done: Done, *words: str) -> None:
+def assert_refused(done: CommandResult, *words: str) -> None:
     assert done.code not in (exit_codes.OK, 1), done
     assert "Traceback" not in done.err
     for word in words:
@@ -98,16 +98,16 @@ def assert_refused(done: Done, *words: str) -> None:
 def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
     shared: SlurmTestbed, run_root: Path
 ) -> None:
-    python = an_interpreter_for_all()
+    python = shared_interpreter()
     with job_on(shared, run_root) as job:
         one, other = (User(name, python, job) for name in USERS)
         doctor = one("doctor", "--backend", "slurm")
         assert doctor.code == exit_codes.OK, doctor.out + doctor.err
         done = one.submit()
         assert done.code == exit_codes.OK, done.out + done.err
-        job.until_step(3)
+        job.wait_for_step(3)
         assert job.run_dir.owner() == USERS[0]
-        assert job.shown()["UserId"].startswith(USERS[0])
+        assert job.slurm_job()["UserId"].startswith(USERS[0])
 
         listed = other("list")
         assert listed.code == exit_codes.OK, listed.err
@@ -119,11 +119,11 @@ def test_two_users_share_a_run_root_and_neither_touches_the_other_s_job(
         assert named.code == exit_codes.OK, named.out + named.err
         assert other("cancel", "another").code == exit_codes.OK
 
-        job.slurm.told("scontrol", "requeue", job.id)
-        job.until_ended()
-        # Of each step one loss; what data there is depends on the interpreter that they share.
+        job.slurm.output_of("scontrol", "requeue", job.id)
+        job.wait_for_end()
+        # Losses are not compared: the data are files of the interpreter that both users share.
         assert sorted(job.losses()) == list(range(1, STEPS + 1))
-        job.assert_blameless()
+        job.assert_succeeded_without_incident()
 
 
 def test_a_run_root_that_a_user_may_not_enter_is_an_error(
@@ -131,7 +131,7 @@ def test_a_run_root_that_a_user_may_not_enter_is_an_error(
 ) -> None:
     closed = run_root / "closed"
     closed.mkdir(mode=0o700)
-    user = User(USERS[0], an_interpreter_for_all(), Job(closed / "runs", shared))
+    user = User(USERS[0], shared_interpreter(), Job(closed / "runs", shared))
     doctor = user("doctor", "--backend", "slurm")
     assert "Traceback" not in doctor.err, doctor.err
     assert f"{closed}/runs is in a folder that you cannot access" in doctor.out

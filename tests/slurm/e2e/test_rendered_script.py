@@ -1,4 +1,4 @@
-"""What `ndctl render` prints, given to sbatch by hand, is a job as one of `ndctl submit`."""
+"""The script of `ndctl render`, submitted with sbatch, is a job like one of `ndctl submit`."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.job import SPEC, processes_of, submission, wait_for
-from tests.slurm.e2e.scheduler_job import NAME, WIDE, Job, uninterrupted
+from tests.e2e.job import SPEC, processes_of, submit_args, wait_for
+from tests.slurm.e2e.two_node_job import NAME, SLOW_STEPS, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 from tests.testbeds import run_within
 
@@ -20,14 +20,14 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-SAVES = {**WIDE, "checkpoint.every_steps": "4"}
+SAVES = {**SLOW_STEPS, "checkpoint.every_steps": "4"}
 RELATIVE = {**SAVES, "data.files": "orchestrator/contract/*.py"}
-"""The files lie below the folder where it is rendered."""
+"""A path relative to the folder in which the script is rendered."""
 
 
 def rendered(job: Job, folder: Path, **options: str) -> Path:
-    """The script, in a folder that is neither the run directory nor where it was rendered."""
-    done = job("render", *submission("--backend=slurm", **options)[1:])
+    """Writes the script to a folder that is not the run directory nor the current directory."""
+    done = job("render", *submit_args("--backend=slurm", **options)[1:])
     assert done.code == 0, done.err
     folder.mkdir(exist_ok=True)
     script = folder / "job.sh"
@@ -36,17 +36,17 @@ def rendered(job: Job, folder: Path, **options: str) -> Path:
 
 
 def sbatch(job: Job, script: Path, *options: str) -> str:
-    """The number of the Slurm job. Typed beside the script, with the environment of a person."""
-    beside = () if any(one.startswith("--chdir") for one in options) else (script.parent,)
-    chdir = [f"--chdir={folder}" for folder in beside]
+    """Submits the script from its folder, with a user's environment; returns the Slurm job id."""
+    script_folder = () if any(one.startswith("--chdir") for one in options) else (script.parent,)
+    chdir = [f"--chdir={folder}" for folder in script_folder]
     argv = ["sbatch", "--parsable", *chdir, *options, str(script)]
     done = run_within(argv, {**job.environ, "NDCTL_RUN_ROOT": ""}, 60)
     assert done.code == 0, done.err
     return done.out.strip()
 
 
-def shown(slurm: SlurmTestbed, job_id: str) -> dict[str, str]:
-    words = slurm.told("scontrol", "show", "job", "-o", job_id).split("\n")[0].split()
+def job_fields(slurm: SlurmTestbed, job_id: str) -> dict[str, str]:
+    words = slurm.output_of("scontrol", "show", "job", "-o", job_id).split("\n")[0].split()
     pairs = (word.partition("=") for word in words if "=" in word)
     return {key: value for key, _, value in pairs}
 
@@ -56,34 +56,38 @@ def test_a_rendered_script_that_a_person_submits_is_an_ordinary_job(
 ) -> None:
     script = rendered(job, tmp_path / "elsewhere", **RELATIVE)
     job_id = sbatch(job, script)
-    job.until_step(3)
+    job.wait_for_step(3)
     assert f"{NAME} " in job("list").out
     assert job.status()["scheduler"] == f"Slurm job {job_id}"
     agents = [line for line in processes_of(job.run_dir).values() if "slurm.task" in line]
     assert agents
     assert not [line for line in agents if "submitit" in line]
 
-    # The name is taken: said where the person looks, and nothing is touched.
+    # The job name exists: the error is in the output file, and the first job is unchanged.
     second = sbatch(job, script, "--nodes=2", "--output=%j.txt", "--oversubscribe")
-    job.slurm.told("scontrol", "requeue", job_id)
-    said = script.parent / f"{second}.txt"
+    job.slurm.output_of("scontrol", "requeue", job_id)
+    output_file = script.parent / f"{second}.txt"
     refused = f"job {NAME} already exists in {job.run_dir}: Slurm job {job_id} is "
-    wait_for(lambda: said.exists() and refused in said.read_text(), "the refusal", 240)
-    wait_for(lambda: shown(job.slurm, second)["ExitCode"] == "5:0", "its exit code", 60)
+    wait_for(
+        lambda: output_file.exists() and refused in output_file.read_text(), "the refusal", 240
+    )
+    wait_for(lambda: job_fields(job.slurm, second)["ExitCode"] == "5:0", "its exit code", 60)
 
-    job.until_step(10, attempt=2)
-    assert shown(job.slurm, job_id)["Restarts"] == "1"
+    job.wait_for_step(10, attempt=2)
+    assert job_fields(job.slurm, job_id)["Restarts"] == "1"
     done = job("cancel", NAME)
     assert (done.code, "CANCELLED" in done.out) == (0, True), done.out + done.err
-    job.slurm.wait_for("Slurm's word", lambda: not job.slurm.told("squeue", "-h"))
+    job.slurm.wait_for("an empty queue", lambda: not job.slurm.output_of("squeue", "-h"))
     third = sbatch(job, script, "--output=%j.txt")
-    said = script.parent / f"{third}.txt"
-    wait_for(lambda: said.exists() and "--resume" in said.read_text(), "the refusal", 120)
+    output_file = script.parent / f"{third}.txt"
+    wait_for(
+        lambda: output_file.exists() and "--resume" in output_file.read_text(), "the refusal", 120
+    )
 
     done = job("submit", str(SPEC), "--resume", *_sets(RELATIVE), "--backend=slurm", "--follow")
     assert done.code == 0, done.out + done.err
     assert job.losses() == uninterrupted(**RELATIVE)
-    job.until_left()
+    job.wait_until_gone()
 
 
 def _sets(options: dict[str, str]) -> list[str]:
@@ -92,7 +96,7 @@ def _sets(options: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Element(Job):
-    """The job that an element of an array or a sweep is."""
+    """The job of one element of an array or of a sweep."""
 
     task: int | str = 0
 
@@ -115,25 +119,27 @@ def elements(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[list[Element]]:
 def test_each_task_of_an_array_is_a_job_with_its_number(
     elements: list[Element], tmp_path: Path
 ) -> None:
-    """The last element has the array's own number, by which Slurm would take all of them."""
+    """The id of the last element is that of the array, with which Slurm selects all elements."""
     slurm, (first, second, last) = elements[0].slurm, elements
     array = sbatch(first, rendered(first, tmp_path / "elsewhere", **SAVES), "--array=0-2%2")
-    first.until_step(3)
-    second.until_step(3)
+    first.wait_for_step(3)
+    second.wait_for_step(3)
     assert not (last.run_dir / "journal.jsonl").exists(), "two at a time"
-    assert shown(slurm, f"{array}_1")["Comment"] == "ndctl"
+    assert job_fields(slurm, f"{array}_1")["Comment"] == "ndctl"
     assert f"Slurm job {array}_1" in first("status", f"{NAME}-1").out
 
     done = first("cancel", f"{NAME}-1")
     assert done.code == 0, done.out + done.err
-    last.until_step(3)
-    slurm.told("scancel", "--signal=USR1", f"{array}_2")  # it has itself queued again, and it alone
-    last.until("its next run", lambda: len(last.events("LeaderStarted")) == 2, 300)
+    last.wait_for_step(3)
+    slurm.output_of(
+        "scancel", "--signal=USR1", f"{array}_2"
+    )  # it has itself queued again, and it alone
+    last.wait_until("its next run", lambda: len(last.events("LeaderStarted")) == 2, 300)
     for one in (first, last):
         wait_for(one.has_ended, f"the end of element {one.task}", 400)
         assert one.losses() == uninterrupted(**SAVES)
-    states = [one.decided("EndJob")[-1]["state"] for one in elements]
+    states = [one.actions_of_kind("EndJob")[-1]["state"] for one in elements]
     assert states == ["SUCCEEDED", "CANCELLED", "SUCCEEDED"]
     assert [len(one.events("LeaderStarted")) for one in elements] == [1, 1, 2]
-    slurm.wait_for("an empty queue", lambda: not slurm.told("squeue", "-h"))
+    slurm.wait_for("an empty queue", lambda: not slurm.output_of("squeue", "-h"))
     assert not [line for one in elements for line in processes_of(one.run_dir).values()]

@@ -1,4 +1,4 @@
-"""What a site's users say besides: variables, who may read, lines of shell on each node."""
+"""Keys of a site: environment variables, file permissions and hooks on each node."""
 
 import grp
 import os
@@ -35,7 +35,7 @@ def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
         **SHORT,
     )
     assert done.code == 0, done.err
-    ndctl.wait_until(step=2)
+    ndctl.wait_for_step(step=2)
     for pid in ndctl.ranks().values():
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         assert b"SITE_SAYS=it is $HOME" in environ
@@ -43,13 +43,13 @@ def test_variables_reach_every_rank_and_the_group_reads_all_but_the_secret(
 
     hosts = hosts_of(ndctl)
     for host in hosts:
-        said = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
-        assert said == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
+        output = (ndctl.run_dir / "logs" / f"hooks-{host}.log").read_text()
+        assert output == '# before: echo "$SITE_SAYS"\nit is $HOME\n'
     found = modes(ndctl.run_dir)
     assert found.pop(".") == 0o2750
     assert found.pop("token") == 0o600
     closed = {name: oct(mode) for name, mode in found.items() if mode & 0o027 or not mode & 0o040}
-    assert closed == {}, "readable by the group, by no others, and written by the owner alone"
+    assert closed == {}, "the group can read, others cannot, and only the owner can write"
     assert {"metrics.jsonl", "checkpoints/step-8", "slurm/launch-1"} <= {*found}
     groups = {path.stat().st_gid for path in ndctl.run_dir.rglob("*")}
     assert groups == {group.gr_gid}
@@ -78,7 +78,7 @@ def test_a_node_whose_hook_fails_is_replaced_with_the_hooks_output_as_evidence(
     assert sorted(hosts_of(ndctl)) == ["node1", "node3"]
     ndctl.assert_nothing_left()
     assert sorted(path.name for path in cleaned.iterdir()) == ["node1", "node2", "node3"]
-    assert "no strikes" in ndctl("hosts").out, "the line of shell may be wrong"
+    assert "no strikes" in ndctl("hosts").out, "the hook itself may be wrong"
 
 
 @pytest.mark.slow
@@ -98,7 +98,8 @@ def test_a_hook_that_fails_everywhere_ends_the_job_without_strikes(
 def test_a_hook_that_does_not_end_is_killed_and_only_its_node_is_replaced(
     ndctl: SlurmNdctl,
 ) -> None:
-    """That of the leader's node: the others wait for it as long as the hook may take."""
+    """The hook hangs on the leader's node. The other agents wait for its leader until the hook's
+    time limit."""
     done = ndctl.submit(
         cluster__spare_hosts="1",
         cluster__slurm__nodelist="node[1-3]",
@@ -120,8 +121,10 @@ def test_a_heterogeneous_job_ends_with_a_message(ndctl: SlurmNdctl, tmp_path: Pa
     assert done.code == 0, done.err
     script, out = tmp_path / "job.sh", tmp_path / "said"
     script.write_text(done.out)
-    ndctl.testbed.told("sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script))
+    ndctl.testbed.output_of(
+        "sbatch", "--parsable", f"--output={out}", "-N2", ":", "-N1", str(script)
+    )
     ndctl.testbed.wait_for("the message", lambda: out.exists() and "ndctl:" in out.read_text())
     assert "is heterogeneous: if it loses a node of its second component" in out.read_text()
     assert not ndctl.run_dir.exists()
-    ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.told("squeue", "-h"))
+    ndctl.testbed.wait_for("its end", lambda: not ndctl.testbed.output_of("squeue", "-h"))

@@ -1,4 +1,4 @@
-"""A job of ndctl in an allocation that submitit's executor asked for, on real Slurm daemons."""
+"""A job in an allocation of submitit's executor, on real Slurm daemons."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import ROOT, SPEC, processes_of, wait_for
-from tests.slurm.e2e.scheduler_job import Job, uninterrupted
-from tests.slurm.e2e.test_rendered_script import SAVES, shown
+from tests.slurm.e2e.test_rendered_script import SAVES, job_fields
+from tests.slurm.e2e.two_node_job import Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 
 pytestmark = [
@@ -32,8 +32,7 @@ def job(slurm: SlurmTestbed, tmp_path: Path) -> Iterator[Job]:
 
 
 def from_python(job: Job, folder: Path, hosts: str) -> tuple[str, str]:
-    """The example as it is, in a folder of its own: the state of its Slurm job once that is over,
-    and what that wrote."""
+    """Runs the example in its own folder; returns the final state and output of its Slurm job."""
     sets = [f"--set={key}={value}" for key, value in {**SAVES, "cluster.hosts": hosts}.items()]
     ours = str(Path(sys.executable).parent)
     environ = {**job.environ, "PATH": f"{ours}:{os.environ['PATH']}"}
@@ -45,7 +44,7 @@ def from_python(job: Job, folder: Path, hosts: str) -> tuple[str, str]:
     assert words, done.stdout
 
     def state() -> str:
-        return shown(job.slurm, words[1])["JobState"]
+        return job_fields(job.slurm, words[1])["JobState"]
 
     wait_for(
         lambda: state() not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"), "its end", 300
@@ -55,13 +54,13 @@ def from_python(job: Job, folder: Path, hosts: str) -> tuple[str, str]:
 
 
 def test_a_job_trains_on_the_nodes_of_the_executor(job: Job, tmp_path: Path) -> None:
-    state, said = from_python(job, tmp_path, "2")
-    assert state == "COMPLETED", said
-    assert "e2e: SUCCEEDED, all ranks finished in attempt 1" in said
+    state, message = from_python(job, tmp_path, "2")
+    assert state == "COMPLETED", message
+    assert "e2e: SUCCEEDED, all ranks finished in attempt 1" in message
     assert job.losses() == uninterrupted(**SAVES)
 
 
 def test_a_failed_job_ends_the_slurm_job_as_failed(job: Job, tmp_path: Path) -> None:
-    state, said = from_python(job, tmp_path, "9")
-    assert state == "FAILED", said
-    assert "cluster.hosts" in said
+    state, message = from_python(job, tmp_path, "9")
+    assert state == "FAILED", message
+    assert "cluster.hosts" in message

@@ -1,11 +1,11 @@
-"""A person, or a scheduler that shares nodes in turns, stops all of a job for a while."""
+"""A job is suspended for a while, by a person or by gang scheduling."""
 
 import time
 
 import pytest
 
 from tests.e2e.job import wait_for
-from tests.slurm.e2e.scheduler_job import NAME, Job, uninterrupted
+from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 
 pytestmark = [
     pytest.mark.slurm,
@@ -16,22 +16,22 @@ pytestmark = [
 
 TRAINING = 3
 SUSPENDED_S = 30.0
-"""Longer than `agent_timeout`, and than the limit of a hang."""
+"""Longer than `agent_timeout` and `hang_timeout`."""
 
 
 def test_a_suspended_job_continues_and_no_culprit_is_named(job: Job) -> None:
-    job.submitted()
-    job.until_step(TRAINING)
-    job.slurm.told("scontrol", "suspend", job.id)
-    assert job.shown()["JobState"] == "SUSPENDED"
+    job.submit_successfully()
+    job.wait_for_step(TRAINING)
+    job.slurm.output_of("scontrol", "suspend", job.id)
+    assert job.slurm_job()["JobState"] == "SUSPENDED"
     begun = time.monotonic()
     wait_for(lambda: time.monotonic() - begun > SUSPENDED_S, "time to pass", 2 * SUSPENDED_S)
-    said = job("status", NAME).out
-    assert "SUSPENDED" in said
-    assert f"scontrol resume {job.id}" in said
-    job.slurm.told("scontrol", "resume", job.id)
-    job.until_ended()
+    output = job("status", NAME).out
+    assert "SUSPENDED" in output
+    assert f"scontrol resume {job.id}" in output
+    job.slurm.output_of("scontrol", "resume", job.id)
+    job.wait_for_end()
     assert job.losses() == uninterrupted()
-    job.assert_blameless()
-    assert len(job.decided("StartAttempt")) == 1
+    job.assert_succeeded_without_incident()
+    assert len(job.actions_of_kind("StartAttempt")) == 1
     assert len(job.events("LeaderStarted")) == 1

@@ -1,0 +1,1 @@
+"""Recordings of what Kubeflow's training operator does to a job, and the code that makes them."""
