@@ -30,7 +30,7 @@ class WithoutFence(StoredRunDir):
     """Names nobody in the fence, and does not look at it."""
 
     def take_over(self, name: str) -> None:
-        self.process.takes_over(name)
+        self.process.took_over(name)
 
     def check_leader(self, name: str) -> None:
         pass
@@ -101,7 +101,7 @@ class LostAnswer(SlurmBackend):
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        first = not self.process.has_asked
+        first = not self.process.requested_requeue
         await super().requeue(launch, exclude, again=again, whole=whole)
         if first:
             raise self.error("the answer is lost")
@@ -160,12 +160,12 @@ def test_a_broken_process_is_caught(
     process: type[AgentProcess], kinds: Sequence[str], law: str, first: int
 ) -> None:
     seeds = range(first, first + 100)
-    found = (simulate(seed, kinds, starts=process).broken for seed in seeds)
+    found = (simulate(seed, kinds, start_agent=process).broken for seed in seeds)
     assert law in next(filter(None, found))
 
 
 def test_a_leader_survives_that_an_answer_is_lost_after_its_command_was_carried_out() -> None:
-    outcomes = [simulate(seed, ("host", "drain"), starts=LosesAnswers) for seed in range(8)]
+    outcomes = [simulate(seed, ("host", "drain"), start_agent=LosesAnswers) for seed in range(8)]
     assert [one.broken for one in outcomes if one.broken] == []
 
 

@@ -14,7 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.contract.messages.events import AgentLost, StepReached
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.journal.journal import Decided, Entry
-from orchestrator.simulation.many import command, outcomes, tally
+from orchestrator.simulation.many_seeds import command, outcomes, summarise
 from orchestrator.simulation.run import Simulation, simulate
 from orchestrator.simulation.scenario import KINDS, Fault, scenario
 from orchestrator.simulation.world.faults import CRASHES
@@ -25,7 +25,7 @@ PARTS = 4
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_law_holds_whatever_breaks(part: int) -> None:
-    total = tally(outcomes(range(part * 25, part * 25 + 25)))
+    total = summarise(outcomes(range(part * 25, part * 25 + 25)))
     assert [(one.broken, command(one.seed)) for one in total.broken] == []
     assert total.endings["SUCCEEDED"] > total.seeds / 2
     assert total.incidents > total.seeds / 4
@@ -33,7 +33,7 @@ def test_every_law_holds_whatever_breaks(part: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_law_holds_under_each_kind_of_fault(kind: str) -> None:
-    total = tally(outcomes(range(5000, 5004), (kind,)))
+    total = summarise(outcomes(range(5000, 5004), (kind,)))
     assert [(one.broken, command(one.seed, (kind,))) for one in total.broken] == []
     assert 3 * total.happened[kind] >= total.faults[kind], "many of them meet something"
 
@@ -63,8 +63,8 @@ def test_every_law_holds_in_what_once_broke_one(
 
 
 def test_one_seed_is_one_history_in_every_process() -> None:
-    outcome = simulate(7, kept=True)
-    assert outcome == simulate(7, kept=True)
+    outcome = simulate(7, keep_history=True)
+    assert outcome == simulate(7, keep_history=True)
     assert len(outcome.history) > 10
     argv = [sys.executable, "-m", "orchestrator", "simulate", "--seed", "7", "--trace"]
     for hashes in ("1", "2"):
@@ -145,7 +145,7 @@ def test_a_host_that_was_given_up_has_the_job_queued_again_whatever_its_leader_w
     alone = replace(alone, max_restarts=3, policy=(), pinned={}, resubmitted=False)
     undisturbed = Simulation(alone)
     undisturbed.run()
-    events = [entry.event for entry in undisturbed.world.storage.recall()]
+    events = [entry.event for entry in undisturbed.world.storage.read_entries()]
     first = next(number for number, event in enumerate(events) if isinstance(event, AgentLost))
     trains = [n for n, event in enumerate(events) if isinstance(event, StepReached) and n > first]
     assert trains, "it went on alone"

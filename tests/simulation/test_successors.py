@@ -15,7 +15,7 @@ from orchestrator.simulation.processes.agent_process import AgentProcess
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import Fault, scenario
 from orchestrator.simulation.world.hosts import Host
-from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.k8s_operator import KubernetesOperator
 from orchestrator.simulation.world.world import World
 
 AT = 60.0
@@ -61,7 +61,7 @@ def test_a_host_that_the_scheduler_takes_costs_nothing_and_moves_nobody_else(pic
     assert len(after) == len(before) == 3
     stayed = [agent for agent in before.values() if agent in after.values()]
     assert len(stayed) == 2
-    events = [entry.event for entry in one.world.storage.recall()]
+    events = [entry.event for entry in one.world.storage.read_entries()]
     told = AgentLost | AgentRegistered | LeaderStarted
     assert [event.taken for event in events if isinstance(event, told) and event.taken]
 
@@ -69,7 +69,9 @@ def test_a_host_that_the_scheduler_takes_costs_nothing_and_moves_nobody_else(pic
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cluster_whose_nodes_are_upgraded_one_by_one_runs_out_of_none(seed: int) -> None:
     """Each is drained, and opened again a while later; there is one more than the job needs."""
-    chosen = replace(CHOSEN, seed=seed, max_restarts=0, keeps_off=True, steps=400, faults=())
+    chosen = replace(
+        CHOSEN, seed=seed, max_restarts=0, enforces_exclusions=True, steps=400, faults=()
+    )
     one = Simulation(chosen)
     world = one.world
     nodes = list(world.hosts.values())[:4]
@@ -86,10 +88,10 @@ def test_a_cluster_whose_nodes_are_upgraded_one_by_one_runs_out_of_none(seed: in
     one.run()
     run = world.run
     assert (run.ending, one.launch, run.history.incidents) == ("SUCCEEDED", 1, ())
-    events = [entry.event for entry in world.storage.recall()]
+    events = [entry.event for entry in world.storage.read_entries()]
     left = [event.host for event in events if isinstance(event, HostFlagged)]
     assert len(left) > len(nodes) > len(set(left)) - 1, "some of them twice"
-    assert isinstance(world.scheduler, Operators)
+    assert isinstance(world.scheduler, KubernetesOperator)
     assert world.scheduler.excluded == set()
 
 
@@ -107,22 +109,22 @@ def test_where_the_leaders_node_is_lost_one_that_waits_has_another_made() -> Non
 
 def test_a_leaders_pod_that_never_begins_on_its_node_is_taken_elsewhere() -> None:
     """No free node can start the pod until one is repaired. The other pods wait in place."""
-    one = Simulation(replace(CHOSEN, keeps_off=True, max_restarts=1, faults=()))
+    one = Simulation(replace(CHOSEN, enforces_exclusions=True, max_restarts=1, faults=()))
     world = one.world
-    assert isinstance(world.scheduler, Operators)
+    assert isinstance(world.scheduler, KubernetesOperator)
     stuck: list[str] = []
 
     def strikes() -> None:
         (leader,) = (agent for agent in agents(world).values() if agent.lead)
         for host in world.hosts.values():
-            host.dead_on_arrival = host.agent is None or host is leader.host
+            host.agent_never_starts = host.agent is None or host is leader.host
         leader.die()
 
     def mends() -> None:
-        assert isinstance(world.scheduler, Operators)
-        stuck.extend(world.scheduler.never_began)
+        assert isinstance(world.scheduler, KubernetesOperator)
+        stuck.extend(world.scheduler.failed_nodes)
         for host in world.hosts.values():
-            host.dead_on_arrival = host.name in stuck
+            host.agent_never_starts = host.name in stuck
 
     world.timeline.after(AT, strikes)
     world.timeline.after(AT + 100.0, mends)

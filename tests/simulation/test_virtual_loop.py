@@ -5,14 +5,18 @@ import signal
 from typing import Any
 
 from orchestrator.simulation.clock import Timeline
-from orchestrator.simulation.processes.loop import VirtualLoop, bury, unheard
+from orchestrator.simulation.processes.loop import (
+    VirtualLoop,
+    cancel_leftovers,
+    unretrieved_exceptions,
+)
 
 
 def run_on_a_loop(script: Any) -> tuple[Timeline, VirtualLoop]:
     timeline = Timeline()
     loop = VirtualLoop(timeline)
     loop.create_task(script())
-    while timeline.turn():
+    while timeline.run_next():
         pass
     return timeline, loop
 
@@ -58,10 +62,10 @@ def test_a_process_that_is_killed_runs_nothing_any_more() -> None:
     loop = VirtualLoop(timeline)
     loop.create_task(script())
     timeline.after(1.0, loop.kill)
-    while timeline.turn():
+    while timeline.run_next():
         pass
     assert seen == []
-    bury([loop])
+    cancel_leftovers([loop])
     assert seen == ["taken apart"]
 
 
@@ -70,7 +74,7 @@ def test_what_a_task_raises_unheard_is_a_defect() -> None:
         raise ValueError("nobody awaits this")
 
     _, loop = run_on_a_loop(script)
-    assert [str(one) for one in unheard([loop])] == ["nobody awaits this"]
+    assert [str(one) for one in unretrieved_exceptions([loop])] == ["nobody awaits this"]
 
 
 def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:
@@ -85,7 +89,7 @@ def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:
     loop = VirtualLoop(timeline)
     loop.create_task(script())
     timeline.after(1.5, lambda: loop.pause(10.0))
-    while timeline.turn():
+    while timeline.run_next():
         pass
     assert woken == [1.0, 11.5, 12.5]
 
@@ -94,9 +98,9 @@ def test_a_signal_is_handled_by_the_newest_handler_or_not_at_all() -> None:
     heard: list[str] = []
     timeline = Timeline()
     loop = VirtualLoop(timeline)
-    assert not loop.signalled(signal.SIGTERM)
+    assert not loop.run_signal_handler(signal.SIGTERM)
     loop.add_signal_handler(signal.SIGTERM, heard.append, "first")
     loop.add_signal_handler(signal.SIGTERM, heard.append, "second")
-    assert loop.signalled(signal.SIGTERM)
-    timeline.turn()
+    assert loop.run_signal_handler(signal.SIGTERM)
+    timeline.run_next()
     assert heard == ["second"]
