@@ -468,5 +468,5 @@ def test_a_law_finds_each_broken_supervisor(
 ) -> None:
     """`seed`: the first seed that is tried; it broke the law when the test was written."""
     if decide is ignores_hangs:
-        monkeypatch.setattr("orchestrator.simulation.run.BOUND_S", 900.0)
+        monkeypatch.setattr("orchestrator.simulation.run.END_WITHIN_S", 900.0)
     assert law in first_broken(decide, kinds, first=seed).broken
