@@ -17,7 +17,7 @@ from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError, Ended, Refused, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, LATER, FakeJob, FakeSlurm, a_launch
 
 
@@ -30,7 +30,7 @@ INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
 
 def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan, FakeJob]:
     backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(run_dir)
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
     slurm.said.clear()
     return backend, launch, job
@@ -39,9 +39,9 @@ def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan
 def test_the_described_script_is_submitted_and_its_job_recorded(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
-    assert render.script_path(launch).read_text() == backend.describe(handed(launch))
+    assert render.script_path(launch).read_text() == backend.describe(handover_of(launch))
     assert slurm.said == [
         [
             *("sbatch", "--parsable", f"--output={tmp_path}/slurm/launch-1/%j_batch.out"),
@@ -61,8 +61,8 @@ def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None
 
     slurm = FakeSlurm(trouble=lost)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
+    backend.submit(handover_of(launch))
     assert len(slurm.jobs) == 1
     assert backend.name_of(launch) == "Slurm job 1"
 
@@ -81,7 +81,7 @@ def test_a_slow_slurmctld_makes_no_second_job(tmp_path: Path) -> None:
     sent: list[str] = []
     slurm = FakeSlurm(trouble=late)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     assert (len(sent), len(slurm.jobs)) == (1, 1)
     assert backend.name_of(launch) == "Slurm job 1"
 
@@ -99,7 +99,7 @@ def test_a_job_that_slurm_may_have_is_not_submitted_again_automatically(
     slurm = FakeSlurm(trouble=lost)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
     with pytest.raises(Unanswered, match="it is unknown whether Slurm accepted job") as failed:
-        backend.submit(handed(launch))
+        backend.submit(handover_of(launch))
     assert "--resume" in failed.value.fix
     assert len(sent) == 1
     slurm.trouble = lambda argv, before: None
@@ -187,20 +187,20 @@ def test_calls_wait_for_a_restart_of_slurmctld(tmp_path: Path) -> None:
 def test_without_slurm_the_missing_program_is_named() -> None:
     missing = FakeSlurm(trouble=lambda argv, before: Completed(127, "", "no such file"))
     with pytest.raises(BackendError, match="there is no Slurm here: scontrol cannot be run"):
-        SlurmBackend({}, TurnedClock(), missing).check(handed(a_launch()))
+        SlurmBackend({}, TurnedClock(), missing).check(handover_of(a_launch()))
 
 
 def test_all_problems_of_a_submission_are_reported_at_once(tmp_path: Path) -> None:
     spec = SlurmSpec(time="2:00:00")
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
-        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch))
+        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(launch))
     assert "cluster.slurm.time: must be at most 1:00:00" in failed.value.message
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
 def test_a_check_shows_the_answer_of_sbatch_test_only(tmp_path: Path) -> None:
-    said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
+    said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(a_launch(tmp_path)))
     assert (said.what, said.verdict) == ("sbatch --test-only", "ok")
     assert said.found.startswith("sbatch: Job 9 to start at noon")
 
@@ -232,7 +232,7 @@ def test_a_job_that_sbatch_would_refuse_is_refused_before_anything_is_written(
 ) -> None:
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
     with pytest.raises(BackendError, match="Slurm would refuse this job") as failed:
-        backend.check(handed(a_launch(tmp_path)))
+        backend.check(handover_of(a_launch(tmp_path)))
     assert said.strip() in failed.value.message
     assert list(tmp_path.iterdir()) == []
 
@@ -250,7 +250,7 @@ def test_a_reason_to_wait_in_the_queue_is_only_a_warning(
 ) -> None:
     slurm = refusing(said, "--test-only")
     slurm.nodes["node2"] = "IDLE+DRAIN"
-    (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handed(a_launch(tmp_path)))
+    (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handover_of(a_launch(tmp_path)))
     assert (told.verdict, told.found) == ("ok", said.strip())
     waits = "the job may wait for nodes that are down, drained or reserved: node2"
     assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
@@ -261,14 +261,14 @@ def test_a_request_that_no_nodes_can_ever_meet_is_refused(tmp_path: Path) -> Non
     said = "allocation failure: Requested node configuration is not available\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
     with pytest.raises(BackendError, match="Slurm would refuse this job: allocation failure"):
-        backend.check(handed(a_launch(tmp_path)))
+        backend.check(handover_of(a_launch(tmp_path)))
 
 
 def test_a_job_that_sbatch_refuses_is_reported_as_not_queued(tmp_path: Path) -> None:
     said = "sbatch: error: Memory specification can not be satisfied\n"
     backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
     with pytest.raises(Refused, match="Memory specification can not be satisfied") as failed:
-        backend.submit(handed(a_launch(tmp_path)))
+        backend.submit(handover_of(a_launch(tmp_path)))
     assert "submit the job again; nothing was queued" in failed.value.fix
 
 
@@ -283,7 +283,7 @@ def test_a_job_is_kept_if_its_number_cannot_be_recorded(
     slurm, launch = FakeSlurm(), a_launch(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr("orchestrator.backends.slurm.job_lookup.record", full)
-        SlurmBackend({}, TurnedClock(), slurm).submit(handed(launch))
+        SlurmBackend({}, TurnedClock(), slurm).submit(handover_of(launch))
     assert "failed to write the id of queued Slurm job 1" in caplog.text
     assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
 
@@ -292,7 +292,7 @@ def test_ignored_sbatch_options_in_the_environment_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
-    backend.check(handed(a_launch(tmp_path)))
+    backend.check(handover_of(a_launch(tmp_path)))
     assert "set cluster.slurm instead: SBATCH_ACCOUNT" in caplog.text
 
 
@@ -312,7 +312,7 @@ def test_a_grace_longer_than_the_notice_is_reported_before_submission(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     launch = replace(a_launch(tmp_path), slurm=SlurmSpec(notice_s=notice_s))
-    SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch, stop_grace=stop_grace))
+    SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(launch, stop_grace=stop_grace))
     assert warned in caplog.text
     assert bool(caplog.records) == bool(warned)
 

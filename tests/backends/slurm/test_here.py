@@ -17,7 +17,7 @@ from orchestrator.journal.run_dir_init import begin
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
 
 INSIDE = {
@@ -39,7 +39,7 @@ class Allocated:
         self.job = FakeJob(id="7", command="(null)", comment="(null)", nodes="node[1-3]")
         self.job.name, self.job.batch = "interactive", 0
         self.slurm.jobs["7"] = self.job
-        begin(self.run_dir, handed(self.launch), self.clock, token=True)
+        begin(self.run_dir, handover_of(self.launch), self.clock, token=True)
         (self.run_dir.path / "slurm").mkdir()
         job_lookup.record(self.launch, "7")
         self.slurm.steps = {"7.0": "bash", "7.4": "ndctl-job", "7.batch": "batch"}

@@ -10,7 +10,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.seams import Completed, LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeSlurm, a_launch
 
 
@@ -18,7 +18,7 @@ def queued(slurm: FakeSlurm, root: Path, count: int) -> tuple[SlurmBackend, list
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launches = [replace(a_launch(root / f"job-{n}"), job=f"job-{n}") for n in range(count)]
     for launch in launches:
-        backend.submit(handed(launch))
+        backend.submit(handover_of(launch))
     slurm.said.clear()
     return backend, launches
 
@@ -53,7 +53,7 @@ def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_e
     slurm = FakeSlurm()
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launch = a_launch(tmp_path, slurm=SlurmSpec(exclude="node9"))
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     slurm.jobs["1"].excluded = "node[2-3,9]"
     assert backend.glance([launch])[0].excluded == {}, "it runs"
     slurm.jobs["1"].state = "PENDING"

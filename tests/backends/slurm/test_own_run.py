@@ -13,7 +13,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
 
 INSIDE = {
@@ -29,7 +29,7 @@ def running(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, FakeJob
     """In the second run of the job, on node2."""
     slurm, launch = FakeSlurm(), a_launch(run_dir)
     backend = SlurmBackend(INSIDE, TurnedClock(), slurm)
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
     job.restarts = 1
     slurm.said.clear()

@@ -6,7 +6,7 @@ import pytest
 from orchestrator.backends.slurm.render import replacement, script
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, HooksSpec, SlurmSpec
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import a_launch, plain
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,7 +47,7 @@ FULL = SlurmSpec(
 
 
 def rendered(launch: LaunchPlan) -> str:
-    return script(handed(launch), "/venv/bin/python", Path("/home/me"))
+    return script(handover_of(launch), "/venv/bin/python", Path("/home/me"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from orchestrator.journal.journal import Journal, Place, has_writer, read, to_li
 from orchestrator.journal.supervisor import Folded, Supervisor
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
 
@@ -138,7 +138,7 @@ def copy(tmp_path: Path, cluster: Cluster) -> Mirror:
 
 def of(there: RunDir, launch: int = 1, *, resume: bool = False) -> Handover:
     plan = replace(a_launch(PLAIN, launch=launch), run_dir=str(there.path))
-    return handed(plan, backend="kubernetes", resume=resume)
+    return handover_of(plan, backend="kubernetes", resume=resume)
 
 
 def happen(there: RunDir, *events: Event) -> None:

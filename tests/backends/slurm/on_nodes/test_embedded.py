@@ -12,13 +12,13 @@ from orchestrator.backends.slurm.on_nodes.embedded import PACKED, from_text, to_
 from orchestrator.backends.slurm.render import END, script
 from orchestrator.contract.submission_payload import Handover, renamed
 from orchestrator.errors import SpecError
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import a_launch
 
 
 def a_handover() -> Handover:
     typed = {"spec": "/home/me/job.yaml", "overrides": ["train.steps=5"], "folder": ""}
-    return replace(handed(a_launch()), spec="name: job\ntrain: {steps: 5}\n", submitted=typed)
+    return replace(handover_of(a_launch()), spec="name: job\ntrain: {steps: 5}\n", submitted=typed)
 
 
 def test_the_embedded_payload_is_read_as_it_was_submitted() -> None:
