@@ -186,7 +186,7 @@ def test_a_warning_signal_makes_the_leader_ask_its_backend_for_the_cause(
     assert lead(tmp_path, warn, scheduled=True) == exit_codes.OK
     found = [entry.event for entry in read(RunDir(tmp_path / "job").journal)]
     asked = [event for event in found if isinstance(event, LeaveAsked)]
-    assert [(event.cause, event.more_args) for event in asked] == [
+    assert [(event.cause, event.words) for event in asked] == [
         (None, number.name),
         ("cancelled", number.name),
     ], "the backend must be asked for the cause"
@@ -229,7 +229,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     async def lose_leader(agent: Agent) -> int:
         if not agent.config.outlives_leader:
             return exit_codes.LEADER_LOST
-        agent.hear_no_leader.set()
+        agent.alone.set()
         await until(lambda: agent.exit_code is not None, "the decision about the job")
         assert agent.exit_code is not None
         return agent.exit_code
@@ -291,7 +291,7 @@ def test_a_follower_replaces_the_leader_after_short_storage_errors(
     write_journal(run_dir)
     monkeypatch.setattr("orchestrator.failover.leader_lost.SEE_S", 0.01)
     monkeypatch.setattr("orchestrator.posix.retry_io.RETRY_S", 0.01)
-    real_look = Following.real_look
+    real_look = Following.look
     failed: list[bool] = []
 
     def fail_three_times(following: Following) -> Seen:

@@ -113,10 +113,10 @@ def test_a_job_of_submit_starts_without_asking_slurm(node: Node) -> None:
     SlurmBackend({}, TurnedClock(), node.slurm).submit(node.handover)
     begin(node.run_dir, node.handover, TurnedClock(), token=True)
     (job,) = node.slurm.jobs.values()
-    node.slurm.said.clear()
+    node.slurm.calls.clear()
     assert node.begin(job) == exit_codes.OK
     assert node.recorded() == "1"
-    assert not node.slurm.said, "Slurm must not be asked, because slurmctld may be down"
+    assert not node.slurm.calls, "Slurm must not be asked, because slurmctld may be down"
 
 
 def test_a_job_that_starts_before_sbatch_answers_is_recorded(node: Node) -> None:
@@ -269,7 +269,7 @@ def test_a_run_root_with_a_percent_sign_is_refused(
 
 def test_the_script_waits_for_slurmctld_to_mark_the_job(node: Node) -> None:
     job = node.sbatch()
-    node.slurm.trouble = lambda argv, before: DOWN if before < 5 else None
+    node.slurm.intercept = lambda argv, before: DOWN if before < 5 else None
     assert node.begin(job) == exit_codes.OK
 
 
@@ -277,7 +277,7 @@ def test_a_refusal_of_slurm_ends_the_script(node: Node, capsys: pytest.CaptureFi
     job = node.sbatch()
     job.comment = "mine"
     refused = Completed(1, "", "slurm_update error: Access/permission denied")
-    node.slurm.trouble = lambda argv, before: refused if "update" in argv else None
+    node.slurm.intercept = lambda argv, before: refused if "update" in argv else None
     assert node.begin(job) == exit_codes.BACKEND
     assert "permission denied" in capsys.readouterr().err
     assert not node.run_dir.path.exists()

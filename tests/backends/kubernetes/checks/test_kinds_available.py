@@ -13,8 +13,8 @@ from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas, has, 
 from orchestrator.backends.kubernetes.checks.kinds_available import fields_unknown, kind_there
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, JOBSETS, PYTORCHJOBS
 from orchestrator.contract.spec.kubernetes_spec import Kind
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import CASES, FULL, PLAIN, a_handover
-from tests.backends.kubernetes.said_before import SaidBefore
 from tests.doctor.test_kubernetes import served
 
 KINDS = Path(__file__).parents[3] / "captured" / "kubernetes" / "kinds"
@@ -31,15 +31,15 @@ def group_path(kind: Kind) -> str:
     return f"/openapi/v3/apis/{resource.group}/{resource.version}"
 
 
-def old(kind: Kind, name: str) -> SaidBefore:
+def old(kind: Kind, name: str) -> FakeApi:
     """A cluster with the operator of a file of `kinds/`."""
     resource = JOB_KINDS[kind].resource
     document = json.loads((KINDS / f"{name}.json").read_text())
     paths = served(resource.group, resource.version, resource.plural)
-    return SaidBefore(paths={**paths, group_path(kind): document})
+    return FakeApi(paths={**paths, group_path(kind): document})
 
 
-def newest(kind: Kind) -> SaidBefore:
+def newest(kind: Kind) -> FakeApi:
     """As an API server publishes the CRDs of `manifests/crds`."""
     resource = JOB_KINDS[kind].resource
     schemas = {}
@@ -51,7 +51,7 @@ def newest(kind: Kind) -> SaidBefore:
         schema = version["schema"]["openAPIV3Schema"]
         schemas[name] = {**schema, "x-kubernetes-group-version-kind": [gvk]}
     paths = served(resource.group, resource.version, resource.plural)
-    return SaidBefore(paths={**paths, group_path(kind): {"components": {"schemas": schemas}}})
+    return FakeApi(paths={**paths, group_path(kind): {"components": {"schemas": schemas}}})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> N
 def test_an_old_server_has_one_schema_document_for_all_kinds() -> None:
     v3 = newest("pytorchjob").paths[group_path("pytorchjob")]
     whole = {"definitions": v3["components"]["schemas"]}
-    schemas = KindSchemas(SaidBefore(paths={"/openapi/v2": whole}))
+    schemas = KindSchemas(FakeApi(paths={"/openapi/v2": whole}))
     schema = schemas.of(PYTORCHJOBS)
     assert schema is not None
     assert has(schema, ("spec", "nprocPerNode"))
@@ -138,7 +138,7 @@ def test_an_old_server_has_one_schema_document_for_all_kinds() -> None:
 def test_without_the_right_to_read_schemas_the_job_has_no_problem() -> None:
     paths: dict[str, Any] = served("kubeflow.org", "v1", "pytorchjobs")
     paths[group_path("pytorchjob")] = Forbidden("no")
-    schemas = KindSchemas(SaidBefore(paths=paths))
+    schemas = KindSchemas(FakeApi(paths=paths))
     assert kind_there(schemas, "pytorchjob").verdict == "ok"
     assert list(fields_unknown(schemas, a_handover(FULL), "ns")) == []
 

@@ -11,7 +11,7 @@ from orchestrator.errors import BackendError
 
 
 @dataclass
-class SaidBefore:
+class FakeApi:
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     """Plural -> those that there are."""
     paths: Mapping[str, Any] = field(default_factory=dict)
