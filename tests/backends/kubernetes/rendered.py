@@ -1,4 +1,4 @@
-"""Jobs to render: plain ones, and one with everything."""
+"""Specs and launches for tests of rendering: plain ones, and one with all options."""
 
 from dataclasses import replace
 from typing import Any

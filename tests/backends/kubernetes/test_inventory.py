@@ -1,4 +1,4 @@
-"""Asking Kubernetes for hosts: what is asked, and what is said when that may not be asked."""
+"""Inventory of a Kubernetes cluster: the queries, and the errors if a right is missing."""
 
 from pathlib import Path
 from typing import Any
@@ -125,7 +125,9 @@ def test_devices_that_no_table_knows_are_named_with_the_entry_to_write(
     own = tmp_path / "own.yaml"
     own.write_text(f"gpus: [{{{entry}, profile: h100-sxm-80gb}}]")
     table = gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
-    assert free(hosts_for(api, table, cluster(1))) == ["n"], "what the fix says helps"
+    assert free(hosts_for(api, table, cluster(1))) == ["n"], (
+        "the entry that the fix names must work"
+    )
 
 
 def test_without_a_spec_gpus_are_counted_or_else_cpus() -> None:
@@ -160,7 +162,7 @@ def test_unreadable_levels_of_kueue_are_not_taken_for_none() -> None:
     group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
     refused = frozenset({"list topologies *"})
     assert kueue_levels(FakeApi(paths=group, refused=refused)) is None
-    assert kueue_levels(FakeApi()) == (), "there is no Kueue"
+    assert kueue_levels(FakeApi()) == (), "the cluster has no Kueue"
     down = {"/apis/kueue.x-k8s.io": Unanswered("down")}
     assert kueue_levels(FakeApi(paths=down)) is None
 

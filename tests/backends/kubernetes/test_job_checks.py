@@ -1,4 +1,4 @@
-"""One list of what stands in a job's way, and how a submission is refused by it."""
+"""The list of problems of a job, and how it refuses a submission."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Operators that are too old for what is sent, by the schemas that they brought."""
+"""Operators whose CRD schemas are too old for the objects that ndctl sends."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ def group_path(kind: Kind) -> str:
 
 
 def old(kind: Kind, name: str) -> FakeApi:
-    """A cluster with the operator of a file of `kinds/`."""
+    """A cluster with the operator whose schema is a file in `kinds/`."""
     resource = JOB_KINDS[kind].resource
     document = json.loads((KINDS / f"{name}.json").read_text())
     paths = served(resource.group, resource.version, resource.plural)
@@ -40,7 +40,7 @@ def old(kind: Kind, name: str) -> FakeApi:
 
 
 def newest(kind: Kind) -> FakeApi:
-    """As an API server publishes the CRDs of `manifests/crds`."""
+    """A cluster that publishes the CRDs in `manifests/crds`."""
     resource = JOB_KINDS[kind].resource
     schemas = {}
     for name in NEWEST[kind]:
@@ -84,7 +84,8 @@ def test_the_first_sufficient_version_passes(kind: Kind, name: str) -> None:
 
 
 def test_every_field_that_is_dropped_is_named_with_the_version_to_install() -> None:
-    """Of a JobSet more than the first sign of its age: the master's 0 would not end the job."""
+    """An old JobSet lacks several fields. Without one of them, exit code 0 of the master would not
+    end the job."""
     schemas = KindSchemas(old("jobset", "jobsets-v0.5.2"))
     found = list(fields_unknown(schemas, a_handover(PLAIN, "jobset"), "ns"))
     assert [one.what for one in found] == [
@@ -106,7 +107,7 @@ def test_the_newest_operators_know_all_fields_that_ndctl_sends(name: str) -> Non
 
 
 def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> None:
-    """Kubernetes has it, and the operator was made before that."""
+    """Kubernetes knows the field, but the operator is older than it."""
     pod = {"evictionResponders": [], "schedulerName": "mine"}
     spec = replace(PLAIN, pod_template={"spec": pod})
     schemas = KindSchemas(newest("pytorchjob"))

@@ -1,4 +1,4 @@
-"""What is refused before anything is sent, all of it at once."""
+"""Checks of a launch before any request, which report all problems at once."""
 
 from dataclasses import replace
 from typing import Any

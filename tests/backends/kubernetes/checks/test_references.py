@@ -1,4 +1,4 @@
-"""What pods name and do not start without, looked for before anything is made."""
+"""Objects that pods refer to and need, which are checked before the job is created."""
 
 from dataclasses import replace
 from typing import Any
@@ -40,7 +40,7 @@ def spec(**keys: Any) -> KubernetesSpec:
 
 
 def named(one: KubernetesSpec) -> dict[Reference, str]:
-    """What ndctl itself does not bring."""
+    """References to objects that ndctl does not create."""
     found = references(a_handover(one, one.kind))
     return {key: place.removeprefix(f"{AT}.") for key, place in found.items()}
 
@@ -81,7 +81,7 @@ def test_every_key_that_refers_to_an_object_is_checked() -> None:
 
 
 def test_references_in_the_pod_template_are_checked_too() -> None:
-    """But not what a pod starts without."""
+    """Optional references are not checked."""
     optional = {"name": "maybe", "optional": True}
     pod = {
         "runtimeClassName": "gvisor",
