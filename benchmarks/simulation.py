@@ -9,7 +9,7 @@ import sys
 import time
 
 from benchmarks.timing import machine
-from orchestrator.simulation.many import outcomes, tally
+from orchestrator.simulation.many_seeds import outcomes, summarise
 
 LIMIT_S = 1200.0
 """For SEEDS, on two cores."""
@@ -20,7 +20,7 @@ CORES = 2
 def main(seeds: int) -> None:
     cores = min(CORES, len(os.sched_getaffinity(0)))
     begun = time.perf_counter()
-    total = tally(outcomes(range(seeds), processes=cores))
+    total = summarise(outcomes(range(seeds), processes=cores))
     took = time.perf_counter() - begun
     allowed = LIMIT_S * seeds / SEEDS
     print(machine())

@@ -12,7 +12,7 @@ from orchestrator.contract.files import env, exit_codes
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.job.stage import State
 from tests import planning_docs
-from tests.backends.slurm.slurm_launch import plain
+from tests.backends.slurm.slurm_launch import portable
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -102,7 +102,7 @@ def test_the_script_of_a_slurm_example_equals_the_golden_file(name: str) -> None
     planned = plans.plan_spec(ROOT / "examples" / f"{name}.yaml", (), {}, H100)
     script = submit_job.render(submit_job.Submission(planned=planned, run_root=Path("/runs")), {})
     golden = ROOT / "tests" / "backends" / "slurm" / "golden" / f"example-{name}.sh"
-    assert plain(script, Path.cwd()) == golden.read_text()
+    assert portable(script, Path.cwd()) == golden.read_text()
 
 
 @pytest.mark.parametrize(

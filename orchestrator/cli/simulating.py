@@ -29,7 +29,7 @@ def simulate(
     as_json: bool,
 ) -> None:
     """Run the supervisor on simulated clusters with faults, and check that no law is broken."""
-    from orchestrator.simulation import many
+    from orchestrator.simulation import many_seeds
     from orchestrator.simulation.run import simulate as simulate_one
     from orchestrator.system import SystemClock
 
@@ -38,15 +38,15 @@ def simulate(
     if trace and seed is None:
         raise click.UsageError("--trace needs --seed")
     if trace and seed is not None:
-        outcome = simulate_one(seed, kinds, kept=True)
+        outcome = simulate_one(seed, kinds, keep_history=True)
         say("\n".join(outcome.history))
         say(outcome.broken or outcome.ending)
         sys.exit(1 if outcome.broken else 0)
     clock = SystemClock()
     begun = clock.monotonic()
-    processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many.CHUNK)
-    total = many.tally(many.outcomes(chosen, kinds, processes))
-    tell = many.as_json if as_json else many.text
+    processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // many_seeds.CHUNK)
+    total = many_seeds.summarise(many_seeds.outcomes(chosen, kinds, processes))
+    tell = many_seeds.as_json if as_json else many_seeds.text
     say(tell(total, kinds, clock.monotonic() - begun))
     sys.exit(1 if total.broken else 0)
 

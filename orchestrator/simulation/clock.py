@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 EPOCH = 1_700_000_000.0
 """Unix time at virtual time 0."""
 
-Happening = Callable[[], None]
+Callback = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -16,26 +16,26 @@ class Timeline:
     """Callbacks in the order of their times; callbacks of the same time in the order of `after`."""
 
     now: float = 0.0
-    happened: int = 0
-    _ahead: list[tuple[float, int, Happening]] = field(default_factory=list)
+    callbacks_run: int = 0
+    _scheduled: list[tuple[float, int, Callback]] = field(default_factory=list)
     _count: int = 0
-    ready: deque[Happening] = field(default_factory=deque)
+    ready: deque[Callback] = field(default_factory=deque)
     """Callbacks of the current time, which run before the next one in `_ahead`."""
 
-    def after(self, seconds: float, happen: Happening) -> None:
+    def after(self, seconds: float, callback: Callback) -> None:
         self._count += 1
-        heapq.heappush(self._ahead, (self.now + seconds, self._count, happen))
+        heapq.heappush(self._scheduled, (self.now + seconds, self._count, callback))
 
-    def turn(self) -> bool:
+    def run_next(self) -> bool:
         """Run the next callback. False: there is none."""
         ready = self.ready
         while ready:
             ready.popleft()()
-        if not self._ahead:
+        if not self._scheduled:
             return False
-        self.now, _, happen = heapq.heappop(self._ahead)
-        self.happened += 1
-        happen()
+        self.now, _, callback = heapq.heappop(self._scheduled)
+        self.callbacks_run += 1
+        callback()
         while ready:
             ready.popleft()()
         return True

@@ -10,9 +10,9 @@ class History:
     """Keeps lines only if `kept`, because most histories are never read."""
 
     timeline: Timeline
-    kept: bool = False
+    keep_history: bool = False
     lines: list[str] = field(default_factory=list)
 
-    def note(self, who: str, words: object) -> None:
-        if self.kept:
-            self.lines.append(f"{self.timeline.now:10.2f}  {who:<12} {words}")
+    def note(self, source: str, message: object) -> None:
+        if self.keep_history:
+            self.lines.append(f"{self.timeline.now:10.2f}  {source:<12} {message}")

@@ -7,19 +7,19 @@ from functools import partial
 
 from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Decide
-from orchestrator.simulation.laws.law import Violated
+from orchestrator.simulation.laws.law import LawViolated
 from orchestrator.simulation.processes.agent_process import AgentProcess
-from orchestrator.simulation.processes.defects import collecting
-from orchestrator.simulation.processes.loop import bury, unheard
+from orchestrator.simulation.processes.defects import collect_defects
+from orchestrator.simulation.processes.loop import cancel_leftovers, unretrieved_exceptions
 from orchestrator.simulation.scenario import KINDS, Fault, Scenario, scenario
 from orchestrator.simulation.world import faults
-from orchestrator.simulation.world.world import Starts, World
+from orchestrator.simulation.world.world import StartAgent, World
 
-PERSON_S = 60.0
+USER_CHECK_S = 60.0
 """Seconds between two checks of the user whether the job has lost its leader."""
-BOUND_S = 4 * 3600.0
+END_WITHIN_S = 4 * 3600.0
 """Virtual seconds after the end of the last fault within which the job must end."""
-AFTER_S = 1200.0
+EXIT_WITHIN_S = 1200.0
 """Virtual seconds after the end within which all processes must exit."""
 MOST_EVENTS = 1_000_000
 
@@ -52,69 +52,71 @@ class Simulation:
         chosen: Scenario,
         decide: Decide = step,
         *,
-        starts: Starts = AgentProcess,
-        kept: bool = False,
+        start_agent: StartAgent = AgentProcess,
+        keep_history: bool = False,
     ) -> None:
         """Tests pass defective versions of `decide` and `starts` to check that a law finds the
         defect."""
         self.scenario = chosen
-        self.world = World(chosen, decide, starts=starts, kept=kept)
+        self.world = World(chosen, decide, start_agent=start_agent, keep_history=keep_history)
         self.launch = 0
         self.resubmitted = False
-        self.whole_at = 0.0
+        self.faults_end_at = 0.0
         self.ended_at: float | None = None
 
     def run(self) -> None:
-        """Raises Violated."""
+        """Raises LawViolated."""
         world = self.world
-        world.history.note("seed", f"{self.scenario.seed}: {self.scenario.words}")
+        world.history.note("seed", f"{self.scenario.seed}: {self.scenario.summary}")
         for fault in self.scenario.faults:
-            world.timeline.after(fault.at, partial(self._strike, fault))
-        self.whole_at = max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
-        self._person()
-        with collecting(world.defects):
+            world.timeline.after(fault.at, partial(self._start_fault, fault))
+        self.faults_end_at = (
+            max([f.at for f in self.scenario.faults], default=0.0) + faults.LONGEST_S
+        )
+        self._user()
+        with collect_defects(world.defects):
             try:
-                while world.timeline.turn():
+                while world.timeline.run_next():
                     if self._finished():
                         break
-                for defect in unheard(world.loops):
+                for defect in unretrieved_exceptions(world.loops):
                     raise defect
-                world.witness.at_the_end()
+                world.laws.at_end()
             finally:
-                bury(world.loops)
+                cancel_leftovers(world.loops)
 
-    def _strike(self, fault: Fault) -> None:
+    def _start_fault(self, fault: Fault) -> None:
         if not self.world.ended:
-            faults.strike(self.world, fault)
+            faults.start_fault(self.world, fault)
 
     def _finished(self) -> bool:
         world = self.world
         if world.defects:
             raise world.defects[0]
-        if world.timeline.happened > MOST_EVENTS:
-            raise Violated(f"the job has not ended after {MOST_EVENTS} events")
+        if world.timeline.callbacks_run > MOST_EVENTS:
+            raise LawViolated(f"the job has not ended after {MOST_EVENTS} events")
         if not world.ended:
             self.ended_at = None
-            if world.timeline.now > self.whole_at + BOUND_S:
-                raise Violated(
-                    f"the job has not ended {BOUND_S / 3600:.0f} h after the last fault:"
+            if world.timeline.now > self.faults_end_at + END_WITHIN_S:
+                raise LawViolated(
+                    f"the job has not ended {END_WITHIN_S / 3600:.0f} h after the last fault:"
                     f" {world.run.stage.title}, {world.run.stage.reason}"
                 )
             return False
         if self.ended_at is None:
             self.ended_at = world.timeline.now
-        return world.timeline.now > self.ended_at + AFTER_S
+        return world.timeline.now > self.ended_at + EXIT_WITHIN_S
 
-    def _person(self) -> None:
+    def _user(self) -> None:
         """Submit the job. Resubmit it if no process leads it, and once if it failed."""
         world = self.world
-        world.timeline.after(PERSON_S, self._person)
-        if self.launch and not world.abandoned:
+        world.timeline.after(USER_CHECK_S, self._user)
+        if self.launch and not world.needs_resubmission:
             return
         again = world.run.ending == "FAILED" and self.scenario.resubmitted and not self.resubmitted
         if world.ended and not again:
             return
-        if world.submits(self.launch + 1):
+        if world.submit_job(self.launch + 1):
             self.launch += 1
             self.resubmitted = self.resubmitted or again
 
@@ -124,14 +126,16 @@ def simulate(
     kinds: Sequence[str] = tuple(KINDS),
     decide: Decide = step,
     *,
-    starts: Starts = AgentProcess,
-    kept: bool = False,
+    start_agent: StartAgent = AgentProcess,
+    keep_history: bool = False,
 ) -> Outcome:
-    simulation = Simulation(scenario(seed, kinds), decide, starts=starts, kept=kept)
+    simulation = Simulation(
+        scenario(seed, kinds), decide, start_agent=start_agent, keep_history=keep_history
+    )
     world, broken = simulation.world, ""
     try:
         simulation.run()
-    except Violated as exc:
+    except LawViolated as exc:
         broken = str(exc)
     except Exception as exc:  # noqa: BLE001 - seeds must find any defect of ndctl
         world.history.note("defect", traceback.format_exc())
@@ -143,7 +147,7 @@ def simulate(
         seed=seed,
         ending="" if broken else str(run.ending),
         broken=broken,
-        events=world.timeline.happened,
+        events=world.timeline.callbacks_run,
         lines=world.storage.journal.count(b"\n"),
         attempts=run.attempt.number,
         incidents=len(run.history.incidents),

@@ -63,7 +63,7 @@ class Scenario:
     successor_s: float | None
     """Seconds that the job waits for the successor of a lost host; None: the scheduler replaces no
     single hosts."""
-    keeps_off: bool
+    enforces_exclusions: bool
     """Whether the scheduler never uses hosts that the job excludes; if not, pods may return."""
     hosts: int
     spares: int
@@ -86,30 +86,30 @@ class Scenario:
     on_oom: Literal["stop", "replan"]
     on_nan: Literal["stop", "rollback"]
     replace_stragglers: bool
-    paced: bool
+    auto_interval: bool
     """The ranks choose the checkpoint interval."""
     pinned: Mapping[str, Literal["never", "always"]]
     """Host -> pin."""
     faults: tuple[Fault, ...]
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         where = "from a scheduler" if self.scheduled else "on this machine"
         where = where if self.successor_s is None else "with successors"
         return (
             f"{self.hosts}+{self.spares} hosts {where}, {self.steps} steps of {self.step_s} s,"
             f" a checkpoint every {self.save_every}, max_restarts {self.max_restarts},"
-            f" shrink {self.shrink}, preflight {self.preflight}{self._more};"
+            f" shrink {self.shrink}, preflight {self.preflight}{self._options};"
             f" {', '.join(map(str, self.faults)) or 'no fault'}"
         )
 
     @property
-    def _more(self) -> str:
+    def _options(self) -> str:
         own = [f"rule {rule.name}: {rule.action}" for rule in self.policy]
         keys = [f"on_oom {self.on_oom}", f"on_nan {self.on_nan}"]
         slow = ["replace_stragglers"] if self.replace_stragglers else []
         pins = [f"{host} {use} used" for host, use in self.pinned.items()]
-        return "".join(f", {words}" for words in (*keys, *slow, *pins, *own))
+        return "".join(f", {summary}" for summary in (*keys, *slow, *pins, *own))
 
 
 def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
@@ -122,7 +122,7 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         seed=seed,
         scheduled=scheduled,
         successor_s=choices.successor_s if scheduled else None,
-        keeps_off=choices.keeps_off,
+        enforces_exclusions=choices.enforces_exclusions,
         hosts=hosts,
         spares=random.choice((0, 0, 1, 2)),
         ranks_per_host=random.choice((1, 2)),
@@ -144,21 +144,21 @@ def scenario(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> Scenario:
         on_oom=choices.on_oom,
         on_nan=choices.on_nan,
         replace_stragglers=choices.replace_stragglers,
-        paced=choices.paced,
+        auto_interval=choices.auto_interval,
         pinned=choices.pinned,
     )
     chosen = replace(short, steps=choices.steps, step_s=choices.step_s) if choices.steps else short
-    drawn = {fault.kind for fault in chosen.faults}
-    if drawn & {"slow", "parting"}:
-        chosen = _may_lag(chosen)
-    if "parting" in drawn:
+    kinds_drawn = {fault.kind for fault in chosen.faults}
+    if kinds_drawn & {"slow", "parting"}:
+        chosen = _make_straggler_detectable(chosen)
+    if "parting" in kinds_drawn:
         chosen = replace(chosen, replace_stragglers=True, spares=max(1, chosen.spares))
-    if "eviction" in drawn:
+    if "eviction" in kinds_drawn:
         chosen = replace(chosen, scheduled=True, successor_s=chosen.successor_s or 60.0)
     return chosen
 
 
-def _may_lag(chosen: Scenario) -> Scenario:
+def _make_straggler_detectable(chosen: Scenario) -> Scenario:
     """Make the job long enough to detect a slow host, with other hosts to compare it with."""
     last = max(fault.at for fault in chosen.faults if fault.kind in ("slow", "parting"))
     step_s = min(3.0, max(2.0, chosen.step_s))
@@ -206,13 +206,13 @@ class _Choices:
     on_oom: Literal["stop", "replan"]
     on_nan: Literal["stop", "rollback"]
     replace_stragglers: bool
-    paced: bool
+    auto_interval: bool
     pinned: Mapping[str, Literal["never", "always"]]
     steps: int
     """Steps of a job that is longer than most; 0: the job is not."""
     step_s: float
     successor_s: float | None
-    keeps_off: bool
+    enforces_exclusions: bool
 
 
 def _choices(random: Random, hosts: int) -> _Choices:
@@ -234,10 +234,10 @@ def _choices(random: Random, hosts: int) -> _Choices:
         on_oom="replan" if random.random() < 0.6 else "stop",
         on_nan="rollback" if random.random() < 0.7 else "stop",
         replace_stragglers=random.random() < 0.7,
-        paced=random.random() < 0.3,
+        auto_interval=random.random() < 0.3,
         pinned={name: random.choice(uses) for name in names},
         successor_s=random.choice((None, None, 60.0, 150.0)),
-        keeps_off=random.random() < 0.5,
+        enforces_exclusions=random.random() < 0.5,
     )
 
 
@@ -266,13 +266,13 @@ def _faults(random: Random, kinds: Sequence[str]) -> tuple[Fault, ...]:
     horizon = random.choice((40.0, 90.0, 200.0))
     for _ in range(random.choice((1, 2, 3, 4, 6))):
         kind, at = random.choice(list(kinds)), 5.0 + random.random() * horizon
-        struck = [random.choice(single), random.choice(single)] if kind == "double" else [kind]
-        faults += [Fault(one, at, random.random(), random.random()) for one in struck]
-    faults = [fault for fault in faults if fault.kind != "cancel" or _is_meant(fault)]
+        names = [random.choice(single), random.choice(single)] if kind == "double" else [kind]
+        faults += [Fault(one, at, random.random(), random.random()) for one in names]
+    faults = [fault for fault in faults if fault.kind != "cancel" or _keeps_cancel(fault)]
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
-def _is_meant(cancel: Fault) -> bool:
+def _keeps_cancel(cancel: Fault) -> bool:
     """Keep few cancellations, because a cancelled job tests little. Keep more of those that happen
     during a failure."""
     return cancel.pick < (0.1 if cancel.size < 0.5 else 0.4)

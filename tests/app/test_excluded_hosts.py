@@ -80,7 +80,7 @@ def test_without_a_strikes_file_no_scheduler_is_asked(tmp_path: Path, clock: Tur
     backend = slurm()
     assert excluded_hosts(tmp_path, backend, {}, clock) == ()
     assert isinstance(backend.shell, FakeSlurm)
-    assert backend.shell.said == []
+    assert backend.shell.calls == []
 
 
 def a_run(root: Path, exclude: Mapping[str, str]) -> Run:

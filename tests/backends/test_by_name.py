@@ -16,7 +16,7 @@ from tests.agent.world import TurnedClock
         ("kubernetes", {"granted", "successors"}),
     ],
 )
-def test_a_backend_offers_only_what_it_can_do(name: str, found: set[str]) -> None:
+def test_each_backend_implements_only_its_interfaces(name: str, found: set[str]) -> None:
     backend = backend_named(name, {}, TurnedClock(), run_command)
     offered = {
         "granted": backend.granted,

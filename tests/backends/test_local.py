@@ -16,9 +16,9 @@ from orchestrator.journal.journal import has_writer
 from orchestrator.run_module import command
 from orchestrator.system import SystemClock, run_command
 from tests.agent.world import WAIT_S, TurnedClock, is_gone, wait_for
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 
-HOLDER = """
+LOCK_HOLDER_SCRIPT = """
 import fcntl, os, signal, sys, time
 if len(sys.argv) > 2:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -52,7 +52,7 @@ def argv(host: str, *more: str) -> tuple[str, ...]:
     )
 
 
-def test_each_host_and_spare_is_an_agent_and_the_first_one_leads() -> None:
+def test_each_host_and_spare_has_an_agent_and_the_first_leads() -> None:
     agents = render(launch(Path("/runs/job")), ())
     assert [agent.argv for agent in agents] == [
         argv("host-0", "--lead"),
@@ -76,26 +76,24 @@ def test_each_host_and_spare_is_an_agent_and_the_first_one_leads() -> None:
         ("0 1 2 3 4", ["", "", ""]),
     ],
 )
-def test_each_host_sees_its_own_slice_of_the_gpus_or_all_see_none(
-    gpus: str, slices: list[str]
-) -> None:
+def test_each_host_sees_its_own_slice_of_the_gpus_or_none(gpus: str, slices: list[str]) -> None:
     agents = render(launch(Path("/runs/job")), gpus.split())
     assert [agent.environ["CUDA_VISIBLE_DEVICES"] for agent in agents] == slices
 
 
 @pytest.mark.parametrize(
-    ("granted", "first"), [("4,5,6,7,2,3", "4,5"), ("", ""), ("GPU-a, GPU-b", "")]
+    ("visible", "first"), [("4,5,6,7,2,3", "4,5"), ("", ""), ("GPU-a, GPU-b", "")]
 )
-def test_only_gpus_that_the_submitter_may_use_are_taken(granted: str, first: str) -> None:
-    backend = LocalBackend({"CUDA_VISIBLE_DEVICES": granted}, TurnedClock())
-    shown = backend.describe(handed(launch(Path("/runs/job")))).splitlines()
+def test_only_gpus_that_the_submitter_may_use_are_taken(visible: str, first: str) -> None:
+    backend = LocalBackend({"CUDA_VISIBLE_DEVICES": visible}, TurnedClock())
+    shown = backend.describe(handover_of(launch(Path("/runs/job")))).splitlines()
     assert shown[0] == "# host-0, output to /runs/job/logs/agent-host-0.log"
     assert shown[1].startswith(f"CUDA_VISIBLE_DEVICES={first or chr(39) * 2} GLOO_SOCKET_IFNAME=lo")
     assert shown[1].endswith("--agent-timeout=10.0 --lead")
     assert len(shown) == 6
 
 
-def test_an_unknown_backend_is_named_with_the_known_ones() -> None:
+def test_an_unknown_backend_is_an_error() -> None:
     assert isinstance(backend_named("local", {}, TurnedClock(), run_command), LocalBackend)
     with pytest.raises(BackendError, match="unknown backend: 'nomad'"):
         backend_named("nomad", {}, TurnedClock(), run_command)
@@ -108,7 +106,7 @@ def test_a_host_outside_the_launch_is_not_replaced(tmp_path: Path) -> None:
 
 @pytest.fixture
 def backend(tmp_path: Path) -> Iterator[LocalBackend]:
-    """Whose agents are `sleep`, by way of a python that ignores what it is asked to run."""
+    """A backend. The fixture kills the agents that it started."""
     backend = LocalBackend(os.environ, SystemClock())
     yield backend
     for process in backend.started.values():
@@ -116,18 +114,19 @@ def backend(tmp_path: Path) -> Iterator[LocalBackend]:
         process.wait(WAIT_S)
 
 
-def sleeping(folder: Path) -> str:
+def sleeping_python(folder: Path) -> str:
+    """Path of a program that ignores its arguments and sleeps."""
     python = folder / "python"
     python.write_text("#!/bin/sh\necho started\nexec sleep 600\n")
     python.chmod(0o755)
     return str(python)
 
 
-def hold(lock: Path, *more: str) -> "subprocess.Popen[bytes]":
-    """An agent that holds its lock; with `stubborn`, it ignores SIGTERM."""
+def hold_lock(lock: Path, *more: str) -> "subprocess.Popen[bytes]":
+    """Starts a process that holds `lock` as an agent does. With `stubborn`, it ignores SIGTERM."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", HOLDER, str(lock), *more], stdout=subprocess.PIPE
+        [sys.executable, "-S", "-c", LOCK_HOLDER_SCRIPT, str(lock), *more], stdout=subprocess.PIPE
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
@@ -139,32 +138,30 @@ def hold(lock: Path, *more: str) -> "subprocess.Popen[bytes]":
 def test_replacing_an_agent_ends_the_old_one_first(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = hold(tmp_path / "job" / "logs" / "agent-host-1.lock", "stubborn")
-    monkeypatch.setattr(sys, "executable", sleeping(tmp_path))
+    old = hold_lock(tmp_path / "job" / "logs" / "agent-host-1.lock", "stubborn")
+    monkeypatch.setattr(sys, "executable", sleeping_python(tmp_path))
     backend.replace(launch(tmp_path / "job"), "host-1")
     assert old.wait(WAIT_S) == -signal.SIGKILL
     (agent,) = backend.started.values()
-    assert os.getsid(agent.pid) == agent.pid, "it must outlive the process that started it"
+    assert os.getsid(agent.pid) == agent.pid, "the agent must have a session of its own"
     log = tmp_path / "job" / "logs" / "agent-host-1.log"
     wait_for(lambda: log.read_text() == "started\n", "the new agent")
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("stubborn", [False, True])
-def test_clearing_asks_the_agents_to_leave_and_kills_one_that_does_not(
+def test_clearing_terminates_agents_and_kills_one_that_ignores_it(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch, stubborn: bool
 ) -> None:
     lock = tmp_path / "logs" / "agent-host-0.lock"
-    old = hold(lock, *(["stubborn"] if stubborn else []))
+    old = hold_lock(lock, *(["stubborn"] if stubborn else []))
     monkeypatch.setattr("orchestrator.backends.local.LEAVE_S", 0.3 if stubborn else WAIT_S)
     backend.clear(launch(tmp_path))
     assert old.wait(WAIT_S) == -(signal.SIGKILL if stubborn else signal.SIGTERM)
     assert not has_writer(lock)
 
 
-def test_clearing_waits_until_the_ranks_are_gone_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clearing_also_waits_for_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     fd = os.open(logs / "ranks-host-0.lock", os.O_RDWR | os.O_CREAT)
@@ -177,7 +174,7 @@ def test_clearing_waits_until_the_ranks_are_gone_too(
     backend.clear(launch(tmp_path))
 
 
-def test_an_agent_that_cannot_be_ended_is_an_error_with_its_number(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_be_killed_is_an_error_with_its_pid(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     lock = logs / "agent-host-0.lock"
@@ -192,10 +189,10 @@ def test_an_agent_that_cannot_be_ended_is_an_error_with_its_number(tmp_path: Pat
 
 
 @pytest.mark.process
-def test_when_one_agent_cannot_be_started_none_is_left(
+def test_if_one_agent_cannot_start_the_others_are_ended(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", sleeping(tmp_path))
+    monkeypatch.setattr(sys, "executable", sleeping_python(tmp_path))
     start = LocalBackend._start
     pids: list[int] = []
 
@@ -207,7 +204,7 @@ def test_when_one_agent_cannot_be_started_none_is_left(
 
     monkeypatch.setattr(LocalBackend, "_start", second_fails)
     with pytest.raises(BackendError, match="failed to start the agent of host-1"):
-        backend.submit(handed(launch(tmp_path / "job")))
+        backend.submit(handover_of(launch(tmp_path / "job")))
     assert len(pids) == 1
     assert is_gone(pids[0])
 
@@ -215,4 +212,4 @@ def test_when_one_agent_cannot_be_started_none_is_left(
 def test_logs_that_cannot_be_written_are_a_backend_error(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     with pytest.raises(BackendError, match="failed to start the agent"):
-        LocalBackend({}, TurnedClock()).submit(handed(launch(tmp_path)))
+        LocalBackend({}, TurnedClock()).submit(handover_of(launch(tmp_path)))

@@ -10,8 +10,8 @@ from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, Run
 from orchestrator.doctor.kubernetes import Job, examine_kubernetes
 from orchestrator.errors import Unanswered
 from orchestrator.inventory.kubernetes.gpus import gpu_table
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
-from tests.backends.kubernetes.said_before import SaidBefore
 from tests.inventory.kubernetes.objects import node
 
 SPEC = replace(PLAIN, gang_scheduler=None)
@@ -43,7 +43,7 @@ def claim(*modes: str, phase: str = "Bound") -> dict[str, Any]:
     }
 
 
-def sound(**more: Any) -> SaidBefore:
+def sound(**more: Any) -> FakeApi:
     objects = {
         "namespaces": [{"metadata": {"name": "team-a"}, "status": {"phase": "Active"}}],
         "serviceaccounts": [{"metadata": {"name": "site"}}],
@@ -51,7 +51,7 @@ def sound(**more: Any) -> SaidBefore:
         "nodes": [node("n0"), node("n1", unschedulable=True)],
         "leases": [{"metadata": {"name": "ndctl-controller"}, "spec": {"holderIdentity": "pod-1"}}],
     }
-    return SaidBefore(
+    return FakeApi(
         objects=objects | more.pop("objects", {}), paths=PATHS | more.pop("paths", {}), **more
     )
 
@@ -60,7 +60,7 @@ def job(spec: KubernetesSpec = SPEC, hosts: int = 2) -> Job:
     return Job(a_handover(spec, spec.kind, hosts), gpu_table({}))
 
 
-def look(what: str, api: SaidBefore, spec: KubernetesSpec = SPEC, hosts: int | None = 2) -> Finding:
+def look(what: str, api: FakeApi, spec: KubernetesSpec = SPEC, hosts: int | None = 2) -> Finding:
     """With a job of so many hosts; None: with the spec of none."""
     found = examine_kubernetes(api, spec, None if hosts is None else job(spec, hosts))
     return next(one for one in found if one.what == what)
@@ -92,7 +92,7 @@ def test_a_sound_cluster_stops_nothing() -> None:
 
 
 def test_an_api_server_that_does_not_answer_is_all_there_is_to_say() -> None:
-    down = SaidBefore(paths={"/version": Unanswered("no answer", fix="wait")})
+    down = FakeApi(paths={"/version": Unanswered("no answer", fix="wait")})
     (found,) = examine_kubernetes(down, SPEC, job())
     assert (found.what, found.verdict, found.found, found.fix) == (
         "api server", "stops", "no answer", "wait",
@@ -105,7 +105,7 @@ def test_the_kind_that_is_asked_for_has_to_be_there_in_our_version() -> None:
     assert "Kubeflow Trainer v2 is not installed" in missing.found
     assert "kubectl apply" in missing.fix
     newer = served("jobset.x-k8s.io", "v2", "jobsets")
-    api = SaidBefore(objects=sound().objects, paths=PATHS | newer)
+    api = FakeApi(objects=sound().objects, paths=PATHS | newer)
     found = look("jobset", api, replace(SPEC, kind="jobset"))
     assert found.found.startswith("served as jobsets.jobset.x-k8s.io v2")
     assert "needs 0.6 or newer, with v1alpha2" in found.found

@@ -29,7 +29,7 @@ from orchestrator.job import transitions as step_module
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import step
 from orchestrator.journal.journal import parse
-from orchestrator.simulation.laws.law import Violated
+from orchestrator.simulation.laws.law import LawViolated
 from orchestrator.simulation.run import Simulation
 from orchestrator.simulation.scenario import scenario
 
@@ -60,7 +60,7 @@ def simulated(seed: int) -> bytes:
     simulation = Simulation(scenario(seed))
     try:
         simulation.run()
-    except Violated as broken:
+    except LawViolated as broken:
         sys.stderr.write(f"seed {seed} broke a law: {broken}\n")
     return bytes(simulation.world.storage.journal)
 

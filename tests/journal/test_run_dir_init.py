@@ -18,7 +18,7 @@ from orchestrator.journal.run_dir_init import ARCHIVE, begin, is_same_launch, re
 from orchestrator.journal.snapshot import replay
 from orchestrator.journal.supervisor import Supervisor
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 
 CLOCK = TurnedClock()
 
@@ -32,7 +32,7 @@ def of(run_dir: RunDir, launch: int = 1, **more: Any) -> Handover:
         devices_per_host=1,
         agent_timeout=10.0,
     )
-    return handed(plan, **more)
+    return handover_of(plan, **more)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from orchestrator.backends.kubernetes.render import names, objects, text
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.backends.kubernetes.submitting import owner_reference
 from orchestrator.contract.spec.kubernetes_spec import Kind, RunVolume
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 from tests.kubernetes.testbed import KubeTestbed
 from tests.manifests.examples import ROOT
@@ -45,7 +45,7 @@ def submit_job(kube: KubeTestbed, kind: Kind, job: str) -> list[Object]:
     runs = RunVolume(host_path=str(kube.runs))
     spec = replace(PLAIN, kind=kind, namespace=NAMESPACE, gpu_resource=None, shm=None, runs=runs)
     launch = a_launch(replace(spec, pod_template=sleeps), hosts=2, job=job)
-    objects_of_job = objects(handed(launch, backend="kubernetes", stop_grace=1.0))
+    objects_of_job = objects(handover_of(launch, backend="kubernetes", stop_grace=1.0))
     file = kube.folder / f"{job}.yaml"
     file.write_text(text(objects_of_job))
     done = kube(["kubectl", *PERSON, "apply", "-f", str(file)])

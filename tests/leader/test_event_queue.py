@@ -139,7 +139,7 @@ def test_a_write_that_took_long_is_reported_once(tmp_path: Path) -> None:
                 await queue.decide()
 
         VirtualLoop(timeline).create_task(decides())
-        while timeline.turn():
+        while timeline.run_next():
             pass
         *_, cause, notice = [entry.event for entry in read(journal.path)]
     assert cause == HANG

@@ -1,5 +1,5 @@
-"""A leader or an agent that breaks its protocol is found by the laws of the simulation; a correct
-one survives the same faults."""
+"""The laws of the simulation find leaders and agents with a defect. The correct ones survive the
+same faults."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,11 +26,11 @@ KILL = ("rank",)
 CUT = ("partition", "switch", "pause")
 
 
-class WithoutFence(StoredRunDir):
-    """Names nobody in the fence, and does not look at it."""
+class NoFence(StoredRunDir):
+    """Writes no leader to the fence and never reads it."""
 
     def take_over(self, name: str) -> None:
-        self.process.takes_over(name)
+        self.process.took_over(name)
 
     def check_leader(self, name: str) -> None:
         pass
@@ -39,16 +39,16 @@ class WithoutFence(StoredRunDir):
         pass
 
 
-class FenceThatIsNotWritten(StoredRunDir):
-    """The disk fails between journal and fence, and the leader goes on without the fence."""
+class FenceNeverWritten(StoredRunDir):
+    """The write of the fence fails after that of the journal, and the leader continues."""
 
     def write_fence(self, fence: Fence) -> None:
         pass
 
 
-class OverlooksFence(StoredRunDir):
-    """Opens the journal although another process holds it, and ignores that another leader has
-    taken over."""
+class IgnoresFence(StoredRunDir):
+    """Opens the journal although another process holds its lock, and ignores a new leader in the
+    fence."""
 
     def check_leader(self, name: str) -> None:
         pass
@@ -59,19 +59,19 @@ class OverlooksFence(StoredRunDir):
 
 
 class LeaderWithoutFence(AgentProcess):
-    run_dir_type = WithoutFence
+    run_dir_type = NoFence
 
 
-class LeaderWhoseFenceIsNotWritten(AgentProcess):
-    run_dir_type = FenceThatIsNotWritten
+class LeaderFailsToWriteFence(AgentProcess):
+    run_dir_type = FenceNeverWritten
 
 
-class LeaderBesideAnother(AgentProcess):
-    run_dir_type = OverlooksFence
+class SecondLeader(AgentProcess):
+    run_dir_type = IgnoresFence
 
 
-class LosingJournal(StoredJournal):
-    """Takes a line that the disk refused for written."""
+class JournalIgnoresWriteErrors(StoredJournal):
+    """Ignores a write error, so lines that the disk refused count as written."""
 
     def extend(self, decided: Decided) -> tuple[Entry, ...]:
         try:
@@ -80,16 +80,16 @@ class LosingJournal(StoredJournal):
             return ()
 
 
-class LeaderThatLosesLines(AgentProcess):
-    """Storage fails between two writes, and it goes on as if nothing had happened."""
+class LeaderIgnoresWriteErrors(AgentProcess):
+    """A leader on such a journal. Storage fails between two writes, and it continues."""
 
     def _supervisor(self, journal: OpenJournal) -> Supervisor:
-        cast(Any, journal).__class__ = LosingJournal
+        cast(Any, journal).__class__ = JournalIgnoresWriteErrors
         return super()._supervisor(journal)
 
 
 class LostAnswer(SlurmBackend):
-    """The first answer to a requeue is lost after the scheduler has carried it out."""
+    """The first answer to a requeue is lost after the scheduler has requeued the job."""
 
     error: type[Unanswered] | type[Ended] = Unanswered
 
@@ -101,7 +101,7 @@ class LostAnswer(SlurmBackend):
         again: Sequence[str] = (),
         whole: bool = True,
     ) -> None:
-        first = not self.process.has_asked
+        first = not self.process.requested_requeue
         await super().requeue(launch, exclude, again=again, whole=whole)
         if first:
             raise self.error("the answer is lost")
@@ -111,7 +111,7 @@ class LostAnswerForRefusal(LostAnswer):
     error = Ended
 
 
-class LosesAnswers(AgentProcess):
+class LosesRequeueAnswer(AgentProcess):
     backend_type: type[LostAnswer] = LostAnswer
 
     def _backend_named(self, name: str) -> AllocationBackend:
@@ -121,20 +121,20 @@ class LosesAnswers(AgentProcess):
         return cast(AllocationBackend, self.backend_type(self, scheduler))
 
 
-class TakesLostAnswersForRefusals(LosesAnswers):
+class TakesLostAnswerAsRefusal(LosesRequeueAnswer):
     backend_type = LostAnswerForRefusal
 
 
 class ReconnectsWithStaleState(AgentProcess):
-    """Its agent says on each connection that it runs nothing."""
+    """Its agent reports on each connection that it runs no ranks."""
 
     def _new_agent(self) -> Agent:
         agent = super()._new_agent()
         register = agent._register
 
         def stale() -> Register:
-            said = register()
-            return replace(said, agent=replace(said.agent, running=0))
+            stored = register()
+            return replace(stored, agent=replace(stored.agent, running=0))
 
         cast(Any, agent)._register = stale
         return agent
@@ -144,31 +144,33 @@ class ReconnectsWithStaleState(AgentProcess):
     ("process", "kinds", "law", "first"),
     [
         (LeaderWithoutFence, KILL, "the fence names another leader", 0),
-        (LeaderWhoseFenceIsNotWritten, KILL, "the fence does not name it", 0),
-        (LeaderBesideAnother, CUT, "gives other actions", 17),
+        (LeaderFailsToWriteFence, KILL, "the fence does not name it", 0),
+        (SecondLeader, CUT, "gives other actions", 17),
         (
-            LeaderThatLosesLines,
+            LeaderIgnoresWriteErrors,
             ("storage-full", "leader", "rank"),
             "replaying gives another state",
             5,
         ),
-        (TakesLostAnswersForRefusals, ("host", "drain"), "counts as refused", 0),
+        (TakesLostAnswerAsRefusal, ("host", "drain"), "counts as refused", 0),
         (ReconnectsWithStaleState, ("stuck", "messages", "rank"), "still runs", 18),
     ],
 )
-def test_a_broken_process_is_caught(
+def test_a_law_finds_each_broken_process(
     process: type[AgentProcess], kinds: Sequence[str], law: str, first: int
 ) -> None:
     seeds = range(first, first + 100)
-    found = (simulate(seed, kinds, starts=process).broken for seed in seeds)
+    found = (simulate(seed, kinds, start_agent=process).broken for seed in seeds)
     assert law in next(filter(None, found))
 
 
-def test_a_leader_survives_that_an_answer_is_lost_after_its_command_was_carried_out() -> None:
-    outcomes = [simulate(seed, ("host", "drain"), starts=LosesAnswers) for seed in range(8)]
+def test_a_leader_survives_the_lost_answer_of_a_requeue() -> None:
+    outcomes = [
+        simulate(seed, ("host", "drain"), start_agent=LosesRequeueAnswer) for seed in range(8)
+    ]
     assert [one.broken for one in outcomes if one.broken] == []
 
 
-def test_a_leader_survives_storage_that_fails_between_two_writes() -> None:
+def test_a_leader_survives_storage_that_fails_between_writes() -> None:
     outcomes = [simulate(seed, ("storage-full", "leader", "rank")) for seed in range(8)]
     assert [one.broken for one in outcomes if one.broken] == []

@@ -1,4 +1,4 @@
-"""The laws of supervision hold in hundreds of histories; `ndctl simulate` runs more."""
+"""No seed breaks a law of the simulation, and the command `ndctl simulate`."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from orchestrator.cli import cli
 from orchestrator.contract.messages.events import AgentLost, StepReached
 from orchestrator.diagnosis.cause.verdict import NOBODY
 from orchestrator.journal.journal import Decided, Entry
-from orchestrator.simulation.many import command, outcomes, tally
+from orchestrator.simulation.many_seeds import command, outcomes, summarise
 from orchestrator.simulation.run import Simulation, simulate
 from orchestrator.simulation.scenario import KINDS, Fault, scenario
 from orchestrator.simulation.world.faults import CRASHES
@@ -24,8 +24,8 @@ PARTS = 4
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_law_holds_whatever_breaks(part: int) -> None:
-    total = tally(outcomes(range(part * 25, part * 25 + 25)))
+def test_every_law_holds_with_all_kinds_of_faults(part: int) -> None:
+    total = summarise(outcomes(range(part * 25, part * 25 + 25)))
     assert [(one.broken, command(one.seed)) for one in total.broken] == []
     assert total.endings["SUCCEEDED"] > total.seeds / 2
     assert total.incidents > total.seeds / 4
@@ -33,44 +33,46 @@ def test_every_law_holds_whatever_breaks(part: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_law_holds_under_each_kind_of_fault(kind: str) -> None:
-    total = tally(outcomes(range(5000, 5004), (kind,)))
+    total = summarise(outcomes(range(5000, 5004), (kind,)))
     assert [(one.broken, command(one.seed, (kind,))) for one in total.broken] == []
-    assert 3 * total.happened[kind] >= total.faults[kind], "many of them meet something"
+    assert 3 * total.happened[kind] >= total.faults[kind], (
+        "a third of the faults must have an effect"
+    )
 
 
 @pytest.mark.parametrize(
     ("seed", "kinds", "ending"),
     [
-        # Pods of the next run find the leader that gave this one back, and were told to leave.
+        # Pods of the next run connect to the leader that requeued this one. They were told to exit.
         (79, ("slow", "parting", "leader", "preemption", "drain", "stuck"), "SUCCEEDED"),
         (8333, KINDS, "SUCCEEDED"),
-        # A pod is evicted, and the leader killed before what is left of its attempt has ended.
+        # A pod is evicted, and the leader is killed before the rest of its attempt has ended.
         (1754, KINDS, "SUCCEEDED"),
-        # The leader's machine stands still, and the ranks with it.
+        # The leader's host is paused, and its ranks too.
         (569, KINDS, "FAILED"),
-        # The leader stands still while a rank fails by itself and agents stop theirs.
+        # The leader is paused while a rank fails by itself and agents stop their ranks.
         (1405, KINDS, "SUCCEEDED"),
         (8708, KINDS, "SUCCEEDED"),
-        # A leader that gave up is killed before its end.
+        # A leader that has given up is killed before it exits.
         (6632, KINDS, "SUCCEEDED"),
     ],
 )
-def test_every_law_holds_in_what_once_broke_one(
+def test_every_law_holds_for_seeds_that_broke_one_before(
     seed: int, kinds: Sequence[str], ending: str
 ) -> None:
     outcome = simulate(seed, kinds)
     assert (outcome.broken, outcome.ending) == ("", ending)
 
 
-def test_one_seed_is_one_history_in_every_process() -> None:
-    outcome = simulate(7, kept=True)
-    assert outcome == simulate(7, kept=True)
+def test_a_seed_gives_the_same_history_in_every_process() -> None:
+    outcome = simulate(7, keep_history=True)
+    assert outcome == simulate(7, keep_history=True)
     assert len(outcome.history) > 10
     argv = [sys.executable, "-m", "orchestrator", "simulate", "--seed", "7", "--trace"]
     for hashes in ("1", "2"):
         environ = {**os.environ, "PYTHONHASHSEED": hashes}
-        said = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
-        assert said.stdout.splitlines()[:-1] == "\n".join(outcome.history).splitlines()
+        stored = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+        assert stored.stdout.splitlines()[:-1] == "\n".join(outcome.history).splitlines()
 
 
 KILLED = Fault("rank", 60.0, 0.5, 0.1)
@@ -78,7 +80,7 @@ KILLED = Fault("rank", 60.0, 0.5, 0.1)
 
 @pytest.mark.parametrize("scheduled", [True, False])
 def test_no_rank_is_blamed_for_a_configuration_that_the_trainer_refuses(scheduled: bool) -> None:
-    """All ranks refuse it, and which one is heard first is chance."""
+    """All ranks refuse it, and it is chance which rank reports first."""
     refused = Fault("rank", 60.0, pick=0.5, size=0.98)
     chosen = replace(scenario(3), scheduled=scheduled, hosts=2, spares=0, faults=(refused,))
     one = Simulation(chosen)
@@ -89,30 +91,34 @@ def test_no_rank_is_blamed_for_a_configuration_that_the_trainer_refuses(schedule
 
 
 @pytest.mark.parametrize("where", CRASHES)
-def test_the_leader_may_die_at_every_line_of_the_journal(where: Crash | None) -> None:
-    """Before it, within it, after it, and between two actions; the job ends all the same."""
+def test_the_job_succeeds_if_the_leader_dies_at_any_line_of_the_journal(
+    where: Crash | None,
+) -> None:
+    """It dies before, within or after the line, or between two actions."""
     chosen = replace(
         scenario(3), scheduled=True, hosts=2, spares=1, max_restarts=3, faults=(KILLED,)
     )
-    undisturbed = Simulation(chosen)
-    undisturbed.run()
-    lines = undisturbed.world.storage.journal.count(b"\n")
-    assert lines > 15, "with a rank that is lost on the way"
+    without_crash = Simulation(chosen)
+    without_crash.run()
+    lines = without_crash.world.storage.journal.count(b"\n")
+    assert lines > 15, "the history must include a lost rank"
     died, numbers = 0, range(0, lines, 3) if where else range(8)
     for number in numbers:
         one = Simulation(chosen)
         one.world.crash_next = (number, where)
         one.run()
         assert one.world.run.ending == "SUCCEEDED"
-        died += len(one.world.leaders) > len(undisturbed.world.leaders)
-    assert died >= (len(numbers) - 1 if where else 3), "it died wherever there was something to do"
+        died += len(one.world.leaders) > len(without_crash.world.leaders)
+    assert died >= (len(numbers) - 1 if where else 3), (
+        "the leader must really die in almost every run"
+    )
 
 
 @pytest.mark.parametrize("where", CRASHES[:3])
-def test_the_leader_may_die_within_lines_that_are_written_together(
+def test_the_job_succeeds_if_the_leader_dies_within_a_batch_of_lines(
     where: Crash, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk that is slow much comes while it writes; the job ends all the same."""
+    """On a slow disk, many events arrive during a write, so the next write has many lines."""
     slow = Fault("storage-slow", 20.0, 0.5, 0.4)
     chosen = replace(
         scenario(3), scheduled=True, hosts=3, spares=1, max_restarts=3, faults=(KILLED, slow)
@@ -126,7 +132,7 @@ def test_the_leader_may_die_within_lines_that_are_written_together(
 
     monkeypatch.setattr(StoredJournal, "extend", counted)
     Simulation(chosen).run()
-    assert max(writes) > 3, "not one by one"
+    assert max(writes) > 3, "several lines must be written at once"
     for number in range(0, sum(writes), 5):
         one = Simulation(chosen)
         one.world.crash_next = (number, where)
@@ -134,44 +140,44 @@ def test_the_leader_may_die_within_lines_that_are_written_together(
         assert one.world.run.ending == "SUCCEEDED"
 
 
-def test_a_host_that_was_given_up_has_the_job_queued_again_whatever_its_leader_wrote_last() -> None:
-    """The leader gives up its only other host, and dies before or after any line from there on
-    until it trains alone: nobody has to submit the job again."""
-    deaf = Fault("partition", 60.0, pick=0.506, size=0.57)
-    alone = replace(
-        scenario(3), scheduled=True, hosts=2, spares=0, step_s=3.0, steps=20, faults=(deaf,)
+def test_a_given_up_host_requeues_the_job_wherever_the_leader_died() -> None:
+    """The leader gives up its only other host. It dies at any line between this and the first step
+    on one host. The user never has to resubmit the job."""
+    cut_off = Fault("partition", 60.0, pick=0.506, size=0.57)
+    chosen = replace(
+        scenario(3), scheduled=True, hosts=2, spares=0, step_s=3.0, steps=20, faults=(cut_off,)
     )
-    alone = replace(alone, agent_timeout=10.0, shrink=True, min_hosts=1, preflight=False)
-    alone = replace(alone, max_restarts=3, policy=(), pinned={}, resubmitted=False)
-    undisturbed = Simulation(alone)
-    undisturbed.run()
-    events = [entry.event for entry in undisturbed.world.storage.recall()]
+    chosen = replace(chosen, agent_timeout=10.0, shrink=True, min_hosts=1, preflight=False)
+    chosen = replace(chosen, max_restarts=3, policy=(), pinned={}, resubmitted=False)
+    without_crash = Simulation(chosen)
+    without_crash.run()
+    events = [entry.event for entry in without_crash.world.storage.read_entries()]
     first = next(number for number, event in enumerate(events) if isinstance(event, AgentLost))
     trains = [n for n, event in enumerate(events) if isinstance(event, StepReached) and n > first]
-    assert trains, "it went on alone"
+    assert trains, "the job must continue on one host"
     for where in CRASHES[:3]:
         for number in range(first, trains[0] + 1):
-            one = Simulation(alone)
+            one = Simulation(chosen)
             one.world.crash_next = (number, where)
             one.run()
             assert one.world.run.ending == "SUCCEEDED"
-            assert one.launch == 1, f"a person was needed: died {where}, {events[number]}"
+            assert one.launch == 1, f"the user had to resubmit: died {where}, {events[number]}"
 
 
 # The command
 
 
-def test_the_command_tells_what_came_of_the_seeds() -> None:
+def test_the_command_prints_a_summary_of_the_seeds() -> None:
     done = CliRunner().invoke(cli, ["simulate", "--seeds", "4"])
     assert done.exit_code == 0, done.output
     assert "4 seeds: " in done.output
     assert "0 broke a law" in done.output
 
 
-def test_the_command_shares_the_work_among_processes() -> None:
+def test_the_command_runs_seeds_in_several_processes() -> None:
     argv = [sys.executable, "-m", "orchestrator", "simulate", "--seeds", "20", "--json"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert json.loads(said.stdout)["seeds"] == 20
+    stored = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert json.loads(stored.stdout)["seeds"] == 20
 
 
 @pytest.mark.parametrize("more", ["--seeds", "--from"])
@@ -181,7 +187,7 @@ def test_one_seed_and_many_are_refused_together(more: str) -> None:
     assert "--seed cannot be combined with --seeds or --from" in done.output
 
 
-def test_the_command_knows_the_kinds_of_faults() -> None:
+def test_the_command_refuses_an_unknown_kind_of_fault() -> None:
     done = CliRunner().invoke(cli, ["simulate", "--faults", "gremlins"])
     assert done.exit_code == 2
     assert "unknown: gremlins" in done.output

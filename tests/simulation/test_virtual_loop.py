@@ -5,14 +5,18 @@ import signal
 from typing import Any
 
 from orchestrator.simulation.clock import Timeline
-from orchestrator.simulation.processes.loop import VirtualLoop, bury, unheard
+from orchestrator.simulation.processes.loop import (
+    VirtualLoop,
+    cancel_leftovers,
+    unretrieved_exceptions,
+)
 
 
 def run_on_a_loop(script: Any) -> tuple[Timeline, VirtualLoop]:
     timeline = Timeline()
     loop = VirtualLoop(timeline)
     loop.create_task(script())
-    while timeline.turn():
+    while timeline.run_next():
         pass
     return timeline, loop
 
@@ -20,18 +24,18 @@ def run_on_a_loop(script: Any) -> tuple[Timeline, VirtualLoop]:
 def test_sleeping_takes_virtual_time() -> None:
     woken: list[str] = []
 
-    async def sleeps(seconds: float, name: str) -> None:
+    async def sleep(seconds: float, name: str) -> None:
         await asyncio.sleep(seconds)
         woken.append(name)
 
     async def script() -> None:
-        await asyncio.gather(sleeps(3600.0, "late"), sleeps(1.0, "early"))
+        await asyncio.gather(sleep(3600.0, "late"), sleep(1.0, "early"))
 
     timeline, _ = run_on_a_loop(script)
     assert (woken, timeline.now) == (["early", "late"], 3600.0)
 
 
-def test_a_limit_ends_what_never_comes() -> None:
+def test_wait_for_times_out_in_virtual_time() -> None:
     ended: list[str] = []
 
     async def script() -> None:
@@ -44,7 +48,7 @@ def test_a_limit_ends_what_never_comes() -> None:
     assert (ended, timeline.now) == (["timeout"], 5.0)
 
 
-def test_a_process_that_is_killed_runs_nothing_any_more() -> None:
+def test_a_killed_process_runs_no_further_callback() -> None:
     seen: list[str] = []
 
     async def script() -> None:
@@ -52,28 +56,28 @@ def test_a_process_that_is_killed_runs_nothing_any_more() -> None:
             await asyncio.sleep(10.0)
             seen.append("woken")
         finally:
-            seen.append("taken apart")
+            seen.append("cleaned up")
 
     timeline = Timeline()
     loop = VirtualLoop(timeline)
     loop.create_task(script())
     timeline.after(1.0, loop.kill)
-    while timeline.turn():
+    while timeline.run_next():
         pass
     assert seen == []
-    bury([loop])
-    assert seen == ["taken apart"]
+    cancel_leftovers([loop])
+    assert seen == ["cleaned up"]
 
 
-def test_what_a_task_raises_unheard_is_a_defect() -> None:
+def test_an_exception_that_no_code_retrieves_is_found() -> None:
     async def script() -> None:
-        raise ValueError("nobody awaits this")
+        raise ValueError("no code awaits this")
 
     _, loop = run_on_a_loop(script)
-    assert [str(one) for one in unheard([loop])] == ["nobody awaits this"]
+    assert [str(one) for one in unretrieved_exceptions([loop])] == ["no code awaits this"]
 
 
-def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:
+def test_a_paused_process_continues_where_it_stopped() -> None:
     woken: list[float] = []
 
     async def script() -> None:
@@ -85,18 +89,18 @@ def test_a_process_that_is_stopped_goes_on_where_it_was() -> None:
     loop = VirtualLoop(timeline)
     loop.create_task(script())
     timeline.after(1.5, lambda: loop.pause(10.0))
-    while timeline.turn():
+    while timeline.run_next():
         pass
     assert woken == [1.0, 11.5, 12.5]
 
 
-def test_a_signal_is_handled_by_the_newest_handler_or_not_at_all() -> None:
-    heard: list[str] = []
+def test_a_signal_runs_the_newest_handler() -> None:
+    handled: list[str] = []
     timeline = Timeline()
     loop = VirtualLoop(timeline)
-    assert not loop.signalled(signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGTERM, heard.append, "first")
-    loop.add_signal_handler(signal.SIGTERM, heard.append, "second")
-    assert loop.signalled(signal.SIGTERM)
-    timeline.turn()
-    assert heard == ["second"]
+    assert not loop.run_signal_handler(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, handled.append, "first")
+    loop.add_signal_handler(signal.SIGTERM, handled.append, "second")
+    assert loop.run_signal_handler(signal.SIGTERM)
+    timeline.run_next()
+    assert handled == ["second"]

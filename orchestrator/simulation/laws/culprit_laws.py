@@ -17,15 +17,15 @@ from orchestrator.contract.messages.events import (
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import ATTEMPT
 from orchestrator.job.state import Run
-from orchestrator.simulation.laws.law import hold
-from orchestrator.simulation.world.training_faults import Words
+from orchestrator.simulation.laws.law import require
+from orchestrator.simulation.world.training_faults import RankFailure
 
 if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
 
-AT_ONCE_S = 3.0
+SAME_MOMENT_S = 3.0
 """If several hosts fail in the same way within this time, no single host is the culprit."""
-LATER_S = 1e-3
+TIME_TOLERANCE_S = 1e-3
 """Tolerance when times are compared, because they are floats."""
 HOST_FAILURES = frozenset(
     ("gpu-lost", "xid-48-double-bit-ecc", "uncorrectable-ecc", "sigkill-from-outside")
@@ -39,9 +39,9 @@ HOST_INCIDENTS = ("host-lost", "hosts-lost")
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
+class FailedRank:
     host: str
-    words: Words
+    failure: RankFailure
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,114 +54,119 @@ class Cause:
     failure: str
 
 
-class Blame:
+class CulpritLaws:
     def __init__(self, world: "World") -> None:
-        self.struck: dict[tuple[int, int], Strike] = {}
+        self.failed_ranks: dict[tuple[int, int], FailedRank] = {}
         """Key: attempt and rank."""
-        self.stood: set[tuple[int, str, int]] = set()
+        self.hung_ranks: set[tuple[int, str, int]] = set()
         """Attempt, host and rank of each rank that hung."""
-        self.own = {rule.name for rule in world.scenario.classes}
-        self.begins()
+        self.user_classes = {rule.name for rule in world.scenario.classes}
+        self.reset()
 
-    def begins(self) -> None:
+    def reset(self) -> None:
         """Reset at the start of an attempt or a launch."""
         self.causes: list[Cause] = []
-        self.lost = False
+        self.agent_lost = False
         """An agent with ranks was lost."""
-        self.alone = False
+        self.stopped_alone = False
         """An agent stopped its ranks because it did not hear the leader."""
-        self.trouble = False
+        self.failed_before_cancel = False
         """A cause was received before the job was cancelled."""
 
-    def heard(self, event: Event, before: Run) -> None:
+    def before_decision(self, event: Event, before: Run) -> None:
         if not isinstance(before.stage, ATTEMPT):
             return
         if isinstance(event, AgentLost | AgentRegistered):
-            self.lost = self.lost or event.host in before.attempt.placement
+            self.agent_lost = self.agent_lost or event.host in before.attempt.placement
         if isinstance(event, HostStopped) and event.attempt == before.attempt.number:
-            self.alone = self.alone or event.alone_s > 0
+            self.stopped_alone = self.stopped_alone or event.alone_s > 0
         leaves = (
             before.interruption.leaving is not None and not before.interruption.leaving.by_choice
         )
         if not isinstance(event, RankExited) or event.attempt != before.attempt.number or leaves:
             return
-        struck = self.struck.get((event.attempt, event.rank))
+        failed = self.failed_ranks.get((event.attempt, event.rank))
         again = any(cause.rank == event.rank for cause in self.causes)
-        if struck is None or struck.words.symptom or again:
+        if failed is None or failed.failure.symptom or again:
             return
-        told_to = event.stopped or struck.words.failure == "scheduler-sigterm"
-        if told_to and (
+        was_told_to_stop = event.stopped or failed.failure.failure_class == "scheduler-sigterm"
+        if was_told_to_stop and (
             before.interruption.leaving is not None or before.interruption.cancelled_by is not None
         ):
             return  # the ranks exited because they were asked to
         if not event.stopped:
-            failure = self.failure_of(struck.words)
-            self.causes.append(Cause(event.at, event.rank, struck.host, failure))
-            self.trouble = self.trouble or before.interruption.cancelled_by is None
+            failure = self.class_of(failed.failure)
+            self.causes.append(Cause(event.at, event.rank, failed.host, failure))
+            self.failed_before_cancel = (
+                self.failed_before_cancel or before.interruption.cancelled_by is None
+            )
 
-    def failure_of(self, words: Words) -> str:
-        users = words.failure == "licence-server" and words.failure not in self.own
-        return "python-exception" if users else words.failure
+    def class_of(self, failure: RankFailure) -> str:
+        users = (
+            failure.failure_class == "licence-server"
+            and failure.failure_class not in self.user_classes
+        )
+        return "python-exception" if users else failure.failure_class
 
-    def decided(self, before: Run, run: Run) -> None:
+    def check_decision(self, before: Run, run: Run) -> None:
         new = run.history.incidents[len(before.history.incidents) :]
         for incident in new:
             if incident.kind != "preflight":
-                self._incident(incident)
+                self._check_incident(incident)
         if run.ending == "CANCELLED" and before.ending is None:
-            words = "the job is cancelled, and no incident reports the earlier failure"
-            hold(bool(new) or not self.trouble, words)
+            message = "the job is cancelled, and no incident reports the earlier failure"
+            require(bool(new) or not self.failed_before_cancel, message)
         if new or run.attempt.number > before.attempt.number or run.ending is not None:
-            self.begins()
+            self.reset()
 
-    def _incident(self, one: Incident) -> None:
+    def _check_incident(self, one: Incident) -> None:
         host, rank, attempt = one.culprit.host, one.culprit.rank, one.attempt
         if one.kind == "hang" and rank is not None:
-            stood = (attempt, host, rank) in self.stood
-            hold(stood, f"{one.culprit} is blamed for a hang, and did not hang")
+            hung = (attempt, host, rank) in self.hung_ranks
+            require(hung, f"{one.culprit} is blamed for a hang, and did not hang")
         elif rank is not None:
-            struck = self.struck.get((attempt, rank))
-            hold(
-                struck is not None and struck.host == host and not struck.words.symptom,
+            failed = self.failed_ranks.get((attempt, rank))
+            require(
+                failed is not None and failed.host == host and not failed.failure.symptom,
                 f"{one.culprit} is blamed ({one.cause}), and never failed",
             )
-            assert struck is not None
-            failure = self.failure_of(struck.words)
-            hold(
+            assert failed is not None
+            failure = self.class_of(failed.failure)
+            require(
                 one.failure == failure,
                 f"{one.culprit} had {failure}, and {one.failure} is reported",
             )
-            hold(
+            require(
                 failure not in NO_CULPRIT,
                 f"{one.culprit} is blamed for {failure}, which all ranks had",
             )
         if self.causes:
-            self._is_the_first(one)
+            self._check_first_failure(one)
 
-    def _is_the_first(self, one: Incident) -> None:
+    def _check_first_failure(self, one: Incident) -> None:
         first = min(self.causes, key=lambda cause: cause.at)
         what = f"rank {first.rank} on {first.host} had {first.failure}"
         if one.culprit.rank is None:
-            of_hosts = self.lost and one.kind in HOST_INCIDENTS
-            together = self._together(first) and one.failure == first.failure
+            of_hosts = self.agent_lost and one.kind in HOST_INCIDENTS
+            together = self._is_shared_failure(first) and one.failure == first.failure
             alike = first.failure in NO_CULPRIT and one.failure == first.failure
             # An agent that loses the leader stops its ranks. These agree with all other ranks to
             # save a checkpoint and exit, so the incident has no single culprit.
-            with_others = first.failure == "scheduler-sigterm" and self.alone
+            with_others = first.failure == "scheduler-sigterm" and self.stopped_alone
             cut_off = with_others and one.kind == "cut-off"
-            hold(
+            require(
                 of_hosts or together or alike or cut_off,
                 f"{what}, but the culprit is {one.culprit} ({one.kind})",
             )
         blamed = next((each for each in self.causes if each.rank == one.culprit.rank), first)
         at = max(one.at, blamed.at)
         later = f"{what}, and a later failure is blamed: {one.cause}"
-        hold(one.kind != "hang" and at <= first.at + LATER_S, later)
+        require(one.kind != "hang" and at <= first.at + TIME_TOLERANCE_S, later)
 
-    def _together(self, first: Cause) -> bool:
+    def _is_shared_failure(self, first: Cause) -> bool:
         same = [
             cause.host
             for cause in self.causes
-            if cause.failure == first.failure and cause.at - first.at <= AT_ONCE_S
+            if cause.failure == first.failure and cause.at - first.at <= SAME_MOMENT_S
         ]
         return first.failure in HOST_FAILURES and len({*same}) > 1

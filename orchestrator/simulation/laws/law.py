@@ -1,11 +1,11 @@
-"""`hold` checks a law; `Violated` says that a law was broken."""
+"""`require` checks a law; it raises `LawViolated` if the law is broken."""
 
 
-class Violated(AssertionError):
+class LawViolated(AssertionError):
     """A law was broken."""
 
 
-def hold(fine: bool, law: str) -> None:
-    """`law`: the message of `Violated`, which says what happened instead."""
-    if not fine:
-        raise Violated(law)
+def require(condition: bool, violation: str) -> None:
+    """`violation`: the message of `LawViolated`, which says what happened instead."""
+    if not condition:
+        raise LawViolated(violation)

@@ -23,17 +23,17 @@ from orchestrator.job.failures.policy import covers, default_rules, options
 from orchestrator.job.incident import Incident
 from orchestrator.job.stage import Running, Starting
 from orchestrator.job.state import Run
-from orchestrator.simulation.laws.law import hold
+from orchestrator.simulation.laws.law import require
 
 if TYPE_CHECKING:
     from orchestrator.simulation.world.world import World
 
 BUDGET = "max-restarts"
-OF_MACHINES = frozenset(("host-lost", "leader-lost", "hang", "preflight"))
-BY_MACHINES = frozenset(("SIGKILL", "SIGBUS"))
+HOST_INCIDENTS = frozenset(("host-lost", "leader-lost", "hang", "preflight"))
+HOST_SIGNALS = frozenset(("SIGKILL", "SIGBUS"))
 
 
-class Rules:
+class PolicyLaws:
     def __init__(self, world: "World") -> None:
         self.scenario = scenario = world.scenario
         self.rules: tuple[PolicyRule, ...] = (
@@ -41,14 +41,14 @@ class Rules:
             *options(scenario.on_oom, scenario.on_nan, on_processors=False),
             *default_rules(),
         )
-        self.says: dict[str, Remedy] = {}
+        self.class_actions: dict[str, Remedy] = {}
         for rule in (*scenario.classes, *known_classes()):
-            self.says.setdefault(rule.name, rule.action)
-        self.submitted()
+            self.class_actions.setdefault(rule.name, rule.action)
+        self.job_submitted()
 
-    def submitted(self) -> None:
+    def job_submitted(self) -> None:
         """A new submission resets all counts."""
-        self.known: list[Incident] = []
+        self.incidents: list[Incident] = []
         self.recovered: set[int] = set()
         """Numbers of the incidents that were followed by a step."""
         self.advanced: set[int] = set()
@@ -56,46 +56,46 @@ class Rules:
         self.spent = 0
         """Restarts that count against the budget since the last sign of progress."""
 
-    def decided(self, event: Event, before: Run, run: Run) -> None:
+    def check_decision(self, event: Event, before: Run, run: Run) -> None:
         match event:
             case StepReached() if isinstance(before.stage, Starting):
-                self.recovered |= {incident.id for incident in self.known}
+                self.recovered |= {incident.id for incident in self.incidents}
             case CheckpointSaved() if run.progress.saved > before.progress.saved:
                 self.spent = 0
-                self.advanced |= {incident.id for incident in self.known}
+                self.advanced |= {incident.id for incident in self.incidents}
             case TrainingResumed() if run.progress.saved > before.progress.saved:
                 self.spent = min(self.spent, 1)
-                self.advanced |= {incident.id for incident in self.known[:-1]}
+                self.advanced |= {incident.id for incident in self.incidents[:-1]}
             case _:
                 pass
         for incident in run.history.incidents[len(before.history.incidents) :]:
             if incident.kind == "preflight":
                 self.recovered |= {incident.id} if isinstance(before.stage, Running) else set()
             elif incident.rule == no_progress.RULE:
-                hold(run.ending == "FAILED", f"{incident.rule} decides, and the job goes on")
+                require(run.ending == "FAILED", f"{incident.rule} decides, but the job continues")
             elif incident.remedy is not None and incident.rule:
-                self._judge(incident, event, before, run)
-            self.known.append(incident)
+                self._check_incident(incident, event, before, run)
+            self.incidents.append(incident)
 
-    def _judge(self, one: Incident, event: Event, before: Run, run: Run) -> None:
-        rule = self._first(one)
-        action = self.says[one.failure] if rule.action == "class" else rule.action
-        most, counts = self.scenario.max_restarts, _counts(event, before)
+    def _check_incident(self, one: Incident, event: Event, before: Run, run: Run) -> None:
+        rule = self._first_rule(one)
+        action = self.class_actions[one.failure] if rule.action == "class" else rule.action
+        most, counts = self.scenario.max_restarts, _counts_against_budget(event, before)
         if one.rule == BUDGET:
             spent = self.spent if counts else 0
-            words = f"{one.failure} ends the job by {BUDGET} {most}"
-            hold(counts and spent >= most, f"{words}, and only {spent} restarts are spent")
+            message = f"{one.failure} ends the job by {BUDGET} {most}"
+            require(counts and spent >= most, f"{message}, and only {spent} restarts are spent")
         over = counts and action != "stop" and (self.spent >= most or one.rule == BUDGET)
         name = BUDGET if over else rule.name
-        hold(
+        require(
             one.rule == name,
             f"rule {one.rule} decides on {one.failure}, but {name} is the first that fits",
         )
-        fit = ("stop",) if name == BUDGET else self._allowed(action, one, run)
-        hold(one.remedy in fit, f"rule {name} says {action}, and {one.remedy} is done")
+        fit = ("stop",) if name == BUDGET else self._allowed_remedies(action, one, run)
+        require(one.remedy in fit, f"rule {name} says {action}, and {one.remedy} is done")
         self.spent += counts and one.remedy != "stop"
 
-    def _allowed(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
+    def _allowed_remedies(self, action: Remedy, one: Incident, run: Run) -> Sequence[Remedy]:
         """Remedies that are allowed for `action`, given the hosts and the scheduler of the job."""
         scheduled, host = run.scheduler.allocation is not None, one.culprit.host
         match action:
@@ -115,27 +115,27 @@ class Rules:
             case _:
                 return (action,)
 
-    def _first(self, one: Incident) -> PolicyRule:
-        says = self.says[one.failure]
+    def _first_rule(self, one: Incident) -> PolicyRule:
+        says = self.class_actions[one.failure]
         for rule in self.rules:
             said = not rule.says or says in rule.says
-            if said and self._covers(rule, one) and self._times(rule, one) >= rule.times:
+            if said and self._covers(rule, one) and self._num_occurrences(rule, one) >= rule.times:
                 return rule
         raise AssertionError("the last rule covers everything")
 
     def _covers(self, rule: PolicyRule, one: Incident) -> bool:
         return covers(rule, one.failure, one.scope, one.phase)
 
-    def _times(self, rule: PolicyRule, one: Incident) -> int:
+    def _num_occurrences(self, rule: PolicyRule, one: Incident) -> int:
         near = [
             former
-            for former in self.known
+            for former in self.incidents
             if self._covers(rule, former)
             and (rule.window is None or one.at - former.at <= rule.window)
         ]
-        return 1 + sum(self._same(rule, former, one) for former in near)
+        return 1 + sum(self._is_same(rule, former, one) for former in near)
 
-    def _same(self, rule: PolicyRule, former: Incident, one: Incident) -> bool:
+    def _is_same(self, rule: PolicyRule, former: Incident, one: Incident) -> bool:
         on_one_host = one.culprit.host is not None and former.culprit.host == one.culprit.host
         match rule.same:
             case "any":
@@ -157,13 +157,17 @@ class Rules:
         """Whether the incident counts as a strike against its host."""
         if one.scope == "user":
             return False
-        left_out = "replace" in (self.says[one.failure], one.remedy)
+        excluded = "replace" in (self.class_actions[one.failure], one.remedy)
         explained = one.failure != "sigkill-from-outside"
-        by = one.kind == "rank-killed" and one.evidence.signal in BY_MACHINES and explained
-        return (one.scope == "host" and left_out and explained) or one.kind in OF_MACHINES or by
+        by_signal = one.kind == "rank-killed" and one.evidence.signal in HOST_SIGNALS and explained
+        return (
+            (one.scope == "host" and excluded and explained)
+            or one.kind in HOST_INCIDENTS
+            or by_signal
+        )
 
 
-def _counts(event: Event, before: Run) -> bool:
+def _counts_against_budget(event: Event, before: Run) -> bool:
     """Whether an incident counts against the budget. A failure while the scheduler ends the job
     does not count."""
     if isinstance(event, LeaderStarted):

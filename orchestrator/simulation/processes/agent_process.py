@@ -39,13 +39,17 @@ from orchestrator.seams import AllocationBackend
 from orchestrator.simulation.processes.attempt import SimulatedAttempt, SimulatedProcesses
 from orchestrator.simulation.processes.backend import backend_of
 from orchestrator.simulation.processes.leader_process import LeaderProcess
-from orchestrator.simulation.processes.lines import End, SimulatedConnector, SimulatedServer
 from orchestrator.simulation.processes.loop import VirtualLoop
 from orchestrator.simulation.processes.planners import planners_of
 from orchestrator.simulation.processes.run_dir import StoredRunDir
+from orchestrator.simulation.processes.transport import (
+    SimulatedConnector,
+    SimulatedServer,
+    SimulatedWebsocket,
+)
 from orchestrator.simulation.world.ranks import HostRanks
 from orchestrator.simulation.world.storage import StoredJournal
-from orchestrator.simulation.world.training import Word
+from orchestrator.simulation.world.training import TrainingNews
 
 if TYPE_CHECKING:
     from orchestrator.simulation.world.hosts import Host
@@ -76,18 +80,18 @@ class AgentProcess:
     ) -> None:
         self.world, self.host, self.launch, self.restarts = world, host, launch, restarts
         self.lead, self.turn = lead, turn
-        self.incarnation = f"{host.name}.{world.drawn()}"
-        self.alive, self.holds = True, False
+        self.incarnation = f"{host.name}.{world.next_number()}"
+        self.alive, self.holds_lock = True, False
         self.loop = VirtualLoop(world.timeline)
         world.loops.append(self.loop)
         self.leader: LeaderProcess | None = None
         self.server: SimulatedServer | None = None
-        self.ends: list[End] = []
+        self.websockets: list[SimulatedWebsocket] = []
         self.attempt: SimulatedAttempt | None = None
         self.storage = self.run_dir_type(self)
         self.fence_name = ""
         """Name of its leader in the fence."""
-        self.has_asked = False
+        self.requested_requeue = False
         """It has requested the requeue of the job."""
         self.is_pod = world.scenario.successor_s is not None
         self.agent = self._new_agent()
@@ -144,7 +148,7 @@ class AgentProcess:
 
     async def _run(self) -> int:
         """Like `entry/agent.py`: lock the host, then follow or lead."""
-        if self.is_pod and (ending := self._ending()) is not None:
+        if self.is_pod and (ending := self._job_ending()) is not None:
             # As `entry/pod_agent.py`: a pod that starts after the end has nothing to run.
             return exit_codes.FAILED if ending == "FAILED" else exit_codes.OK
         begun = self.loop.time()
@@ -152,20 +156,22 @@ class AgentProcess:
             if self.loop.time() - begun > LOCK_WAIT_S:
                 return exit_codes.LEADER_LOST if self.is_pod else exit_codes.NOT_ADMITTED
             await asyncio.sleep(HOLD_POLL_S)
-        self.holds = True
+        self.holds_lock = True
         code = await (self._lead() if self.lead else self._follow())
-        if self.is_pod and code == exit_codes.FAILED and self._ending() != "FAILED":
+        if self.is_pod and code == exit_codes.FAILED and self._job_ending() != "FAILED":
             # As `entry/pod_agent.py`: a failed agent does not mean a failed job.
             return exit_codes.LEADER_LOST
         return code
 
-    def _ending(self) -> str | None:
+    def _job_ending(self) -> str | None:
         run = self.world.storage.fold()
         current = run.job is not None and run.job.launch.launch == self.launch
         return run.ending if current else None
 
     def _is_held(self) -> bool:
-        others = [one for one in self.host.agents if one is not self and one.alive and one.holds]
+        others = [
+            one for one in self.host.agents if one is not self and one.alive and one.holds_lock
+        ]
         return bool(others or self.host.ranks)
 
     async def _lead(self) -> int:
@@ -232,7 +238,7 @@ class AgentProcess:
         return self.leader.supervisor
 
     def _records(self, backend: AllocationBackend) -> HostRecords:
-        return self.world.records(self.host.clock.now())
+        return self.world.host_records(self.host.clock.now())
 
     @asynccontextmanager
     async def _while_leading(self, leader: Leader) -> AsyncIterator[None]:
@@ -243,39 +249,42 @@ class AgentProcess:
             yield
         finally:
             if self.alive:
-                self.leader.over(silently=False)
+                self.leader.ended(silently=False)
                 self.leader = None
 
-    def takes_over(self, name: str) -> None:
+    def took_over(self, name: str) -> None:
         """Called when the process has written its name to the fence."""
         self.fence_name = name
         if not self.lead:
             self.world.history.note(self.host.name, "takes over")
-            self.world.witness.takes_over(self, self.world.storage.fold())
+            self.world.laws.check_takeover(self, self.world.storage.fold())
 
     # Called by the world
 
     @property
     def ranks(self) -> HostRanks | None:
         ranks = self.attempt.ranks if self.attempt is not None else None
-        return None if ranks is None or ranks.gone else ranks
+        return None if ranks is None or ranks.have_exited else ranks
 
     @property
     def is_alone(self) -> bool:
         return self.agent.alone.is_set()
 
     @property
-    def talks_to(self) -> LeaderProcess | None:
-        end = next((end for end in reversed(self.ends) if end.line.open), None)
-        return end.other.process.leader if end is not None else None
+    def heard_leader(self) -> LeaderProcess | None:
+        websocket = next(
+            (websocket for websocket in reversed(self.websockets) if websocket.connection.open),
+            None,
+        )
+        return websocket.other.process.leader if websocket is not None else None
 
-    def report(self, report: Report) -> None:
+    def report_exit(self, report: Report) -> None:
         if self.alive and isinstance(report, RankExited) and self.attempt is not None:
             self.loop.call_soon(self.agent.attempts.failed, report, self.attempt)
 
-    def tell(self, word: Word) -> None:
+    def report_news(self, news: TrainingNews) -> None:
         if self.alive:
-            self.loop.call_soon(self.agent.attempts.hear, word)
+            self.loop.call_soon(self.agent.attempts.hear, news)
 
     def wake(self) -> None:
         if self.alive:
@@ -284,20 +293,20 @@ class AgentProcess:
     def attempt_ended(self, ranks: HostRanks, stopped: HostStopped) -> None:
         attempt = self.attempt
         if self.alive and attempt is not None and attempt.ranks is ranks:
-            attempt.over.set_result(stopped)
+            attempt.ended.set_result(stopped)
 
-    def signalled(self, signal_name: str) -> None:
+    def receive_signal(self, signal_name: str) -> None:
         """The scheduler sends a signal. SIGTERM ends a process without a handler; other signals are
         ignored until a handler exists."""
         number = signal.Signals[signal_name]
-        if self.alive and not self.loop.signalled(number) and number == signal.SIGTERM:
+        if self.alive and not self.loop.run_signal_handler(number) and number == signal.SIGTERM:
             self.die()
 
     def exit(self, code: int) -> None:
         if self.alive:
             if code == exit_codes.LEADER_LOST and self.agent.config.outlives_leader:
-                self.world.witness.leaves_without_leader(self)
-            self._over()
+                self.world.laws.check_exit_without_leader(self)
+            self._end()
             self.world.agent_left(self, code)
 
     def die(self, *, silently: bool = False) -> None:
@@ -307,23 +316,26 @@ class AgentProcess:
             return
         ranks = self.ranks
         self.loop.was_killed = True
-        self._over(silently=silently)
+        self._end(silently=silently)
         if ranks is not None:
             ranks.kill()
         if not silently:
             self.world.agent_left(self, KILLED)
 
-    def _over(self, *, silently: bool = False) -> None:
+    def _end(self, *, silently: bool = False) -> None:
         self.alive = False
         self.loop.kill()
-        ends = [*self.ends, *(self.server.ends if self.server is not None else ())]
-        for end in ends:
+        websockets = [
+            *self.websockets,
+            *(self.server.websockets if self.server is not None else ()),
+        ]
+        for websocket in websockets:
             if not silently:
-                end.hang_up()
+                websocket.disconnect()
         if self.leader is not None:
-            self.leader.over(silently=silently)
+            self.leader.ended(silently=silently)
         if not silently:
-            self.world.unlocks(self)
+            self.world.release_lock(self)
             turn = self.world.storage.turn
             if turn is not None and turn.process is self:
                 turn.close()

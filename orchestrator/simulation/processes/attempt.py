@@ -37,7 +37,7 @@ class SimulatedAttempt:
         self.process, self.start = process, start
         self.stopping = False
         self.ranks: HostRanks | None = None
-        self.over: asyncio.Future[HostStopped] = process.loop.create_future()
+        self.ended: asyncio.Future[HostStopped] = process.loop.create_future()
 
     async def begin(self) -> None:
         number = re.sub(r"\D", "", self.start.config.rpartition("/")[2])
@@ -46,12 +46,12 @@ class SimulatedAttempt:
             stopped = HostStopped(
                 attempt=order.attempt, host=self.process.host.name, finished=False
             )
-            self.over.set_result(stopped)
+            self.ended.set_result(stopped)
             return
-        self.ranks = self.process.world.starts_ranks(self.process, order)
+        self.ranks = self.process.world.start_ranks(self.process, order)
 
     async def wait(self) -> tuple[list[RankExited], HostStopped]:
-        return [], await self.over
+        return [], await self.ended
 
     async def stop(self, grace_s: float) -> None:
         self.stopping = True
@@ -66,7 +66,7 @@ class SimulatedAttempt:
         return None
 
     def has_trained(self, rank: int) -> bool:
-        return self.ranks is not None and self.ranks.training.trained
+        return self.ranks is not None and self.ranks.training.has_stepped
 
     def failures(self) -> list[RankExited]:
         return [] if self.ranks is None else list(self.ranks.reports)
@@ -129,13 +129,13 @@ class SimulatedProcesses:
     async def check_fabric(self, order: CheckFabric) -> Checked:
         world, host = self.process.world, self.process.host
         await asyncio.sleep(CHECK_TAKES_S)
-        deaf = tuple(name for name in order.hosts if not world.takes_part(host, name))
+        unreachable = tuple(name for name in order.hosts if not world.reaches_agent(host, name))
         return Checked(
             check=order.check,
             host=host.name,
-            state="waited" if deaf else "ok",
-            seconds=None if deaf else 0.001,
-            waited_for=deaf,
+            state="waited" if unreachable else "ok",
+            seconds=None if unreachable else 0.001,
+            waited_for=unreachable,
         )
 
     def free_port(self) -> int:

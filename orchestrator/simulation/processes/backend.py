@@ -18,7 +18,7 @@ from orchestrator.seams import (
     SuccessorHosts,
     UnattendedAllocation,
 )
-from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.k8s_operator import KubernetesOperator
 from orchestrator.simulation.world.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LocalBackend:
         silent_s: float = 0.0,
     ) -> None:
         await asyncio.sleep(ANSWER_S)
-        self.process.world.restart_agent(self.process, host)
+        self.process.world.restart_local_agent(self.process, host)
 
 
 class SlurmBackend(LocalBackend):
@@ -118,7 +118,7 @@ class SlurmBackend(LocalBackend):
 
     async def clear_host(self, launch: LaunchPlan, host: str) -> str:
         world = self.process.world
-        world.witness.takes_over(self.process, world.storage.fold())
+        world.laws.check_takeover(self.process, world.storage.fold())
         await asyncio.sleep(CLEAR_S)
         return self.scheduler.clear_host(self.process, host)
 
@@ -127,9 +127,9 @@ class SlurmBackend(LocalBackend):
 
 
 class KubernetesBackend(LocalBackend):
-    def __init__(self, process: "AgentProcess", operators: Operators) -> None:
+    def __init__(self, process: "AgentProcess", operator: KubernetesOperator) -> None:
         super().__init__(process)
-        self.operators = operators
+        self.operator = operator
         self.granted = cast(GrantingScheduler, self)
         self.successors = cast(SuccessorHosts, self)
 
@@ -143,17 +143,15 @@ class KubernetesBackend(LocalBackend):
         silent_s: float = 0.0,
     ) -> None:
         await asyncio.sleep(ANSWER_S)
-        self.operators.replace(
-            self.process, host, elsewhere=elsewhere, shut=shut, silent_s=silent_s
-        )
+        self.operator.replace(self.process, host, elsewhere=elsewhere, shut=shut, silent_s=silent_s)
 
     async def allocation(self, launch: LaunchPlan) -> Allocation:
         await asyncio.sleep(ANSWER_S)
-        return self.operators.allocation(self.process)
+        return self.operator.allocation(self.process)
 
     async def notices(self, launch: LaunchPlan, hosts: Sequence[str]) -> tuple[HostNotice, ...]:
         await asyncio.sleep(ANSWER_S)
-        return self.operators.notices(self.host, hosts)
+        return self.operator.notices(self.host, hosts)
 
     async def own_run(self, launch: LaunchPlan, hosts: Sequence[str]) -> CurrentRun:
         """Pods end one by one, so only the API server itself is checked."""
@@ -162,11 +160,11 @@ class KubernetesBackend(LocalBackend):
 
     async def why_ending(self, launch: LaunchPlan) -> Cause:
         await asyncio.sleep(ANSWER_S)
-        return self.operators.why_ending(self.process)
+        return self.operator.why_ending(self.process)
 
     async def standing(self, launch: LaunchPlan) -> str | None:
         await asyncio.sleep(ANSWER_S)
-        return self.operators.standing(self.host)
+        return self.operator.standing(self.host)
 
     async def requeue(
         self,
@@ -177,15 +175,15 @@ class KubernetesBackend(LocalBackend):
         whole: bool = True,
     ) -> None:
         await asyncio.sleep(ANSWER_S)
-        self.operators.requeue(self.process, exclude, again=again, whole=whole)
+        self.operator.requeue(self.process, exclude, again=again, whole=whole)
 
     async def taken(self, launch: LaunchPlan, hosts: Mapping[str, float]) -> Mapping[str, str]:
         await asyncio.sleep(ANSWER_S)
-        return self.operators.taken(self.host, hosts)
+        return self.operator.taken(self.host, hosts)
 
     async def revive_leader(self, launch: LaunchPlan, *, silent_s: float | None) -> None:
         await asyncio.sleep(ANSWER_S)
-        self.operators.revive_leader(self.process, silent_s)
+        self.operator.revive_leader(self.process, silent_s)
 
 
 def backend_of(process: "AgentProcess") -> AllocationBackend:
@@ -193,7 +191,7 @@ def backend_of(process: "AgentProcess") -> AllocationBackend:
     found: LocalBackend
     if not process.world.scenario.scheduled:
         found = LocalBackend(process)
-    elif isinstance(scheduler, Operators):
+    elif isinstance(scheduler, KubernetesOperator):
         found = KubernetesBackend(process, scheduler)
     else:
         found = SlurmBackend(process, scheduler)

@@ -18,7 +18,7 @@ class DefectHandler(logging.Handler):
 
 
 @contextmanager
-def collecting(defects: list[BaseException]) -> Iterator[None]:
+def collect_defects(defects: list[BaseException]) -> Iterator[None]:
     logger = logging.getLogger("orchestrator")
     handler, disabled = DefectHandler(defects), logging.root.manager.disable
     propagates, logger.propagate = logger.propagate, False

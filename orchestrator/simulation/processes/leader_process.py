@@ -30,8 +30,8 @@ class LeaderProcess:
         self.leader: Leader | None = None
         """None until the scheduler has granted the hosts."""
         self.journal = journal
-        self.supervisor = WitnessedSupervisor(self)
-        self.crash_between: int | None = None
+        self.supervisor = CheckedSupervisor(self)
+        self.crash_before_action: int | None = None
         """The leader dies after this number of further actions; None: it does not."""
 
     def begin(self, leader: Leader) -> None:
@@ -39,11 +39,11 @@ class LeaderProcess:
         leader.snapshots.every = SNAPSHOT_LINES
         leader.events.perform = partial(self._perform, leader.events.perform)
         if self.world.crash_next is not None:
-            self.doom(*self.world.crash_next)
+            self.crash_after(*self.world.crash_next)
             self.world.crash_next = None
 
     @property
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         return self.process.server is not None
 
     @property
@@ -56,14 +56,14 @@ class LeaderProcess:
         return None if self.leader is None else self.leader.monitor
 
     async def _perform(self, perform: Any, action: Action) -> None:
-        if self.crash_between is not None:
-            self.crash_between -= 1
-            if self.crash_between < 0:
-                self.crashes(f"before {type(action).__name__}")
+        if self.crash_before_action is not None:
+            self.crash_before_action -= 1
+            if self.crash_before_action < 0:
+                self.crash_now(f"before {type(action).__name__}")
                 await self.process.loop.create_future()
         leaves = self.supervisor.run.interruption.leaving is not None
         if leaves and isinstance(action, StopAttempt) and not action.hosts:
-            self.world.parts()
+            self.world.stop_begins()
         await perform(action)
 
     # Called by the world
@@ -81,25 +81,25 @@ class LeaderProcess:
         """Stop the process, which includes the agent."""
         self.process.loop.pause(seconds)
 
-    def doom(self, number: int, where: Crash | None) -> None:
+    def crash_after(self, number: int, where: Crash | None) -> None:
         """Die after `number` further lines of the journal; without `where`, after `number`
         actions."""
         if where is None:
-            self.crash_between = number
+            self.crash_before_action = number
         else:
             self.journal.crash = (number, where)
 
-    def crashes(self, where: str) -> None:
+    def crash_now(self, where: str) -> None:
         self.world.history.note(self.host.name, f"the leader is killed {where}")
-        self.world.happens("leader")
+        self.world.took_effect("leader")
         self.process.die()
 
-    def over(self, *, silently: bool) -> None:
+    def ended(self, *, silently: bool) -> None:
         self.alive = False
-        self.world.witness.leader_gone(self)
+        self.world.laws.leader_ended(self)
 
 
-class WitnessedSupervisor(Supervisor):
+class CheckedSupervisor(Supervisor):
     """The real supervisor. The laws check each decision, and writes take virtual time."""
 
     def __init__(self, leader: LeaderProcess) -> None:
@@ -118,12 +118,12 @@ class WitnessedSupervisor(Supervisor):
             count, actions = super().take(events)
         except Crashed as crashed:
             event = self._check(before, events, crashed.lines)
-            self.leader.crashes(f"{crashed} of {type(event).__name__}")
+            self.leader.crash_now(f"{crashed} of {type(event).__name__}")
             return 0, ()
         if count > 1:
             self._check(before, events[:count], count)
         else:
-            world.witness.heard(events[0], before)
+            world.laws.before_decision(events[0], before)
             if is_journalled(events[0], before, self.run):
                 world.decided(self.leader, events[0], actions)
         return count, actions
@@ -135,11 +135,11 @@ class WitnessedSupervisor(Supervisor):
         for event in events:
             before = run
             run, actions = self.decide(before, event)
-            told = is_journalled(event, before, run)
-            if told and lines == 0:
+            journalled = is_journalled(event, before, run)
+            if journalled and lines == 0:
                 return event
-            world.witness.heard(event, before)
-            if not told:
+            world.laws.before_decision(event, before)
+            if not journalled:
                 continue
             lines -= 1
             self.run = run

@@ -47,12 +47,12 @@ class Handle:
         if self.is_cancelled:
             return
         loop = self.loop
-        if not (loop.runs or loop.buries):
+        if not (loop.runs or loop.is_cleaning_up):
             if loop.is_dead:
-                loop.grave.append(self)  # the process has ended, so `bury` handles it
+                loop.leftovers.append(self)  # the process has ended, so `cancel_leftovers` runs it
                 return
             if loop.timeline.now < loop.paused_until:
-                loop.held.append(self)  # the process is paused, so this runs when it continues
+                loop.deferred.append(self)  # the process is paused, so this runs when it continues
                 return
         _set_running_loop(loop)
         self.context.run(self.callback, *self.args)
@@ -66,12 +66,12 @@ class VirtualLoop:
         self.timeline = timeline
         self.runs = True
         """The process is neither dead nor paused."""
-        self.is_dead = self.buries = self.was_killed = False
+        self.is_dead = self.is_cleaning_up = self.was_killed = False
         self.paused_until = 0.0
-        self.held: list[Handle] = []
+        self.deferred: list[Handle] = []
         """Callbacks that became due while the process was paused."""
         self.signal_handlers: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
-        self.grave: deque[Handle] = deque()
+        self.leftovers: deque[Handle] = deque()
         self.tasks: list[asyncio.Task[Any]] = []
         """All tasks ever created. Nothing else refers to a task whose process has ended."""
 
@@ -95,7 +95,7 @@ class VirtualLoop:
     ) -> Handle:
         handle = Handle(self, callback, args, context, 0.0)
         if self.is_dead:
-            self.grave.append(handle)
+            self.leftovers.append(handle)
         else:
             self.timeline.ready.append(handle.run)
         return handle
@@ -118,7 +118,7 @@ class VirtualLoop:
     ) -> Handle:
         handle = Handle(self, callback, args, context, when)
         if self.is_dead:
-            self.grave.append(handle)
+            self.leftovers.append(handle)
         else:
             self.timeline.after(max(0.0, when - self.timeline.now), handle.run)
         return handle
@@ -140,7 +140,7 @@ class VirtualLoop:
     def add_signal_handler(self, number: int, callback: Callable[..., object], *args: Any) -> None:
         self.signal_handlers[number] = (callback, args)
 
-    def signalled(self, number: int) -> bool:
+    def run_signal_handler(self, number: int) -> bool:
         """Run the handler of a signal. False: there is none."""
         if number not in self.signal_handlers:
             return False
@@ -157,18 +157,19 @@ class VirtualLoop:
     def _continue(self) -> None:
         if self.timeline.now >= self.paused_until and not self.is_dead:
             self.runs = True
-            held, self.held = self.held, []
-            self.timeline.ready.extend(handle.run for handle in held)
+            deferred, self.deferred = self.deferred, []
+            self.timeline.ready.extend(handle.run for handle in deferred)
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """asyncio reports unretrieved exceptions here. Ignored, because `unheard` finds them."""
+        """asyncio reports exceptions here that no code retrieved. This does nothing, because
+        `unretrieved_exceptions` finds them."""
 
     def kill(self) -> None:
         """The process has ended. No waiting coroutine continues."""
         self.is_dead, self.runs = True, False
 
 
-def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
+def unretrieved_exceptions(loops: Sequence[VirtualLoop]) -> list[BaseException]:
     """Exceptions of tasks that no code has retrieved.
 
     A leader that gives up retrieves that from its tasks at its end. If it is killed before its end,
@@ -184,24 +185,24 @@ def unheard(loops: Sequence[VirtualLoop]) -> list[BaseException]:
     return found
 
 
-def bury(loops: Sequence[VirtualLoop]) -> None:
+def cancel_leftovers(loops: Sequence[VirtualLoop]) -> None:
     """Cancel the tasks that ended processes left, so that no coroutine is dropped unfinished.
     Coroutines that await during cleanup need another round."""
     _set_running_loop(None)  # still set if a callback raised
     for loop in loops:
-        loop.is_dead, loop.runs, loop.buries = True, False, True
-        loop.grave.extend(loop.held)
+        loop.is_dead, loop.runs, loop.is_cleaning_up = True, False, True
+        loop.leftovers.extend(loop.deferred)
         ready = loop.timeline.ready
     while loops and ready:
         ready.popleft()()
     for _ in range(MOST_ROUNDS):
         tasks = [task for loop in loops for task in loop.tasks if not task.done()]
-        graves = [loop for loop in loops if loop.grave]
-        if not (tasks or graves):
+        unfinished = [loop for loop in loops if loop.leftovers]
+        if not (tasks or unfinished):
             break
         for task in tasks:
             task.cancel()
-        for loop in graves:
-            grave, loop.grave = loop.grave, deque()
-            for handle in grave:
+        for loop in unfinished:
+            leftovers, loop.leftovers = loop.leftovers, deque()
+            for handle in leftovers:
                 handle.run()

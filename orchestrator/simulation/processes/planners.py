@@ -21,7 +21,7 @@ def planners_of(world: "World") -> Planners:
         former: Plan, hosts: Sequence[str], switches: Mapping[str, tuple[str, ...]]
     ) -> JobPlan:
         found = smaller_plan(len(hosts), least, each)
-        return JobPlan(plan=found, number=world.number_of(found))
+        return JobPlan(plan=found, number=world.add_plan(found))
 
     def less(
         former: Plan,
@@ -36,7 +36,7 @@ def planners_of(world: "World") -> Planners:
             found = plan_for(len(former.hosts), each, short.device_bytes)
         except PlanError as exc:
             return Refit(found=None, why=exc.message)
-        return Refit(found=JobPlan(plan=found, number=world.number_of(found)), why="refitted")
+        return Refit(found=JobPlan(plan=found, number=world.add_plan(found)), why="refitted")
 
     return Planners(fewer=fewer, less=less)
 

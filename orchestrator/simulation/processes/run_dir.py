@@ -16,7 +16,7 @@ from orchestrator.failover.turns import TURN_S
 from orchestrator.host_strikes import Strike
 from orchestrator.journal.supervisor import Folded
 from orchestrator.leader.storage import Watch
-from orchestrator.simulation.world.storage import StoredJournal, Whereabouts
+from orchestrator.simulation.world.storage import LeaderRecord, StoredJournal
 
 if TYPE_CHECKING:
     from orchestrator.simulation.processes.agent_process import AgentProcess
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LOCK_POLL_S = 1.0
 
 
-class NeverLost:
+class NoLossWatch:
     """No fault of a scenario removes the run directory."""
 
     lost: Loss | None = None
@@ -40,21 +40,23 @@ class StoredRunDir:
         self.process = process
         self.storage = process.world.storage
         self.host = process.host.name
-        self.watch: Watch = NeverLost()
+        self.watch: Watch = NoLossWatch()
         self.journal: StoredJournal | None = None
         """The journal of a leader."""
 
     def _check_read(self) -> None:
-        if not self.storage.serves(self.host):
+        if not self.storage.reachable_from(self.host):
             raise OSError("the file server is unreachable")
 
     # Reads of an agent
 
     def leader_of(self, term: Term) -> Mapping[str, Any]:
-        said = self.storage.announced() if self.storage.serves(self.host) else None
-        if said is None or (said.launch, said.restarts) != (term.launch, term.restarts):
+        record = (
+            self.storage.read_leader_record() if self.storage.reachable_from(self.host) else None
+        )
+        if record is None or (record.launch, record.restarts) != (term.launch, term.restarts):
             return {}
-        return {"over": True} if said.over else {"address": said.host, "port": said.port}
+        return {"over": True} if record.over else {"address": record.host, "port": record.port}
 
     def leader_holds_journal(self) -> bool:
         self._check_read()
@@ -71,18 +73,18 @@ class StoredRunDir:
     def write_fence(self, fence: Fence) -> None:
         world = self.process.world
         self.storage.check_write(self.host)
-        world.witness.fence_raised(fence.leader)
+        world.laws.check_fence_write(fence.leader)
         self.storage.fence = fence
 
     def announce(self, term: Term, address: str, port: int, name: str) -> None:
-        self._announce(Whereabouts(term.launch, term.restarts, self.host, port))
+        self._announce(LeaderRecord(term.launch, term.restarts, self.host, port))
 
     def announce_end(self, term: Term) -> None:
-        self._announce(Whereabouts(term.launch, term.restarts, self.host, over=True))
+        self._announce(LeaderRecord(term.launch, term.restarts, self.host, over=True))
 
-    def _announce(self, said: Whereabouts) -> None:
+    def _announce(self, record: LeaderRecord) -> None:
         self.storage.check_write(self.host)
-        self.storage.whereabouts.append((self.process.world.timeline.now, said))
+        self.storage.leader_records.append((self.process.world.timeline.now, record))
 
     def write_snapshot(self, folded: Folded, guard: Callable[[], None]) -> None:
         assert self.journal is not None
@@ -104,7 +106,7 @@ class StoredRunDir:
         self.storage.check_write(self.host)
         former = self.storage.fence
         self.storage.fence = Fence(leader=name, attempt=former.attempt if former else 0)
-        self.process.takes_over(name)
+        self.process.took_over(name)
 
     def open_turn(self, mark: str) -> "StoredTurn":
         self._check_read()
@@ -123,14 +125,14 @@ class StoredRunDir:
         until = now() + patience_s
         while True:
             self._check_read()
-            if self.process.world.locks(self.process):
+            if self.process.world.acquire_lock(self.process):
                 break
             if now() > until:
                 raise InUse("the journal is held by another process", fix="wait")
             await asyncio.sleep(LOCK_POLL_S)
         guard = partial(self.check_leader, name)
-        released = partial(self.process.world.unlocks, self.process)
-        self.journal = StoredJournal(self.storage, self.host, guard, released)
+        on_release = partial(self.process.world.release_lock, self.process)
+        self.journal = StoredJournal(self.storage, self.host, guard, on_release)
         return self.journal
 
 
@@ -148,7 +150,7 @@ class StoredTurn:
 
     def has_come(self) -> bool:
         storage = self.process.storage.storage
-        if not storage.serves(self.process.host.name):
+        if not storage.reachable_from(self.process.host.name):
             return False  # the real call blocks
         if storage.turn is None or storage.turn is self:
             storage.turn = self
@@ -157,14 +159,14 @@ class StoredTurn:
 
     def settle(self) -> None:
         storage = self.process.storage.storage
-        if storage.serves(self.process.host.name) and not storage.full:
-            storage.settled.add(self.mark)
+        if storage.reachable_from(self.process.host.name) and not storage.full:
+            storage.settled_marks.add(self.mark)
 
     def is_settled(self) -> bool:
         storage = self.process.storage.storage
-        if not storage.serves(self.process.host.name):
+        if not storage.reachable_from(self.process.host.name):
             raise OSError("the file server is unreachable")
-        return self.mark in storage.settled
+        return self.mark in storage.settled_marks
 
     def close(self) -> None:
         storage = self.process.storage.storage
@@ -181,7 +183,7 @@ class StoredFollowing:
     def look(self) -> Seen:
         self.run_dir._check_read()
         storage, world = self.run_dir.storage, self.run_dir.process.world
-        run, entries = storage.fold(), storage.recall()
+        run, entries = storage.fold(), storage.read_entries()
         last = entries[-1].event if entries else None
         led = not world.lock_is_free
         return seen_by(self.run_dir.host, run, len(entries), last, led=led)

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.simulation.scenario import Fault
-from orchestrator.simulation.world.hosts import BROKEN, Host
-from orchestrator.simulation.world.k8s_operator import Operators
-from orchestrator.simulation.world.network import SCHEDULER, STORAGE, Weather
+from orchestrator.simulation.world.hosts import FAILED_CHECK, Host
+from orchestrator.simulation.world.k8s_operator import KubernetesOperator
+from orchestrator.simulation.world.network import SCHEDULER, STORAGE, MessageFaults
 from orchestrator.simulation.world.storage import Crash
-from orchestrator.simulation.world.training_faults import ERRORS, HEALING, Words
+from orchestrator.simulation.world.training_faults import ERRORS, START_FAILURES, RankFailure
 
 if TYPE_CHECKING:
-    from orchestrator.simulation.world.ranks import HostRanks, Stuck
+    from orchestrator.simulation.world.ranks import HangKind, HostRanks
     from orchestrator.simulation.world.world import World
 
 T = TypeVar("T")
@@ -22,25 +22,25 @@ LONGEST_S = 1200.0
 """Upper bound on the duration of a fault."""
 QUEUES_S = 300.0
 """How long a fault waits for a queued job to start."""
-PATIENT_S = 60.0
+CANCEL_WITHIN_S = 60.0
 """How long a user waits for a failure before she cancels the job."""
 KNOWN_STEPS = 30
 """Steps within which a slow rank is detected."""
-LATER = frozenset(("fabric", "memory", "nan", "slow", "leader", "parting", "drain", "cancel"))
+DELAYED = frozenset(("fabric", "memory", "nan", "slow", "leader", "parting", "drain", "cancel"))
 """Kinds that take effect later, if at all. The code that meets such a fault calls
-`World.happens`."""
+`World.took_effect`."""
 CRASHES: tuple[Crash | None, ...] = ("before the line", "within the line", "after the line", None)
 
 
-def strike(world: "World", fault: Fault) -> None:
+def start_fault(world: "World", fault: Fault) -> None:
     """Start `fault` now; it ends by itself."""
     world.history.note("fault", f"{fault.kind} (pick {fault.pick:.3f}, size {fault.size:.3f})")
     seconds = FAULTS[fault.kind](world, fault)
     world.faults[fault.kind] += 1
     if seconds is not None:
         world.expected[fault.kind] += 1
-    if fault.kind not in LATER:
-        world.happens(fault.kind)
+    if fault.kind not in DELAYED:
+        world.took_effect(fault.kind)
 
 
 def _pick(choices: Sequence[T], fault: Fault) -> T:
@@ -48,7 +48,7 @@ def _pick(choices: Sequence[T], fault: Fault) -> T:
 
 
 def _running(world: "World") -> "list[HostRanks]":
-    return [ranks for host in world.hosts.values() for ranks in host.ranks if not ranks.gone]
+    return [ranks for host in world.hosts.values() for ranks in host.ranks if not ranks.have_exited]
 
 
 def _after(world: "World", seconds: float, do: Callable[[], None]) -> float:
@@ -64,20 +64,22 @@ def _rank(world: "World", fault: Fault) -> float | None:
     number = ranks.alive[-1]
     match int(fault.size * 5):
         case 0:
-            words = Words(code=None, by=signal.SIGKILL, failure="sigkill-from-outside")
+            failure = RankFailure(
+                code=None, signal=signal.SIGKILL, failure_class="sigkill-from-outside"
+            )
         case 1:
-            own = "rank 7 of the library is out of luck"
-            words = Words(own, "RuntimeError", failure="python-exception")
+            message = "rank 7 of the library is out of luck"
+            failure = RankFailure(message, "RuntimeError", failure_class="python-exception")
         case 2:
-            words = Words(code=None, by=signal.SIGBUS, failure="segfault")
+            failure = RankFailure(code=None, signal=signal.SIGBUS, failure_class="segfault")
         case 3:
-            odd = f"loss is odd at {world.timeline.now:.0f}"
-            words = Words(odd, "RuntimeError", failure="python-exception")
+            message = f"loss is odd at {world.timeline.now:.0f}"
+            failure = RankFailure(message, "RuntimeError", failure_class="python-exception")
         case _ if fault.size > 0.97:
-            words = Words(code=exit_codes.REFUSED, failure="refused")
+            failure = RankFailure(code=exit_codes.REFUSED, failure_class="refused")
         case _:
-            words = Words(code=exit_codes.FAILED)
-    ranks.end_rank(number, words)
+            failure = RankFailure(code=exit_codes.FAILED)
+    ranks.end_rank(number, failure)
     return 0.0
 
 
@@ -85,20 +87,23 @@ def _error(world: "World", fault: Fault) -> float | None:
     running = _running(world)
     if not running:
         return None
-    words = list(ERRORS.values())[int(fault.size * len(ERRORS))]
-    _pick(running, fault).fails(words)
+    failure = list(ERRORS.values())[int(fault.size * len(ERRORS))]
+    _pick(running, fault).fail_one(failure)
     return 0.0
 
 
 def _fabric(world: "World", fault: Fault) -> float | None:
     """Every attempt fails at its start until the fault ends by itself."""
     seconds = 10.0 + 240.0 * fault.size**2
-    words = list(HEALING.values())[int(fault.pick * len(HEALING))]
-    world.troubles.healing, world.troubles.heals_at = words, world.timeline.now + seconds
+    failure = list(START_FAILURES.values())[int(fault.pick * len(START_FAILURES))]
+    world.training_faults.start_failure, world.training_faults.start_fails_until = (
+        failure,
+        world.timeline.now + seconds,
+    )
     running = _running(world)
     if running:
-        _after(world, 0.0, partial(world.happens, "fabric"))
-        _pick(running, fault).fails(words)
+        _after(world, 0.0, partial(world.took_effect, "fabric"))
+        _pick(running, fault).fail_one(failure)
     return seconds
 
 
@@ -106,7 +111,9 @@ def _memory(world: "World", fault: Fault) -> float | None:
     """From the next step on, devices have slightly less memory than the plan takes."""
     if world.run.job is None:
         return None
-    world.troubles.capacity = int(world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size))
+    world.training_faults.device_bytes = int(
+        world.run.plan.memory.peak_bytes * (0.85 + 0.14 * fault.size)
+    )
     return 0.0
 
 
@@ -116,35 +123,35 @@ def _nan(world: "World", fault: Fault) -> float | None:
     step = running[0].training.step if running else 0
     soon = step + 1 + int(fault.pick * 7 % 1 * 4)
     if fault.pick > 0.85:
-        world.troubles.diverges_at = soon
+        world.training_faults.diverges_at = soon
     else:
-        world.troubles.poison = frozenset(range(soon, soon + 1 + int(fault.size * 4)))
-    world.troubles.patience = 1 + int(fault.size * 13) % 3
+        world.training_faults.bad_batches = frozenset(range(soon, soon + 1 + int(fault.size * 4)))
+    world.training_faults.bad_steps_allowed = 1 + int(fault.size * 13) % 3
     return 0.0
 
 
 def _slow(world: "World", fault: Fault) -> float | None:
-    _lags(world, fault)
+    _slow_down(world, fault)
     return 0.0
 
 
-def _lags(world: "World", fault: Fault) -> None:
+def _slow_down(world: "World", fault: Fault) -> None:
     """Slow a host down as soon as ranks run, mostly for long enough to be detected; in a fifth of
     the cases not. Only one host is slow at a time, because two slow hosts hide each other."""
     now, running = world.timeline.now, [ranks.agent.host for ranks in _running(world)]
     if not running:
         if not world.ended and now < fault.at + QUEUES_S:
-            _after(world, 5.0, partial(_lags, world, fault))
+            _after(world, 5.0, partial(_slow_down, world, fault))
         return
     host = next((host for host in running if host.slow_s), _pick(running, fault))
-    host.slow_s, host.lagged = world.scenario.step_s * (0.2 + fault.size), True
+    host.slow_s, host.ever_slow = world.scenario.step_s * (0.2 + fault.size), True
     steps = 8 if fault.pick * 7 % 1 < 0.2 else KNOWN_STEPS
     seconds = min(LONGEST_S / 2, steps * (world.scenario.step_s + host.slow_s))
     host.slow_until = max(host.slow_until, now + seconds)
-    _after(world, seconds, partial(_quick, world, host))
+    _after(world, seconds, partial(_end_slow, world, host))
 
 
-def _quick(world: "World", host: Host) -> None:
+def _end_slow(world: "World", host: Host) -> None:
     if world.timeline.now >= host.slow_until:
         host.slow_s = 0.0
 
@@ -156,23 +163,23 @@ def _hang(world: "World", fault: Fault) -> float | None:
     if not running:
         return None
     ranks = _pick(running, fault)
-    ways: tuple[Stuck, ...] = ("stopped", "busy", "loading")
-    ranks.hang(ways[int(fault.size * 7 % 1 * len(ways))])
+    classes: tuple[HangKind, ...] = ("stopped", "busy", "loading")
+    ranks.hang(classes[int(fault.size * 7 % 1 * len(classes))])
     if fault.size > 0.33:
         return 0.0
     if fault.size < 0.16:  # until the hang is detected
-        world.at_hang.append(ranks.thaw)
+        world.at_next_hang.append(ranks.resume_hung)
         return 0.0
     monitor = world.leader.monitor if world.leader is not None else None
     watch = monitor.watch if monitor is not None else None
     limit = watch.limit("train") if watch is not None else 10.0
-    return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.thaw)
+    return _after(world, max(0.0, limit - 2.0 + 12.0 * fault.size), ranks.resume_hung)
 
 
 def _stuck(world: "World", fault: Fault) -> float | None:
     running = [ranks.agent.host for ranks in _running(world)]
     host = _pick(running or list(world.hosts.values()), fault)
-    host.stuck = True
+    host.unkillable = True
     for ranks in host.ranks:
         ranks.hang()
     seconds = _after(world, 20.0 + 200.0 * fault.size, partial(_unstuck, host))
@@ -180,7 +187,7 @@ def _stuck(world: "World", fault: Fault) -> float | None:
 
 
 def _unstuck(host: Host) -> None:
-    host.stuck = False
+    host.unkillable = False
 
 
 def _agent(world: "World", fault: Fault) -> float | None:
@@ -198,14 +205,14 @@ def _host(world: "World", fault: Fault) -> float | None:
         return None
     host = _pick(used, fault)
     host.power_off()
-    world.reachability_changed()
+    world.update_reachability()
     return _after(world, 60.0 + 600.0 * fault.size, partial(_repaired, world, host))
 
 
 def _repaired(world: "World", host: Host) -> None:
     host.up = True
     world.history.note(host.name, "is repaired")
-    world.reachability_changed()
+    world.update_reachability()
 
 
 def _leader(world: "World", fault: Fault) -> float | None:
@@ -218,7 +225,7 @@ def _leader(world: "World", fault: Fault) -> float | None:
     if leader is None:
         world.crash_next = (number, where)
     else:
-        leader.doom(number, where)
+        leader.crash_after(number, where)
     return 0.0
 
 
@@ -230,32 +237,32 @@ def _pause(world: "World", fault: Fault) -> float | None:
     return seconds
 
 
-def _cut(world: "World", names: Sequence[str], seconds: float) -> float:
-    join = _set_apart(world.network.apart, names, world.drawn())
+def _cut_off(world: "World", names: Sequence[str], seconds: float) -> float:
+    join = _move_to_side(world.network.sides, names, world.next_number())
     world.history.note("network", f"{', '.join(names)} cut off for {seconds:.0f} s")
-    world.reachability_changed()
+    world.update_reachability()
 
-    def joined() -> None:
+    def rejoin() -> None:
         join()
         world.history.note("network", f"{', '.join(names)} back")
-        world.reachability_changed()
+        world.update_reachability()
 
-    return _after(world, seconds, joined)
+    return _after(world, seconds, rejoin)
 
 
-def _deafen(world: "World", names: Sequence[str], seconds: float) -> float:
+def _cut_off_from_hosts(world: "World", names: Sequence[str], seconds: float) -> float:
     """Cut hosts off from other hosts only. They still reach the storage and the scheduler."""
-    join = _set_apart(world.network.deaf, names, world.drawn())
+    join = _move_to_side(world.network.host_sides, names, world.next_number())
     world.history.note("network", f"{', '.join(names)} not heard by others for {seconds:.0f} s")
 
-    def heard() -> None:
+    def rejoin() -> None:
         join()
         world.history.note("network", f"{', '.join(names)} heard again")
 
-    return _after(world, seconds, heard)
+    return _after(world, seconds, rejoin)
 
 
-def _set_apart(sides: dict[str, int], names: Sequence[str], side: int) -> Callable[[], None]:
+def _move_to_side(sides: dict[str, int], names: Sequence[str], side: int) -> Callable[[], None]:
     """Move hosts to a side of the partition. Returns a function that moves them back, except those
     that another fault has moved since."""
     sides.update(dict.fromkeys(names, side))
@@ -271,7 +278,7 @@ def _set_apart(sides: dict[str, int], names: Sequence[str], side: int) -> Callab
 def _switch(world: "World", fault: Fault) -> float | None:
     leaf = world.switches_of(_pick(list(world.hosts), fault))
     below = [name for name in world.hosts if world.switches_of(name) == leaf]
-    return _cut(world, below, 1.0 + 240.0 * fault.size**2)
+    return _cut_off(world, below, 1.0 + 240.0 * fault.size**2)
 
 
 def _partition(world: "World", fault: Fault) -> float | None:
@@ -282,8 +289,8 @@ def _partition(world: "World", fault: Fault) -> float | None:
     seconds = 1.0 + 300.0 * (fault.size * 7 % 1) ** 2
     with_them = ([], [STORAGE], [SCHEDULER], [STORAGE, SCHEDULER], None)[int(fault.pick * 97) % 5]
     if with_them is None:
-        return _deafen(world, cut, seconds)
-    return _cut(world, [*cut, *with_them], seconds)
+        return _cut_off_from_hosts(world, cut, seconds)
+    return _cut_off(world, [*cut, *with_them], seconds)
 
 
 def _storage_slow(world: "World", fault: Fault) -> float | None:
@@ -310,7 +317,7 @@ def _messages(world: "World", fault: Fault) -> float | None:
     seconds = 10.0 + 150.0 * fault.size
     worst = 1 + int(40 * (fault.pick * 11 % 1))
     chances = [worst if int(fault.pick * 16) >> bit & 1 else 0 for bit in range(4)]
-    world.network.weather = Weather(world.timeline.now + seconds, *chances)
+    world.network.message_faults = MessageFaults(world.timeline.now + seconds, *chances)
     return seconds
 
 
@@ -325,7 +332,7 @@ def _preemption(world: "World", fault: Fault) -> float | None:
 
 
 def _time_limit(world: "World", fault: Fault) -> float | None:
-    return 60.0 if world.scheduler.limit() else None
+    return 60.0 if world.scheduler.reach_time_limit() else None
 
 
 def _drain(world: "World", fault: Fault) -> float | None:
@@ -335,13 +342,13 @@ def _drain(world: "World", fault: Fault) -> float | None:
     host = _pick(used or list(world.hosts.values()), fault)
     host.draining, host.drained_at = "a fan", world.timeline.now
     if host.ranks and fault.size * 9 % 1 < 0.25:
-        world.at_trouble = partial(_told_at_once, world)
-        host.ranks[0].fails(ERRORS["uncorrectable-ecc"])
+        world.at_next_failure = partial(_ask_notices, world)
+        host.ranks[0].fail_one(ERRORS["uncorrectable-ecc"])
     return _after(world, 20.0 + 580.0 * fault.size**2, partial(_resumed, host))
 
 
-def _told_at_once(world: "World") -> None:
-    """The leader asks for notices while the ranks of the host stop."""
+def _ask_notices(world: "World") -> None:
+    """Let the leader ask the scheduler for notices while the ranks of the host stop."""
     if world.leader is not None and world.scenario.scheduled:
         world.leader.ask_notices()
 
@@ -360,14 +367,14 @@ def _amnesia(world: "World", fault: Fault) -> float | None:
     seconds = 20.0 * fault.size
     world.scheduler.down_until = world.timeline.now + seconds
     forget = partial(world.scheduler.forget, everything=fault.pick < 0.5)
-    stands = world.scheduler.stands
+    had_job = world.scheduler.has_job
     _after(world, seconds, forget)
-    return seconds if stands else None
+    return seconds if had_job else None
 
 
 def _eviction(world: "World", fault: Fault) -> float | None:
-    operators = world.scheduler
-    evicted = isinstance(operators, Operators) and operators.evict(fault.pick)
+    operator = world.scheduler
+    evicted = isinstance(operator, KubernetesOperator) and operator.evict(fault.pick)
     return 0.0 if evicted else None
 
 
@@ -378,14 +385,14 @@ def _dead_spare(world: "World", fault: Fault) -> float | None:
         return None
     host = _pick(idle, fault)
     if fault.size < 0.5:
-        host.dead_on_arrival = True
+        host.agent_never_starts = True
     else:
-        host.findings = (BROKEN,)
+        host.findings = (FAILED_CHECK,)
     return _after(world, 900.0, partial(_recovered, host))
 
 
 def _recovered(host: Host) -> None:
-    host.dead_on_arrival, host.findings = False, ()
+    host.agent_never_starts, host.findings = False, ()
 
 
 def _cancel(world: "World", fault: Fault) -> float | None:
@@ -393,12 +400,12 @@ def _cancel(world: "World", fault: Fault) -> float | None:
     cancels = partial(_cancelled, world, fault)
     if fault.size < 0.5:
         return _after(world, 0.0, cancels)
-    world.at_trouble = partial(_after, world, 4.0 * fault.pick, cancels)
-    return _after(world, PATIENT_S, cancels)
+    world.at_next_failure = partial(_after, world, 4.0 * fault.pick, cancels)
+    return _after(world, CANCEL_WITHIN_S, cancels)
 
 
 def _cancelled(world: "World", fault: Fault) -> None:
-    world.at_trouble = None
+    world.at_next_failure = None
     if world.ended:
         return
     if int(fault.size * 8) % 2 and world.scenario.scheduled:
@@ -407,27 +414,27 @@ def _cancelled(world: "World", fault: Fault) -> None:
         world.leader.cancel("ann")
     else:
         return
-    world.happens("cancel")
+    world.took_effect("cancel")
 
 
 def _parting(world: "World", fault: Fault) -> float | None:
     """A failure during the next stop that has no failure as its cause: before the agents hear of
     the stop, or while the ranks exit. A slow host makes such a stop likely."""
-    world.at_parting = partial(_parts, world, fault)
+    world.at_next_stop = partial(_fail_during_stop, world, fault)
     return _slow(world, fault)
 
 
-def _parts(world: "World", fault: Fault) -> None:
+def _fail_during_stop(world: "World", fault: Fault) -> None:
     running = _running(world)
     if not running:
         return
-    world.happens("parting")
+    world.took_effect("parting")
     ranks = _pick(running, fault)
     if fault.size < 0.3:
         _after(world, 0.0, ranks.agent.die)
     else:
-        ways = ("gpu-lost", "uncorrectable-ecc", "xid-48-double-bit-ecc")
-        broken = partial(ranks.fails, ERRORS[ways[int(fault.size * 7) % len(ways)]])
+        classes = ("gpu-lost", "uncorrectable-ecc", "xid-48-double-bit-ecc")
+        broken = partial(ranks.fail_one, ERRORS[classes[int(fault.size * 7) % len(classes)]])
         _after(world, 0.0 if fault.size < 0.6 else 0.2, broken)
 
 

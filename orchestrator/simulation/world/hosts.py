@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from orchestrator.simulation.processes.agent_process import AgentProcess
     from orchestrator.simulation.world.ranks import HostRanks
 
-BROKEN = Finding(what="devices", verdict="stops", found="a device does not answer")
+FAILED_CHECK = Finding(what="devices", verdict="stops", found="a device does not answer")
 
 
 @dataclass(slots=True, eq=False)
@@ -18,17 +18,17 @@ class Host:
     name: str
     clock: HostClock
     up: bool = True
-    dead_on_arrival: bool = False
+    agent_never_starts: bool = False
     """Its agent never starts."""
-    stuck: bool = False
+    unkillable: bool = False
     """The kernel cannot end its ranks."""
     findings: tuple[Finding, ...] = ()
     slow_s: float = 0.0
     """Additional seconds that its ranks take for their own part of a step."""
     slow_until: float = 0.0
-    stood: bool = False
+    ever_hung: bool = False
     """Its ranks hung at some time."""
-    lagged: bool = False
+    ever_slow: bool = False
     """Its ranks were slower than others at some time."""
     draining: str = ""
     """The administrator's reason for the drain; empty: not drained."""
@@ -42,13 +42,13 @@ class Host:
     @property
     def agent(self) -> "AgentProcess | None":
         """The live agent that holds the lock of the host."""
-        return next((agent for agent in self.agents if agent.alive and agent.holds), None)
+        return next((agent for agent in self.agents if agent.alive and agent.holds_lock), None)
 
     def power_off(self) -> None:
         """End all processes without any message."""
         self.up = False
         for ranks in list(self.ranks):
-            ranks.vanish()
+            ranks.power_lost()
         self.end_agents(silently=True)
 
     def end_agents(self, *, silently: bool = False) -> None:

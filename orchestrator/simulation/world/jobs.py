@@ -54,7 +54,7 @@ def _inventory(hosts: int, each: int, device_bytes: int | None) -> Inventory:
     )
 
 
-def submitted(
+def submission_event(
     scenario: Scenario, hosts: tuple[str, ...], at: float, launch: int = 1
 ) -> JobSubmitted:
     """`hosts`: the available hosts, if no scheduler chooses."""

@@ -15,12 +15,12 @@ from orchestrator.simulation.clock import Timeline
 SCHEDULER = "scheduler"
 STORAGE = "storage"
 OUTSIDE = {SCHEDULER, STORAGE}
-NOTICED_S = 10.0
+LOSS_NOTICED_S = 10.0
 """Longest time until TCP closes a connection that lost a message."""
 
 
 @dataclass(slots=True, eq=False)
-class Line:
+class Connection:
     """A connection between two hosts. Messages in flight are lost when it closes."""
 
     one: str
@@ -28,24 +28,24 @@ class Line:
     open: bool = True
     free_at: dict[str, float] = field(default_factory=dict)
     """Sender -> arrival time of its last message."""
-    broken: Callable[[], None] | None = None
+    on_break: Callable[[], None] | None = None
     """Called when the connection breaks."""
 
-    def breaks(self) -> None:
+    def break_now(self) -> None:
         if self.open:
             self.open = False
-            if self.broken is not None:
-                self.broken()
+            if self.on_break is not None:
+                self.on_break()
 
 
 @dataclass(slots=True)
-class Weather:
+class MessageFaults:
     """Chances in percent of each message fault, until the time `until`."""
 
     until: float = 0.0
     lost: int = 0
-    doubled: int = 0
-    late: int = 0
+    duplicated: int = 0
+    delayed: int = 0
     reordered: int = 0
 
 
@@ -53,36 +53,42 @@ class Weather:
 class Network:
     timeline: Timeline
     random: Random
-    weather: Weather = field(default_factory=Weather)
-    apart: dict[str, int] = field(default_factory=dict)
+    message_faults: MessageFaults = field(default_factory=MessageFaults)
+    sides: dict[str, int] = field(default_factory=dict)
     """Host, scheduler or storage -> its side of the partition; 0 if it is not listed."""
-    deaf: dict[str, int] = field(default_factory=dict)
-    """Like `apart`, but hosts on all sides reach the scheduler and the storage."""
+    host_sides: dict[str, int] = field(default_factory=dict)
+    """Like `sides`, but hosts on all sides reach the scheduler and the storage."""
 
     def reaches(self, one: str, other: str) -> bool:
-        if self.apart.get(one, 0) != self.apart.get(other, 0):
+        if self.sides.get(one, 0) != self.sides.get(other, 0):
             return False
-        return bool(OUTSIDE & {one, other}) or self.deaf.get(one, 0) == self.deaf.get(other, 0)
+        return bool(OUTSIDE & {one, other}) or self.host_sides.get(one, 0) == self.host_sides.get(
+            other, 0
+        )
 
-    def send(self, line: Line, sender: str, arrive: Callable[[], None]) -> None:
+    def send(self, connection: Connection, sender: str, arrive: Callable[[], None]) -> None:
         delay, now = 0.002 + 0.01 * self.random.random(), self.timeline.now
         times, ordered = 1, True
-        if now < self.weather.until:
-            drawn = self.random.randrange(100)
-            if drawn < self.weather.lost:
-                self.timeline.after(NOTICED_S * self.random.random(), line.breaks)
-            times = 0 if drawn < self.weather.lost else 1 + (drawn > 99 - self.weather.doubled)
-            if self.random.randrange(100) < self.weather.late:
+        if now < self.message_faults.until:
+            draw = self.random.randrange(100)
+            if draw < self.message_faults.lost:
+                self.timeline.after(LOSS_NOTICED_S * self.random.random(), connection.break_now)
+            times = (
+                0
+                if draw < self.message_faults.lost
+                else 1 + (draw > 99 - self.message_faults.duplicated)
+            )
+            if self.random.randrange(100) < self.message_faults.delayed:
                 delay += 20.0 * self.random.random()
-            ordered = self.random.randrange(100) >= self.weather.reordered
+            ordered = self.random.randrange(100) >= self.message_faults.reordered
         for _ in range(times):
             at = now + delay
             if ordered:
-                at = max(at, line.free_at.get(sender, 0.0))
-                line.free_at[sender] = at
-            self.timeline.after(at - now, partial(self._arrives, line, arrive))
+                at = max(at, connection.free_at.get(sender, 0.0))
+                connection.free_at[sender] = at
+            self.timeline.after(at - now, partial(self._deliver, connection, arrive))
             delay += self.random.random()
 
-    def _arrives(self, line: Line, arrive: Callable[[], None]) -> None:
-        if line.open and self.reaches(line.one, line.other):
+    def _deliver(self, connection: Connection, arrive: Callable[[], None]) -> None:
+        if connection.open and self.reaches(connection.one, connection.other):
             arrive()

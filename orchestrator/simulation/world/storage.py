@@ -43,7 +43,7 @@ class Crashed(BaseException):
 
 
 @dataclass(slots=True)
-class Whereabouts:
+class LeaderRecord:
     """`leader.json`, where agents find the leader."""
 
     launch: int
@@ -60,10 +60,10 @@ class Checkpoint:
     at: float
     step: int
     attempt: int
-    read: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
     """Batches, in the order of the steps."""
     skipped: tuple[Window, ...] = ()
-    bad: tuple[int, ...] = ()
+    bad_steps: tuple[int, ...] = ()
     """The last consecutive steps with a NaN loss."""
 
 
@@ -74,11 +74,11 @@ class Storage:
     journal: bytearray = field(default_factory=bytearray)
     entries: list[Entry] = field(default_factory=list)
     """Entries of the complete lines of the journal."""
-    read_to: int = 0
+    entries_end: int = 0
     snapshot: bytes = b""
     """The newest snapshot of the state that the journal gives."""
     fence: Fence | None = None
-    whereabouts: list[tuple[float, Whereabouts]] = field(default_factory=list)
+    leader_records: list[tuple[float, LeaderRecord]] = field(default_factory=list)
     """Each version of `leader.json` with the time of its write."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     holder: str | None = None
@@ -86,10 +86,10 @@ class Storage:
     holder_host: str = ""
     turn: "StoredTurn | None" = None
     """The holder of the lock that orders the agents without a leader."""
-    settled: set[str] = field(default_factory=set)
+    settled_marks: set[str] = field(default_factory=set)
     """Marks of agents that found no work left."""
     folded: Run = field(default_factory=Run)
-    folded_to: int = 0
+    num_folded: int = 0
     """Number of entries that `folded` includes."""
     full_until: float = 0.0
     slow_until: float = 0.0
@@ -97,7 +97,7 @@ class Storage:
     stale_until: float = 0.0
     stale_s: float = 0.0
 
-    def serves(self, host: str) -> bool:
+    def reachable_from(self, host: str) -> bool:
         return self.network.reaches(host, STORAGE)
 
     @property
@@ -109,18 +109,18 @@ class Storage:
         """Additional seconds of a write."""
         return self.slow_s if self.timeline.now < self.slow_until else 0.0
 
-    def _seen_until(self) -> float:
+    def _read_time(self) -> float:
         now = self.timeline.now
         return now - self.stale_s if now < self.stale_until else now
 
-    def announced(self) -> Whereabouts | None:
+    def read_leader_record(self) -> LeaderRecord | None:
         """What a host reads in `leader.json`; may be stale."""
-        until = self._seen_until()
-        return next((w for at, w in reversed(self.whereabouts) if at <= until), None)
+        until = self._read_time()
+        return next((w for at, w in reversed(self.leader_records) if at <= until), None)
 
     def newest_checkpoint(self, skip: Sequence[Window] = ()) -> Checkpoint | None:
         """The newest checkpoint that was not trained on data in `skip`, like `find_checkpoint`."""
-        until = self._seen_until()
+        until = self._read_time()
         folders = {found.step: found for found in self.checkpoints if found.at <= until}
         fit = [
             found for found in folders.values() if not already_read(found.step, found.skipped, skip)
@@ -129,25 +129,25 @@ class Storage:
 
     def check_write(self, host: str) -> None:
         """Raises OSError when `host` cannot write now."""
-        if not self.serves(host):
+        if not self.reachable_from(host):
             raise OSError(errno.ESTALE, "the file server is unreachable")
         if self.full:
             raise OSError(errno.ENOSPC, "no space left on device")
 
-    def recall(self) -> Sequence[Entry]:
+    def read_entries(self) -> Sequence[Entry]:
         """All entries. Each line is decoded once; an incomplete last line is ignored."""
         whole = complete_length(self.journal)
-        if whole > self.read_to:
-            fresh = bytes(self.journal[self.read_to : whole])
+        if whole > self.entries_end:
+            fresh = bytes(self.journal[self.entries_end : whole])
             self.entries += parse(fresh, len(self.entries))
-            self.read_to = whole
+            self.entries_end = whole
         return self.entries
 
     def fold(self) -> Run:
         """The state after all entries of the journal."""
-        for entry in self.recall()[self.folded_to :]:
+        for entry in self.read_entries()[self.num_folded :]:
             self.folded, _ = step(self.folded, entry.event)
-        self.folded_to = len(self.entries)
+        self.num_folded = len(self.entries)
         return self.folded
 
 
@@ -159,13 +159,13 @@ class StoredJournal:
         storage: Storage,
         host: str,
         guard: Callable[[], None],
-        released: Callable[[], None] = lambda: None,
+        on_release: Callable[[], None] = lambda: None,
     ) -> None:
         """`released`: called when the lock is released."""
         self.storage, self.host, self.guard = storage, host, guard
-        self.released = released
+        self.on_release = on_release
         del storage.journal[complete_length(storage.journal) :]
-        self.seq = entries[-1].seq if (entries := storage.recall()) else 0
+        self.seq = entries[-1].seq if (entries := storage.read_entries()) else 0
         self.known = self._known()
         """State in the newest snapshot."""
         self.crash: tuple[int, Crash] | None = None
@@ -177,17 +177,19 @@ class StoredJournal:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self.released()
+        self.on_release()
 
     @property
     def place(self) -> Place:
         return Place(lines=self.seq, offset=len(self.storage.journal))
 
     def after(self, place: Place) -> Sequence[Entry]:
-        return self.storage.recall()[place.lines :]
+        return self.storage.read_entries()[place.lines :]
 
     def remember(self, folded: Folded) -> None:
-        if self.seq < self.known.place.lines + SNAPSHOT_LINES or not self.storage.serves(self.host):
+        if self.seq < self.known.place.lines + SNAPSHOT_LINES or not self.storage.reachable_from(
+            self.host
+        ):
             return
         self.guard()
         self.storage.snapshot = to_bytes(folded, MAKER, self._before)
@@ -213,13 +215,13 @@ class StoredJournal:
         if self.crash is not None:
             number, where = self.crash
             if number < len(lines):
-                self._dies(lines, number, where)
+                self._crash(lines, number, where)
             self.crash = (number - len(lines), where)
         self.storage.journal += b"".join(lines)
         self.seq += len(entries)
         return entries
 
-    def _dies(self, lines: Sequence[bytes], number: int, where: Crash) -> None:
+    def _crash(self, lines: Sequence[bytes], number: int, where: Crash) -> None:
         """Die at line `number` of a write. Bytes after a hole of zeros may be on disk, as after a
         crash of the host."""
         whole = number + (where == "after the line")
@@ -232,7 +234,7 @@ class StoredJournal:
         raise Crashed(where, whole)
 
 
-def read_whole(journal: bytes) -> tuple[Entry, ...]:
+def decode_all(journal: bytes) -> tuple[Entry, ...]:
     """All entries of a journal, decoded again. Raises AssertionError if a line is damaged."""
     try:
         return tuple(parse(journal[: complete_length(journal)]))

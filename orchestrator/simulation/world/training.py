@@ -22,20 +22,25 @@ from orchestrator.contract.skipped_batches import Window, batch_of, merge_window
 from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.world.network import Network
 from orchestrator.simulation.world.storage import Checkpoint, Storage
-from orchestrator.simulation.world.training_faults import OUT_OF_MEMORY, Troubles, Words, not_finite
+from orchestrator.simulation.world.training_faults import (
+    OUT_OF_MEMORY,
+    RankFailure,
+    TrainingFaults,
+    not_finite,
+)
 
 INIT_S = 8.0
 SAVE_S = 2.0
-STALL_LOOK_S = 2.0
+STALL_POLL_S = 2.0
 """Seconds between two checks whether stalled ranks can continue."""
-PEER_SEES_S = 3.0
+PEER_CLOSED_S = 3.0
 """Longest time until a rank sees that the connection to a dead peer is closed."""
 
 
-PACES = (2, 3, 5, 8)
+INTERVALS = (2, 3, 5, 8)
 """Checkpoint intervals in steps that ranks may choose."""
 
-Word = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
+TrainingNews = TrainingResumed | CheckpointSaved | CheckpointFailed | CheckpointIntervalChanged
 
 
 class Ranks(Protocol):
@@ -49,9 +54,9 @@ class Ranks(Protocol):
     def slow_s(self) -> float: ...
 
     def end_all(self, exit_code: int) -> None: ...
-    def fails(self, words: Words) -> None: ...
+    def fail_one(self, failure: RankFailure) -> None: ...
     def lose_peer(self) -> None: ...
-    def tell(self, word: Word) -> None: ...
+    def report_news(self, news: TrainingNews) -> None: ...
     def first_step(self) -> None: ...
 
 
@@ -62,7 +67,7 @@ class Work:
     steps: int
     step_s: float
     save_every: int
-    paced: bool
+    auto_interval: bool
     skip: tuple[Window, ...]
     """Data that must be skipped."""
     peak_bytes: int
@@ -78,26 +83,26 @@ class Training:
     random: Random
     network: Network
     storage: Storage
-    troubles: Troubles
-    marked: Callable[[Checkpoint], None]
+    training_faults: TrainingFaults
+    on_checkpoint: Callable[[Checkpoint], None]
     """Called with each saved checkpoint."""
     members: dict[int, Ranks] = field(default_factory=dict)
     """Key: node rank."""
     step: int = 0
-    every: int = 0
-    length: float = 0.0
+    interval: int = 0
+    step_length_s: float = 0.0
     """Seconds of the last step."""
-    read: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
     """Batches that the weights were trained on."""
     skipped: tuple[Window, ...] = ()
-    bad: tuple[int, ...] = ()
+    bad_steps: tuple[int, ...] = ()
     phase: Phase = "init"
-    moved: float = 0.0
+    progress_at: float = 0.0
     begun: bool = False
-    trained: bool = False
+    has_stepped: bool = False
     """A step was done."""
-    over: bool = False
-    asked: bool = False
+    has_ended: bool = False
+    exit_requested: bool = False
     """A rank was told to save a checkpoint and exit. All agree on this at the end of a step."""
 
     def join(self, node_rank: int, ranks: Ranks) -> None:
@@ -105,117 +110,123 @@ class Training:
         if len(self.members) == self.nodes:
             self._later(INIT_S, self._begin)
 
-    def break_up(self, ranks: Ranks) -> None:
+    def host_exited(self, ranks: Ranks) -> None:
         """The ranks of a host have exited. Other ranks lose the connection or wait forever."""
-        self.over = True
+        self.has_ended = True
         for other in self.members.values():
             if other is not ranks and self.random.randrange(10) < 7:
-                self.timeline.after(PEER_SEES_S * self.random.random(), other.lose_peer)
+                self.timeline.after(PEER_CLOSED_S * self.random.random(), other.lose_peer)
 
-    def _later(self, seconds: float, happen: Callable[[], None]) -> None:
-        self.timeline.after(seconds, partial(self._if_sound, happen))
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self.timeline.after(seconds, partial(self._when_all_connected, callback))
 
-    def _if_sound(self, happen: Callable[[], None]) -> None:
+    def _when_all_connected(self, callback: Callable[[], None]) -> None:
         """Run `happen` when all ranks run and reach each other."""
-        if self.over:
+        if self.has_ended:
             return
         hosts = [ranks.host for ranks in self.members.values()]
-        apart = any(not self.network.reaches(hosts[0], host) for host in hosts)
-        if apart or any(ranks.hung for ranks in self.members.values()):
-            self.timeline.after(STALL_LOOK_S, partial(self._if_sound, happen))
+        is_partitioned = any(not self.network.reaches(hosts[0], host) for host in hosts)
+        if is_partitioned or any(ranks.hung for ranks in self.members.values()):
+            self.timeline.after(STALL_POLL_S, partial(self._when_all_connected, callback))
             return
-        happen()
+        callback()
 
     def _begin(self) -> None:
-        if not self.storage.serves(self.members[0].host):
-            self._later(STALL_LOOK_S, self._begin)
+        if not self.storage.reachable_from(self.members[0].host):
+            self._later(STALL_POLL_S, self._begin)
             return
         self.begun = True
         self._resume(self.storage.newest_checkpoint(self.work.skip))
-        self._moves("train")
-        self.members[0].tell(TrainingResumed(attempt=self.attempt, step=self.step))
-        if not self._fails(self.troubles.at_start(self.timeline.now)):
+        self._enter_phase("train")
+        self.members[0].report_news(TrainingResumed(attempt=self.attempt, step=self.step))
+        if not self._fail_one(self.training_faults.failure_at_start(self.timeline.now)):
             self._next()
 
     def _resume(self, found: Checkpoint | None) -> None:
-        self.every = self.work.save_every
+        self.interval = self.work.save_every
         if found is not None:
-            self.step, self.read, self.bad = found.step, found.read, found.bad
+            self.step, self.batches, self.bad_steps = found.step, found.batches, found.bad_steps
             self.skipped = found.skipped
         self.skipped = merge_windows(self.skipped, self.work.skip)
 
-    def _fails(self, words: Words | None) -> bool:
+    def _fail_one(self, failure: RankFailure | None) -> bool:
         """Whether a rank fails now."""
-        if words is not None:
-            self.random.choice(list(self.members.values())).fails(words)
-        return words is not None
+        if failure is not None:
+            self.random.choice(list(self.members.values())).fail_one(failure)
+        return failure is not None
 
-    def _moves(self, phase: Phase) -> None:
-        self.phase, self.moved = phase, self.timeline.now
+    def _enter_phase(self, phase: Phase) -> None:
+        self.phase, self.progress_at = phase, self.timeline.now
 
     def _next(self) -> None:
         if self.step >= self.work.steps:
-            self._moves("exit")
-            self._later(1.0, partial(self._leave, exit_codes.OK))
+            self._enter_phase("exit")
+            self._later(1.0, partial(self._exit_all, exit_codes.OK))
         else:
-            self.length = self.work.step_s + max(ranks.slow_s for ranks in self.members.values())
-            self._later(self.length, self._stepped)
+            self.step_length_s = self.work.step_s + max(
+                ranks.slow_s for ranks in self.members.values()
+            )
+            self._later(self.step_length_s, self._finish_step)
 
-    def _stepped(self) -> None:
-        if self.troubles.too_large(self.work.peak_bytes):
-            self._fails(OUT_OF_MEMORY)
+    def _finish_step(self) -> None:
+        if self.training_faults.runs_out_of_memory(self.work.peak_bytes):
+            self._fail_one(OUT_OF_MEMORY)
             return
         self.step += 1
         batch = batch_of(self.step, self.skipped)
-        self.read += (batch,)
-        self._moves("train")
-        self.bad = (*self.bad, self.step) if self.troubles.spoils(self.step, batch) else ()
-        if len(self.bad) >= self.troubles.patience:
-            self._fails(not_finite(self.step, self.bad[0]))
+        self.batches += (batch,)
+        self._enter_phase("train")
+        self.bad_steps = (
+            (*self.bad_steps, self.step) if self.training_faults.makes_nan(self.step, batch) else ()
+        )
+        if len(self.bad_steps) >= self.training_faults.bad_steps_allowed:
+            self._fail_one(not_finite(self.step, self.bad_steps[0]))
             return
-        if not self.trained:
-            self.trained = True
+        if not self.has_stepped:
+            self.has_stepped = True
             self.members[0].first_step()
-        if self.asked or self.step % self.every == 0 or self.step == self.work.steps:
-            self._moves("checkpoint")
+        if self.exit_requested or self.step % self.interval == 0 or self.step == self.work.steps:
+            self._enter_phase("checkpoint")
             self._later(SAVE_S + self.storage.delay, self._save)
         else:
             self._next()
 
     def _save(self) -> None:
-        self._moves("train")
+        self._enter_phase("train")
         fence, first = self.storage.fence, self.members[0]
-        if not self.storage.serves(first.host):
-            self._moves("checkpoint")
-            self._later(STALL_LOOK_S, self._save)  # the write blocks
+        if not self.storage.reachable_from(first.host):
+            self._enter_phase("checkpoint")
+            self._later(STALL_POLL_S, self._save)  # the write blocks
             return
         if fence is not None and fence.attempt > self.attempt:
             first.end_all(exit_codes.FAILED)
             return
         if self.storage.full:
-            first.tell(CheckpointFailed(attempt=self.attempt, step=self.step, why="no space left"))
+            first.report_news(
+                CheckpointFailed(attempt=self.attempt, step=self.step, why="no space left")
+            )
         else:
-            self._mark()
-        if self.asked:
-            self._leave(exit_codes.CHECKPOINTED)
+            self._record_checkpoint()
+        if self.exit_requested:
+            self._exit_all(exit_codes.CHECKPOINTED)
         else:
             self._next()
 
-    def _mark(self) -> None:
+    def _record_checkpoint(self) -> None:
         now, first = self.timeline.now, self.members[0]
-        made = Checkpoint(now, self.step, self.attempt, self.read, self.skipped, self.bad)
-        self.marked(made)
-        self.storage.checkpoints.append(made)
-        first.tell(CheckpointSaved(attempt=self.attempt, step=self.step))
-        new = self.random.choice(PACES) if self.work.paced else self.every
-        if new != self.every:
+        saved = Checkpoint(now, self.step, self.attempt, self.batches, self.skipped, self.bad_steps)
+        self.on_checkpoint(saved)
+        self.storage.checkpoints.append(saved)
+        first.report_news(CheckpointSaved(attempt=self.attempt, step=self.step))
+        new = self.random.choice(INTERVALS) if self.work.auto_interval else self.interval
+        if new != self.interval:
             changed = CheckpointIntervalChanged(
-                attempt=self.attempt, step=self.step, old=self.every, new=new, why="saves"
+                attempt=self.attempt, step=self.step, old=self.interval, new=new, why="saves"
             )
-            self.every = new
-            first.tell(changed)
+            self.interval = new
+            first.report_news(changed)
 
-    def _leave(self, exit_code: int) -> None:
-        self.over = True
+    def _exit_all(self, exit_code: int) -> None:
+        self.has_ended = True
         for ranks in list(self.members.values()):
             ranks.end_all(exit_code)

@@ -29,17 +29,17 @@ from orchestrator.journal.supervisor import Decide, Supervisor
 from orchestrator.leader.leader_main import HostRecords
 from orchestrator.simulation.clock import EPOCH, HostClock, Timeline
 from orchestrator.simulation.history import History
-from orchestrator.simulation.laws.invariants import Witness
+from orchestrator.simulation.laws.invariants import Laws
 from orchestrator.simulation.scenario import Scenario
 from orchestrator.simulation.world.hosts import Host
-from orchestrator.simulation.world.jobs import submitted
-from orchestrator.simulation.world.k8s_operator import Operators
+from orchestrator.simulation.world.jobs import submission_event
+from orchestrator.simulation.world.k8s_operator import KubernetesOperator
 from orchestrator.simulation.world.network import SCHEDULER, Network
 from orchestrator.simulation.world.ranks import HostRanks
 from orchestrator.simulation.world.scheduler import Scheduler
 from orchestrator.simulation.world.storage import LEASE_S, Crash, Storage, StoredJournal
 from orchestrator.simulation.world.training import Training, Work
-from orchestrator.simulation.world.training_faults import Troubles
+from orchestrator.simulation.world.training_faults import TrainingFaults
 
 if TYPE_CHECKING:
     from orchestrator.simulation.processes.agent_process import AgentProcess
@@ -51,10 +51,10 @@ LOGIN = "login"
 LEAF = 3
 """Number of hosts under one switch."""
 RANKS_START_S = 0.5
-STRIKES = Path("/nowhere/strikes")
+STRIKES_PATH = Path("/nowhere/strikes")
 
 
-class Starts(Protocol):
+class StartAgent(Protocol):
     """Starts the process of an agent on a host."""
 
     def __call__(
@@ -74,17 +74,17 @@ class World:
         scenario: Scenario,
         decide: Decide,
         *,
-        starts: Starts,
-        kept: bool = False,
+        start_agent: StartAgent,
+        keep_history: bool = False,
     ) -> None:
-        self.starts = starts
+        self.start_agent = start_agent
         self.loops: list[VirtualLoop] = []
         self.defects: list[BaseException] = []
         """Exceptions that no code of ndctl handles."""
         self.scenario, self.decide = scenario, decide
         self.timeline = Timeline()
         self.random = Random(scenario.seed + 1)
-        self.history = History(self.timeline, kept)
+        self.history = History(self.timeline, keep_history)
         self.network = Network(self.timeline, self.random)
         self.storage = Storage(self.timeline, self.network)
         self.hosts: dict[str, Host] = {}
@@ -95,21 +95,21 @@ class World:
             host_strikes.Pinned(at=EPOCH, host=host, use=use, by="ann", reason="she says so")
             for host, use in scenario.pinned.items()
         ]
-        self.troubles = Troubles(self.happens)
+        self.training_faults = TrainingFaults(self.took_effect)
         self.plans: list[Plan] = []
         """Plan number n is at index n - 1."""
-        self.unheard_since: dict[str, float] = {}
+        self.unreachable_since: dict[str, float] = {}
         """Host -> since when the scheduler does not reach it."""
-        self.unserved_since: dict[str, float] = {}
+        self.storage_lost_since: dict[str, float] = {}
         """Host -> since when it does not reach the storage."""
         self.count = 0
         self.crash_next: tuple[int, Crash | None] | None = None
         """Where the next leader dies, if there was no leader when the fault began."""
-        self.at_parting: Callable[[], None] | None = None
+        self.at_next_stop: Callable[[], None] | None = None
         """The fault of the next stop that has no failure as its cause."""
-        self.at_trouble: Callable[[], object] | None = None
+        self.at_next_failure: Callable[[], object] | None = None
         """Called when a leader next receives a failure."""
-        self.at_hang: list[Callable[[], None]] = []
+        self.at_next_hang: list[Callable[[], None]] = []
         """Called when the next hang is detected."""
         self.faults: Counter[str] = Counter()
         """Number of faults that were started, by kind."""
@@ -117,9 +117,9 @@ class World:
         """Number of faults that had an effect, by kind."""
         self.expected: Counter[str] = Counter()
         """Number of faults that have had no effect yet, by kind."""
-        self.witness = Witness(self)
-        self.scheduler: Scheduler | Operators = (
-            Scheduler(self) if scenario.successor_s is None else Operators(self)
+        self.laws = Laws(self)
+        self.scheduler: Scheduler | KubernetesOperator = (
+            Scheduler(self) if scenario.successor_s is None else KubernetesOperator(self)
         )
         self.run = Run()
         """The newest state of the job."""
@@ -128,7 +128,7 @@ class World:
 
     # Parts of the world
 
-    def drawn(self) -> int:
+    def next_number(self) -> int:
         self.count += 1
         return self.count
 
@@ -136,7 +136,7 @@ class World:
         name = f"node-{len(self.hosts)}"
         self.hosts[name] = Host(name, HostClock(self.timeline))
 
-    def number_of(self, plan: Plan) -> int:
+    def add_plan(self, plan: Plan) -> int:
         """Add the plan to the run directory; returns its number."""
         self.plans.append(plan)
         return len(self.plans)
@@ -152,32 +152,32 @@ class World:
     @property
     def leader(self) -> "LeaderProcess | None":
         """A live leader that serves; the newest if there are two."""
-        found = [leader for leader in self.leaders.values() if leader.alive and leader.serves]
+        found = [leader for leader in self.leaders.values() if leader.alive and leader.is_serving]
         return found[-1] if found else None
 
-    def takes_part(self, host: Host, other: str) -> bool:
+    def reaches_agent(self, host: Host, other: str) -> bool:
         return self.hosts[other].agent is not None and self.network.reaches(host.name, other)
 
-    def unheard(self, host: Host, seconds: float) -> bool:
+    def is_unreachable_for(self, host: Host, seconds: float) -> bool:
         """Whether the scheduler has not reached the host for more than `seconds`."""
-        since = self.unheard_since.get(host.name)
+        since = self.unreachable_since.get(host.name)
         return since is not None and self.timeline.now - since > seconds
 
-    def reachability_changed(self) -> None:
+    def update_reachability(self) -> None:
         """Update which hosts the scheduler and the storage reach."""
         for host in self.hosts.values():
-            self._storage_reaches(host)
+            self._update_storage_reach(host)
             heard = host.up and self.network.reaches(host.name, SCHEDULER)
             if not heard:
-                self.unheard_since.setdefault(host.name, self.timeline.now)
-            elif self.unheard_since.pop(host.name, None) is not None:
+                self.unreachable_since.setdefault(host.name, self.timeline.now)
+            elif self.unreachable_since.pop(host.name, None) is not None:
                 self.scheduler.node_back(host)
 
-    def _storage_reaches(self, host: Host) -> None:
+    def _update_storage_reach(self, host: Host) -> None:
         """A host that lost power loses its locks at the latest when it is back."""
-        if not (host.up and self.storage.serves(host.name)):
-            self.unserved_since.setdefault(host.name, self.timeline.now)
-        elif self.unserved_since.pop(host.name, None) is not None:
+        if not (host.up and self.storage.reachable_from(host.name)):
+            self.storage_lost_since.setdefault(host.name, self.timeline.now)
+        elif self.storage_lost_since.pop(host.name, None) is not None:
             alive = {agent.incarnation for agent in host.agents if agent.alive}
             storage = self.storage
             if storage.holder_host == host.name and storage.holder not in alive:
@@ -186,19 +186,19 @@ class World:
             if turn is not None and turn.process.host is host and not turn.process.alive:
                 turn.close()
 
-    def happens(self, kind: str) -> None:
+    def took_effect(self, kind: str) -> None:
         """The expected faults of this kind have taken effect."""
         self.happened[kind] += self.expected.pop(kind, 0)
 
     # The lock on the journal
 
-    def locks(self, process: "AgentProcess") -> bool:
+    def acquire_lock(self, process: "AgentProcess") -> bool:
         if not self.lock_is_free:
             return False
         self.storage.holder, self.storage.holder_host = process.incarnation, process.host.name
         return True
 
-    def unlocks(self, process: "AgentProcess") -> None:
+    def release_lock(self, process: "AgentProcess") -> None:
         if self.storage.holder == process.incarnation:
             self.storage.holder = None
 
@@ -207,14 +207,14 @@ class World:
         """The server releases the lock of a host that is unreachable for longer than the lease."""
         if self.storage.holder is None:
             return True
-        since = self.unserved_since.get(self.storage.holder_host)
+        since = self.storage_lost_since.get(self.storage.holder_host)
         return since is not None and self.timeline.now - since > LEASE_S
 
-    def records(self, now: float) -> HostRecords:
+    def host_records(self, now: float) -> HostRecords:
         """Strikes and pins of the hosts."""
         found = host_strikes.fold(self.strikes, now)
         return HostRecords(
-            path=STRIKES,
+            path=STRIKES_PATH,
             exclude={one.host: host_strikes.describe(one) for one in found if one.is_excluded},
             always=tuple(one.host for one in found if one.pin and one.pin.use == "always"),
         )
@@ -226,7 +226,7 @@ class World:
 
     # Effects of actions
 
-    def starts_ranks(self, agent: "AgentProcess", start: Start) -> HostRanks:
+    def start_ranks(self, agent: "AgentProcess", start: Start) -> HostRanks:
         training = self.trainings.get(start.attempt)
         if training is None:
             scenario = self.scenario
@@ -234,7 +234,7 @@ class World:
                 scenario.steps,
                 scenario.step_s,
                 start.pace.every_steps or scenario.save_every,
-                scenario.paced,
+                scenario.auto_interval,
                 start.skip,
                 self.plans[int(start.config) - 1].memory.peak_bytes,
             )
@@ -246,57 +246,57 @@ class World:
                 self.random,
                 self.network,
                 self.storage,
-                self.troubles,
-                self.witness.marked,
+                self.training_faults,
+                self.laws.checkpoint_saved,
             )
             self.trainings[start.attempt] = training
         first = start.node_rank * start.ranks_per_host
         numbers = range(first, first + start.ranks_per_host)
         ranks = HostRanks(agent, start, training, numbers, self.timeline.now)
         agent.host.ranks.append(ranks)
-        self.witness.ranks_started(ranks)
+        self.laws.ranks_started(ranks)
         join: Callable[[], None] = partial(training.join, start.node_rank, ranks)
         self.timeline.after(RANKS_START_S, join)
         return ranks
 
-    def restart_agent(self, leader: "AgentProcess", name: str) -> None:
+    def restart_local_agent(self, leader: "AgentProcess", name: str) -> None:
         """Restart an agent of the local backend."""
         host = self.hosts[name]
         host.end_agents()
-        if host.up and not host.dead_on_arrival and leader.alive:
-            host.agents.append(self.starts(self, host, self.job.launch, 0, lead=False))
+        if host.up and not host.agent_never_starts and leader.alive:
+            host.agents.append(self.start_agent(self, host, self.job.launch, 0, lead=False))
 
-    def parts(self) -> None:
+    def stop_begins(self) -> None:
         """Called before ranks are told to stop without a failure."""
-        happen, self.at_parting = self.at_parting, None
-        if happen is not None:
+        callback, self.at_next_stop = self.at_next_stop, None
+        if callback is not None:
             self.history.note("fault", "a failure while ranks are about to stop")
-            happen()
+            callback()
 
     def decided(self, leader: "LeaderProcess", event: Event, actions: tuple[Action, ...]) -> None:
         before, self.run = self.run, leader.supervisor.run
-        if self.history.kept:
+        if self.history.keep_history:
             self._note(leader, event, actions)
-        self.witness.decided(leader, event, actions, before)
-        self._met(event, before)
+        self.laws.check_decision(leader, event, actions, before)
+        self._trigger_faults(event, before)
 
-    def _met(self, event: Event, before: Run) -> None:
+    def _trigger_faults(self, event: Event, before: Run) -> None:
         """Record and start the faults that wait for this event."""
         match event:
             case StragglerFound():
-                self.happens("slow")
+                self.took_effect("slow")
             case HostFlagged() | HostLeaving():
-                self.happens("drain")
+                self.took_effect("drain")
             case HangDetected():
-                thaws, self.at_hang = self.at_hang, []
-                for thaw in thaws:
-                    thaw()
+                callbacks, self.at_next_hang = self.at_next_hang, []
+                for resume_hung in callbacks:
+                    resume_hung()
             case _:
                 pass
         if self.run.interruption.findings is not None and before.interruption.findings is None:
-            happen, self.at_trouble = self.at_trouble, None
-            if happen is not None:
-                happen()
+            callback, self.at_next_failure = self.at_next_failure, None
+            if callback is not None:
+                callback()
 
     def _note(self, leader: "LeaderProcess", event: Event, actions: tuple[Action, ...]) -> None:
         at = f"{leader.host.name}*"
@@ -310,10 +310,10 @@ class World:
 
     # The user
 
-    def submits(self, launch: int) -> bool:
+    def submit_job(self, launch: int) -> bool:
         """`ndctl submit`, with `--resume` from the second launch on. False: it is refused."""
         storage = self.storage
-        if not self.lock_is_free or storage.full or not storage.serves(LOGIN):
+        if not self.lock_is_free or storage.full or not storage.reachable_from(LOGIN):
             return False
         storage.holder = None
         hosts = tuple(host.name for host in self.hosts.values() if host.up)
@@ -323,36 +323,36 @@ class World:
         journal = StoredJournal(storage, LOGIN, lambda: None)
         supervisor = Supervisor(journal, self.decide)
         before = supervisor.run
-        event = submitted(self.scenario, hosts, at, launch)
-        event = replace(event, plan_number=self.number_of(event.plan))
+        event = submission_event(self.scenario, hosts, at, launch)
+        event = replace(event, plan_number=self.add_plan(event.plan))
         if launch > 1:
-            self.troubles.repair()
+            self.training_faults.clear()
         supervisor.feed(event)
         self.run = supervisor.run
-        self.history.note("person", f"submits the job, launch {launch}")
-        self.witness.submitted(before, event)
+        self.history.note("user", f"submits the job, launch {launch}")
+        self.laws.job_submitted(before, event)
         if self.scenario.scheduled:
             self.scheduler.submit(launch)
         else:
-            self._starts_here(launch)
+            self._start_local(launch)
         return True
 
-    def _starts_here(self, launch: int) -> None:
+    def _start_local(self, launch: int) -> None:
         for host in self.hosts.values():
             host.end_agents()
         for name in self.job.hosts:
             host = self.hosts[name]
-            if host.up and not host.dead_on_arrival:
-                agent = self.starts(self, host, launch, 0, lead=name == self.job.leader)
+            if host.up and not host.agent_never_starts:
+                agent = self.start_agent(self, host, launch, 0, lead=name == self.job.leader)
                 host.agents.append(agent)
 
     @property
-    def abandoned(self) -> bool:
+    def needs_resubmission(self) -> bool:
         """No process leads the job or will lead it, so a user must resubmit it."""
         if not self.lock_is_free:
             return False
         if self.scenario.scheduled:
-            return not self.scheduler.stands
+            return not self.scheduler.has_job
         return not any(agent.alive for host in self.hosts.values() for agent in host.agents)
 
     @property

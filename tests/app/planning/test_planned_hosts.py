@@ -12,7 +12,7 @@ from orchestrator.app.submission import submit_job
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.contract.plan import Plan
 from orchestrator.errors import BackendError, PlanError, SpecError
-from tests.backends.kubernetes.said_before import SaidBefore
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.inventory.kubernetes.objects import node
 
 ROOT = Path(__file__).parents[3]
@@ -53,8 +53,8 @@ class Clusters:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monkeypatch = monkeypatch
 
-    def __call__(self, **more: Any) -> SaidBefore:
-        api = SaidBefore(**more)
+    def __call__(self, **more: Any) -> FakeApi:
+        api = FakeApi(**more)
 
         def reached(context: str | None, environ: object) -> ApiReader:
             return api

@@ -238,7 +238,7 @@ def test_the_ranks_are_warned_before_the_allocation_ends(shell: Shell) -> None:
     for seconds, times in ((20, 0), (3500, 1), (20, 1)):
         shell.clock.sleep(seconds)
         starter._check_end_of_allocation()
-        assert shell.slurm.said.count(warned) == times
+        assert shell.slurm.calls.count(warned) == times
 
 
 def test_slurms_signal_to_the_batch_script_reaches_the_agents(shell: Shell) -> None:
@@ -247,7 +247,7 @@ def test_slurms_signal_to_the_batch_script_reaches_the_agents(shell: Shell) -> N
     starter = Starter(job, shell.environ, shell.clock, shell.slurm, shell.told.append)
     starter._notice(signal.SIGUSR2, None)
     starter._check_end_of_allocation()
-    assert ["scancel", "--signal=USR2", "7.0"] in shell.slurm.said
+    assert ["scancel", "--signal=USR2", "7.0"] in shell.slurm.calls
 
 
 def test_asked_twice_to_end_it_waits_for_nothing(shell: Shell) -> None:
@@ -257,5 +257,5 @@ def test_asked_twice_to_end_it_waits_for_nothing(shell: Shell) -> None:
     starter._end(signal.SIGINT, None)
     starter._end(signal.SIGINT, None)
     starter._handle_end()
-    assert ["scancel", "7.0"] in shell.slurm.said
+    assert ["scancel", "7.0"] in shell.slurm.calls
     assert shell.told == ["ending the job now"]

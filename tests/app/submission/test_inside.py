@@ -246,10 +246,10 @@ def test_the_copied_code_is_what_runs(step: Step) -> None:
 
 
 def test_a_first_task_that_gives_up_ends_the_step(step: Step) -> None:
-    step.slurm.trouble = lambda argv, before: Completed(0, "", "")
+    step.slurm.intercept = lambda argv, before: Completed(0, "", "")
     for environ in (step.environ(0), step.environ(1), {}):
         end_step(environ, step.slurm)
-    assert step.slurm.said == [["scancel", "7.0"]]
+    assert step.slurm.calls == [["scancel", "7.0"]]
 
 
 def test_missing_options_in_the_script_are_reported(

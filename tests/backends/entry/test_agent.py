@@ -1,4 +1,4 @@
-"""The entry of an agent process: who may be the agent of a host, and how leader and agent end."""
+"""Entry point of an agent process: the lock of a host, exit codes, signals and failover."""
 
 import asyncio
 import errno
@@ -53,7 +53,7 @@ from tests.agent.world import (
     until,
 )
 
-WORDS = (
+AGENT_ARGS = (
     *("--host=host-0", "--address=127.0.0.1", "--launch=1", "--devices=1"),
     "--agent-timeout=1",
 )
@@ -66,9 +66,9 @@ def run_dir(tmp_path: Path) -> RunDir:
     return run_dir
 
 
-def test_the_agent_of_a_host_is_alone_and_says_who_it_is(run_dir: RunDir) -> None:
+def test_only_one_agent_holds_a_host_and_its_lock_has_its_pid(run_dir: RunDir) -> None:
     lock = run_dir.agent_lock("host-0")
-    lock.write_text("99999999 of a former agent")
+    lock.write_text("99999999 of an old agent")
     assert _hold_host(run_dir, "host-0", TurnedClock())
     assert lock.read_text() == str(os.getpid())
     assert has_writer(lock)
@@ -76,22 +76,22 @@ def test_the_agent_of_a_host_is_alone_and_says_who_it_is(run_dir: RunDir) -> Non
     assert _hold_host(run_dir, "host-1", TurnedClock())
 
 
-def test_who_waits_for_former_ranks_can_be_found_in_the_lock(run_dir: RunDir) -> None:
+def test_the_lock_has_the_pid_of_an_agent_that_waits_for_old_ranks(run_dir: RunDir) -> None:
     ranks = os.open(run_dir.ranks_lock("host-0"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(ranks, fcntl.LOCK_SH)
     lock = run_dir.agent_lock("host-0")
 
-    class Looks(TurnedClock):
+    class ReadsLockOnSleep(TurnedClock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             assert lock.read_text() == str(os.getpid())
 
-    assert not _hold_host(run_dir, "host-0", Looks())
+    assert not _hold_host(run_dir, "host-0", ReadsLockOnSleep())
     os.close(ranks)
 
 
 @pytest.mark.process
-def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> None:
+def test_processes_of_an_old_rank_are_killed(run_dir: RunDir) -> None:
     ranks = run_dir.ranks_lock("host-0")
     fd = os.open(ranks, os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
@@ -99,33 +99,33 @@ def test_what_a_former_agents_rank_left_running_is_killed(run_dir: RunDir) -> No
     os.close(fd)
     assert not is_free(ranks)
 
-    class Reaps(TurnedClock):
+    class ReapsOnSleep(TurnedClock):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if self.time > TurnedClock().time + 6.0:
                 orphan.wait(WAIT_S)
 
-    assert _hold_host(run_dir, "host-0", Reaps())
+    assert _hold_host(run_dir, "host-0", ReapsOnSleep())
     assert orphan.wait(WAIT_S) == -signal.SIGKILL
 
 
-def test_an_agent_whose_host_is_taken_is_not_admitted(
+def test_a_second_agent_of_a_host_exits_as_not_admitted(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.backends.entry.agent.LOCK_WAIT_S", 0.0)
     assert _hold_host(run_dir, "host-0", TurnedClock())
-    assert main([f"--run-dir={run_dir.path}", *WORDS], {}) == exit_codes.NOT_ADMITTED
+    assert main([f"--run-dir={run_dir.path}", *AGENT_ARGS], {}) == exit_codes.NOT_ADMITTED
 
 
-def test_an_agent_may_open_as_many_files_as_its_host_allows(
+def test_an_agent_raises_its_open_file_limit(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so may all that it starts: Slurm hands on what a login node has, 1,024 by default."""
+    """Slurm passes on the soft limit of the login node, which is 1,024 by default."""
     monkeypatch.setattr("orchestrator.backends.entry.agent.LOCK_WAIT_S", 0.0)
     assert _hold_host(run_dir, "host-0", TurnedClock())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (512, hard))
-    main([f"--run-dir={run_dir.path}", *WORDS], {})
+    main([f"--run-dir={run_dir.path}", *AGENT_ARGS], {})
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, AT_MOST), hard)
 
 
@@ -135,7 +135,7 @@ def lead(
     socket: str = "",
     scheduled: bool = False,
 ) -> int:
-    """Lead a job of two hosts of which only the leader's own comes."""
+    """Lead a job of two hosts. Only the leader's own agent registers."""
     place = a_place(folder)
     if socket:
         place = replace(place, socket=Path(socket))
@@ -158,10 +158,10 @@ def lead(
 
 def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
     async def terminate(run_dir: RunDir) -> None:
-        def came() -> bool:
+        def agent_registered() -> bool:
             return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
 
-        await until(came, "its own agent")
+        await until(agent_registered, "its own agent")
         signal_ourselves(signal.SIGTERM)
 
     assert lead(tmp_path, terminate) == exit_codes.OK
@@ -173,14 +173,14 @@ def test_sigterm_to_the_leader_cancels_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", WARNINGS)
-def test_what_a_scheduler_signals_is_the_leaders_to_decide(
+def test_a_warning_signal_makes_the_leader_ask_its_backend_for_the_cause(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     async def warn(run_dir: RunDir) -> None:
-        def came() -> bool:
+        def agent_registered() -> bool:
             return any(isinstance(e.event, AgentRegistered) for e in read(run_dir.journal))
 
-        await until(came, "its own agent")
+        await until(agent_registered, "its own agent")
         signal_ourselves(number)
 
     assert lead(tmp_path, warn, scheduled=True) == exit_codes.OK
@@ -189,162 +189,164 @@ def test_what_a_scheduler_signals_is_the_leaders_to_decide(
     assert [(event.cause, event.words) for event in asked] == [
         (None, number.name),
         ("cancelled", number.name),
-    ], "the backend was asked why"
+    ], "the backend must be asked for the cause"
     assert fold(found).state == "CANCELLED"
 
 
-def a_follower(run_dir: RunDir, *words: str) -> int:
-    """An agent of host-1 that does not lead."""
+def run_follower(run_dir: RunDir, *more_args: str) -> int:
+    """Run an agent of host-1 that does not lead; returns its exit code."""
     run_dir.token.write_text(SECRET_TEXT)
     host = ["--host=host-1", "--address=127.0.0.1", f"--launch={LAUNCH}", "--devices=1"]
-    return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *words], {})
+    return main([f"--run-dir={run_dir.path}", *host, "--agent-timeout=1", *more_args], {})
 
 
-@pytest.mark.parametrize(("words", "left"), [((), True), (("--restarts=0",), False)])
-def test_what_a_scheduler_signals_a_follower_leaves_to_the_leader(
-    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], left: bool
+@pytest.mark.parametrize(("more_args", "exits"), [((), True), (("--restarts=0",), False)])
+def test_a_follower_in_an_allocation_ignores_signals_of_the_scheduler(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, more_args: tuple[str, ...], exits: bool
 ) -> None:
     codes: list[int | None] = []
 
-    async def signalled(agent: Agent) -> int:
-        for number in WARNINGS if words else (signal.SIGTERM,):
+    async def receive_signals(agent: Agent) -> int:
+        for number in WARNINGS if more_args else (signal.SIGTERM,):
             signal_ourselves(number)
-        if left:
+        if exits:
             await until(lambda: agent.exit_code is not None, "the signal")
         else:
             await asyncio.sleep(0.05)
         codes.append(agent.exit_code)
         return exit_codes.OK
 
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
-    assert a_follower(run_dir, *words) == exit_codes.OK
-    assert codes == [exit_codes.LEADER_LOST if left else None]
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", receive_signals)
+    assert run_follower(run_dir, *more_args) == exit_codes.OK
+    assert codes == [exit_codes.LEADER_LOST if exits else None]
 
 
 @pytest.fixture
-def queue(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
-    """The backend of an agent whose leader is gone."""
+def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
+    """Backend of a follower that has lost its leader."""
     found = FakeBackend()
 
-    async def lost(agent: Agent) -> int:
+    async def lose_leader(agent: Agent) -> int:
         if not agent.config.outlives_leader:
             return exit_codes.LEADER_LOST
         agent.alone.set()
-        await until(lambda: agent.exit_code is not None, "what becomes of the job")
+        await until(lambda: agent.exit_code is not None, "the decision about the job")
         assert agent.exit_code is not None
         return agent.exit_code
 
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lost)
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lose_leader)
     monkeypatch.setattr("orchestrator.backends.entry.agent.backend_named", lambda *_, **__: found)
     return found
 
 
-def write(run_dir: RunDir, *happened: Event) -> None:
+def write_journal(run_dir: RunDir, *more_events: Event) -> None:
     with Journal(run_dir.journal, SystemClock()) as journal:
         supervisor = Supervisor(journal)
         for event in (
             a_job(run_dir.path),
             LeaderStarted(at=time.time(), host="host-0", pid=1),
-            *happened,
+            *more_events,
         ):
             supervisor.feed(event)
 
 
-def test_where_hosts_are_replaced_a_follower_tells_the_leader_of_its_own_end(
+def test_a_follower_reports_sigterm_to_the_leader_if_hosts_are_replaced(
     run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def signalled(agent: Agent) -> int:
+    async def receive_signals(agent: Agent) -> int:
         signal_ourselves(signal.SIGTERM)
         await until(lambda: agent.outbox, "a report")
         assert agent.outbox[0] == HostLeaving(host="host-1", why="SIGTERM")
         return exit_codes.LEADER_LOST
 
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", signalled)
-    assert a_follower(run_dir, "--restarts=0", "--patience=60") == exit_codes.LEADER_LOST
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", receive_signals)
+    assert run_follower(run_dir, "--restarts=0", "--patience=60") == exit_codes.LEADER_LOST
 
 
 @pytest.mark.parametrize(("turn", "sees"), [(1, True), (10_000, False)])
-def test_a_follower_whose_turn_it_is_sees_that_the_leader_is_replaced(
-    run_dir: RunDir, queue: FakeBackend, monkeypatch: pytest.MonkeyPatch, turn: int, sees: bool
+def test_a_follower_asks_for_a_new_leader_when_its_turn_comes(
+    run_dir: RunDir, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, turn: int, sees: bool
 ) -> None:
-    write(run_dir)
+    write_journal(run_dir)
     monkeypatch.setattr("orchestrator.failover.leader_lost.SEE_S", 0.01)
 
-    async def alone(agent: Agent) -> int:
-        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
+    async def hear_no_leader(agent: Agent) -> int:
+        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # more than the agent_timeout of 1 s
         if sees:
-            await until(lambda: queue.revived, "the backend being asked")
+            await until(lambda: backend.revived, "the backend being asked")
         else:
             await asyncio.sleep(0.1)
         return exit_codes.LEADER_LOST
 
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", alone)
-    words = ("--restarts=0", "--patience=60", f"--turn={turn}")
-    assert a_follower(run_dir, *words) == exit_codes.LEADER_LOST
-    assert set(queue.revived) == ({1.5} if sees else set())
-    assert queue.requeued == [], "the scheduler starts it again by itself"
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", hear_no_leader)
+    more_args = ("--restarts=0", "--patience=60", f"--turn={turn}")
+    assert run_follower(run_dir, *more_args) == exit_codes.LEADER_LOST
+    assert set(backend.revived) == ({1.5} if sees else set())
+    assert backend.requeued == [], "the scheduler recreates the leader's pod by itself"
 
 
-def test_a_follower_replaces_the_leader_after_storage_has_failed_for_a_moment(
-    run_dir: RunDir, queue: FakeBackend, monkeypatch: pytest.MonkeyPatch
+def test_a_follower_replaces_the_leader_after_short_storage_errors(
+    run_dir: RunDir, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(run_dir)
+    write_journal(run_dir)
     monkeypatch.setattr("orchestrator.failover.leader_lost.SEE_S", 0.01)
     monkeypatch.setattr("orchestrator.posix.retry_io.RETRY_S", 0.01)
-    look = Following.look
+    real_look = Following.look
     failed: list[bool] = []
 
-    def fails_first(following: Following) -> Seen:
+    def fail_three_times(following: Following) -> Seen:
         if len(failed) < 3:
             failed.append(True)
             raise OSError(errno.ESTALE, "stale file handle")
-        return look(following)
+        return real_look(following)
 
-    async def alone(agent: Agent) -> int:
-        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # of an agent_timeout of 1
-        await until(lambda: queue.revived, "the backend being asked")
+    async def hear_no_leader(agent: Agent) -> int:
+        monkeypatch.setattr(agent, "silent_for", lambda: 1.5)  # more than the agent_timeout of 1 s
+        await until(lambda: backend.revived, "the backend being asked")
         return exit_codes.LEADER_LOST
 
-    monkeypatch.setattr(Following, "look", fails_first)
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", alone)
-    assert a_follower(run_dir, "--restarts=0", "--patience=60") == exit_codes.LEADER_LOST
+    monkeypatch.setattr(Following, "look", fail_three_times)
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", hear_no_leader)
+    assert run_follower(run_dir, "--restarts=0", "--patience=60") == exit_codes.LEADER_LOST
     assert len(failed) == 3
 
 
-def test_who_lost_the_leader_with_its_host_has_the_job_queued_again_without_it(
-    run_dir: RunDir, queue: FakeBackend
+def test_a_follower_requeues_the_job_without_the_lost_leaders_host(
+    run_dir: RunDir, backend: FakeBackend
 ) -> None:
     granted = Allocation(id="7", restarts=1, hosts=("host-0", "host-1"))
-    write(run_dir, LeaderStarted(at=time.time(), host="host-0", pid=1, allocation=granted))
-    queue.own = replace(RUNS, given_up={"host-0": "Slurm reports it as DOWN"})
-    assert a_follower(run_dir, "--restarts=1") == exit_codes.LEADER_LOST
-    assert queue.requeued == [("host-0",)]
+    write_journal(run_dir, LeaderStarted(at=time.time(), host="host-0", pid=1, allocation=granted))
+    backend.own = replace(RUNS, given_up={"host-0": "Slurm reports it as DOWN"})
+    assert run_follower(run_dir, "--restarts=1") == exit_codes.LEADER_LOST
+    assert backend.requeued == [("host-0",)]
 
 
-def test_without_a_scheduler_nobody_is_asked(run_dir: RunDir, queue: FakeBackend) -> None:
-    write(run_dir)
-    assert a_follower(run_dir) == exit_codes.LEADER_LOST
-    assert queue.requeued == []
+def test_a_follower_without_a_scheduler_requeues_nothing(
+    run_dir: RunDir, backend: FakeBackend
+) -> None:
+    write_journal(run_dir)
+    assert run_follower(run_dir) == exit_codes.LEADER_LOST
+    assert backend.requeued == []
 
 
-def test_a_job_that_has_ended_is_not_queued_again(run_dir: RunDir, queue: FakeBackend) -> None:
-    write(run_dir, CancelRequested(at=time.time(), by="me"))
+def test_a_job_that_has_ended_is_not_requeued(run_dir: RunDir, backend: FakeBackend) -> None:
+    write_journal(run_dir, CancelRequested(at=time.time(), by="me"))
     assert fold(entry.event for entry in read(run_dir.journal)).ending == "CANCELLED"
-    assert a_follower(run_dir, "--restarts=0") == exit_codes.LEADER_LOST
-    assert queue.requeued == []
+    assert run_follower(run_dir, "--restarts=0") == exit_codes.LEADER_LOST
+    assert backend.requeued == []
 
 
-def test_a_leader_whose_own_agent_cannot_begin_does_not_wait_for_the_others(
+def test_a_leader_fails_at_once_if_its_own_agent_cannot_start(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(OSError, match="too long"):
         lead(tmp_path, None, socket=str(tmp_path / ("x" * 120)))
 
 
-def test_a_leader_hears_which_hosts_a_person_has_cleared(
+def test_a_leader_reads_which_hosts_a_user_has_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Granting(FakeBackend):
+    class GrantingBackend(FakeBackend):
         def allocation(self, launch: LaunchPlan) -> Allocation:
             return Allocation(id="7", restarts=0, hosts=launch.hosts)
 
@@ -352,14 +354,14 @@ def test_a_leader_hears_which_hosts_a_person_has_cleared(
             return "tb"
 
     async def end(run_dir: RunDir) -> None:
-        def leads() -> bool:
+        def leader_started() -> bool:
             return any(isinstance(e.event, LeaderStarted) for e in read(run_dir.journal))
 
-        await until(leads, "the leader")
+        await until(leader_started, "the leader")
         signal_ourselves(signal.SIGTERM)
 
     monkeypatch.setattr(
-        "orchestrator.backends.entry.leader.backend_named", lambda *_, **__: Granting()
+        "orchestrator.backends.entry.leader.backend_named", lambda *_, **__: GrantingBackend()
     )
     cleared = host_strikes.Cleared(at=5.0, host="host-1", by="ada")
     host_strikes.record(host_strikes.path_of(tmp_path, "tb"), cleared)
@@ -372,11 +374,13 @@ def test_a_leader_hears_which_hosts_a_person_has_cleared(
 def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Deaf(FakeBackend):
+    class BackendCannotLead(FakeBackend):
         def allocation(self, launch: LaunchPlan) -> Allocation:
             raise CannotLead("no scontrol in this image", fix="mount it")
 
-    monkeypatch.setattr("orchestrator.backends.entry.leader.backend_named", lambda *_, **__: Deaf())
+    monkeypatch.setattr(
+        "orchestrator.backends.entry.leader.backend_named", lambda *_, **__: BackendCannotLead()
+    )
     assert lead(tmp_path, None, scheduled=True) == exit_codes.FAILED
     run_dir = RunDir(tmp_path / "job")
     run = fold(entry.event for entry in read(run_dir.journal))
@@ -384,11 +388,11 @@ def test_a_leader_that_cannot_ask_its_scheduler_ends_the_job_and_says_why(
     assert not has_writer(run_dir.journal)
 
 
-def test_a_leader_whose_own_agent_leaves_fails(
+def test_a_leader_fails_if_its_own_agent_loses_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def gone(agent: object) -> int:
+    async def lose_leader(agent: object) -> int:
         return exit_codes.LEADER_LOST
 
-    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", gone)
+    monkeypatch.setattr("orchestrator.agent.agent.Agent.run", lose_leader)
     assert lead(tmp_path, None) == exit_codes.FAILED

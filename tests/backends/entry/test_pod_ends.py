@@ -1,4 +1,4 @@
-"""What a pod ends with: 1 to 127, of any pod, is the end of the whole job to its operator."""
+"""Exit codes of a pod. If a pod exits with 1 to 127, its operator ends the whole job."""
 
 import tempfile
 from dataclasses import replace
@@ -19,7 +19,7 @@ from orchestrator.journal.run_dir_init import begin
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader import leader_main
 from tests.agent.world import SECRET_TEXT, TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
 CLOCK = TurnedClock()
@@ -32,13 +32,13 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def environ(tmp_path: Path, run_dir: RunDir) -> dict[str, str]:
-    """Of a worker's pod, whose leader has begun the run."""
+    """Environment of a worker's pod. Its leader has created the run directory."""
     launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
     folder = tmp_path / "submission"
     folder.mkdir()
-    for name, text in files_of(handed(launch, backend="kubernetes")).items():
+    for name, text in files_of(handover_of(launch, backend="kubernetes")).items():
         (folder / name).write_text(text)
-    begin(run_dir, handed(launch, backend="kubernetes"), CLOCK, token=False)
+    begin(run_dir, handover_of(launch, backend="kubernetes"), CLOCK, token=False)
     return {
         "NDCTL_NODE_NAME": "node-3",
         "NDCTL_POD_IP": "127.0.0.1",
@@ -49,72 +49,72 @@ def environ(tmp_path: Path, run_dir: RunDir) -> dict[str, str]:
 
 
 @pytest.fixture
-def leads(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def leader_environ(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(pod_agent, "_own", lambda *_: None)
     return {**environ, "RANK": "0"}
 
 
-def test_a_pod_whose_own_disk_takes_nothing_is_made_anew(
+def test_a_pod_with_a_full_disk_exits_so_that_it_is_recreated(
     environ: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     full = tmp_path / "full"
-    full.touch()  # no directory can be made below a file, root or not
+    full.touch()  # no user can create a directory below a file
     monkeypatch.setattr(tempfile, "tempdir", str(full))
     assert run(environ) == exit_codes.LEADER_LOST
     assert f"{full}: is not a folder" in caplog.text
 
 
-def test_a_pod_that_cannot_read_the_token_is_made_anew(environ: dict[str, str]) -> None:
+def test_a_pod_without_the_token_exits_so_that_it_is_recreated(environ: dict[str, str]) -> None:
     del environ[env.TOKEN]
     assert run(environ) == exit_codes.LEADER_LOST
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_leader_whose_predecessor_still_has_the_journal_is_made_anew(
-    leads: dict[str, str],
+def test_a_leader_that_finds_the_journal_locked_is_recreated(
+    leader_environ: dict[str, str],
     run_dir: RunDir,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     *,
     begun: bool,
 ) -> None:
-    """A file server keeps the locks of a node that is gone, some for longer than is waited."""
+    """A file server may keep the lock of a lost node for longer than the leader waits."""
     monkeypatch.setattr(leader_main, "TAKE_OVER_S", 0.0)
     monkeypatch.setattr(run_dir_init, "PATIENCE_S", 0.0)
     if not begun:
         run_dir.journal.write_bytes(b"")
     with Journal(run_dir.journal, CLOCK):
-        assert run(leads) == exit_codes.LEADER_LOST
+        assert run(leader_environ) == exit_codes.LEADER_LOST
     assert "is being written by another process" in caplog.text
 
 
-def test_a_damaged_journal_ends_the_leader_for_good_and_no_other_pod(
-    leads: dict[str, str], run_dir: RunDir, caplog: pytest.LogCaptureFixture
+def test_a_damaged_journal_fails_the_leader_and_a_follower_waits(
+    leader_environ: dict[str, str], run_dir: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Only a person can fix a damaged journal, and a follower may have read an incomplete copy."""
     whole = run_dir.journal.read_bytes()
-    run_dir.journal.write_text("nobody can read this\n")
-    assert run(leads) == exit_codes.FAILED
+    run_dir.journal.write_text("not a journal line\n")
+    assert run(leader_environ) == exit_codes.FAILED
     assert "journal line 1 cannot be read" in caplog.text
 
-    class Mended(TurnedClock):
+    class RepairsOnSleep(TurnedClock):
         def sleep(self, seconds: float) -> None:
             run_dir.journal.write_bytes(whole)
 
-    begun = await_launch(run_dir, 1, Mended(), lambda waited_s: None)
+    begun = await_launch(run_dir, 1, RepairsOnSleep(), lambda waited_s: None)
     assert begun.job is not None
 
 
-def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
+def test_an_unexpected_exception_is_logged_and_the_pod_is_recreated(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(argv: list[str], rest: dict[str, str]) -> int:
+    def fail(argv: list[str], environ: dict[str, str]) -> int:
         raise ZeroDivisionError("of an agent")
 
-    monkeypatch.setattr(agent_main, "main", broken)
+    monkeypatch.setattr(agent_main, "main", fail)
     assert run(environ) == exit_codes.LEADER_LOST
     last = caplog.records[-1]
     assert (last.levelname, "ZeroDivisionError('of an agent')" in last.message) == (
@@ -123,27 +123,29 @@ def test_a_defect_of_ours_does_not_end_the_job_and_is_told(
     )
 
 
-def test_a_pod_that_is_made_anew_goes_on_with_the_run_as_it_began(
-    leads: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_recreated_pod_continues_with_the_spec_of_the_launch(
+    leader_environ: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever was applied since; its log and the job's annotation say that this does not run."""
+    """If other objects were applied since, its log and an annotation of the job say so."""
     owned: list[bool] = []
-    monkeypatch.setattr(pod_agent, "_own", lambda *given: owned.append(given[-1]))
-    monkeypatch.setattr(agent_main, "main", lambda argv, rest: exit_codes.OK)
-    assert run(leads) == exit_codes.OK
-    folder = Path(leads["NDCTL_SUBMISSION"])
+    monkeypatch.setattr(pod_agent, "_own", lambda *args: owned.append(args[-1]))
+    monkeypatch.setattr(agent_main, "main", lambda argv, environ: exit_codes.OK)
+    assert run(leader_environ) == exit_codes.OK
+    folder = Path(leader_environ["NDCTL_SUBMISSION"])
     (folder / "spec.yaml").write_text("name: job\ntrain: {lr: 2}\n")
-    assert run(leads) == exit_codes.OK
+    assert run(leader_environ) == exit_codes.OK
     assert owned == [True, False]
     assert caplog.text.count("the applied objects differ from the running launch 1 in") == 1
 
 
 @pytest.mark.parametrize("rank", ["0", "1"])
-def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
-    leads: dict[str, str], rank: str, caplog: pytest.LogCaptureFixture
+def test_a_second_kind_of_job_with_the_same_name_fails(
+    leader_environ: dict[str, str], rank: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both are launch 1 and read the same ConfigMap: else two would lead by turns."""
-    environ = {**leads, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
+    """Both jobs are launch 1 and read the same ConfigMap. Without the check, both would lead."""
+    environ = {**leader_environ, "RANK": rank, "NDCTL_JOB_KIND": "jobset"}
     assert run(environ) == exit_codes.FAILED
     assert "this pod belongs to a jobset, but launch 1 in" in caplog.text
     assert "to a pytorchjob of the same name" in caplog.text
@@ -161,7 +163,7 @@ def test_of_two_kinds_of_one_name_the_one_that_came_later_ends(
         (0, exit_codes.REQUEUED, False, exit_codes.REQUEUED),
     ],
 )
-def test_that_a_job_has_failed_the_journal_says_and_no_agent(
+def test_a_pod_exits_as_failed_only_if_the_journal_says_so(
     environ: dict[str, str],
     run_dir: RunDir,
     rank: int,

@@ -1,4 +1,4 @@
-"""A pod finds out who it is, and waits for its leader."""
+"""Start of a pod: its rank, its leader, and its end when it is deleted."""
 
 import subprocess
 import sys
@@ -32,10 +32,10 @@ from orchestrator.journal.journal import Journal
 from orchestrator.journal.run_dir_init import begin
 from orchestrator.journal.supervisor import Supervisor
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
-NODE = {"NDCTL_NODE_NAME": "node-3", "NDCTL_POD_IP": "10.1.2.3"}
+NODE_ENVIRON = {"NDCTL_NODE_NAME": "node-3", "NDCTL_POD_IP": "10.1.2.3"}
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,10 @@ NODE = {"NDCTL_NODE_NAME": "node-3", "NDCTL_POD_IP": "10.1.2.3"}
         ({"JOB_COMPLETION_INDEX": "", "RANK": "4"}, 4),
     ],
 )
-def test_a_pod_has_the_rank_that_its_operator_gave_it(environ: dict[str, str], rank: int) -> None:
-    pod = Pod.from_mapping({**NODE, **environ})
+def test_a_pod_reads_its_rank_from_the_variables_of_the_operator(
+    environ: dict[str, str], rank: int
+) -> None:
+    pod = Pod.from_mapping({**NODE_ENVIRON, **environ})
     assert (pod.node_rank, pod.leads) == (rank, rank == 0)
     assert (pod.host, pod.address) == ("node-3", "10.1.2.3")
     assert pod.folder == Path("/etc/ndctl/submission")
@@ -59,13 +61,13 @@ def test_a_pod_has_the_rank_that_its_operator_gave_it(environ: dict[str, str], r
     "environ",
     [
         {},
-        NODE,
-        {**NODE, "RANK": "first"},
+        NODE_ENVIRON,
+        {**NODE_ENVIRON, "RANK": "first"},
         {"RANK": "0", "NDCTL_NODE_NAME": "n"},
-        {**NODE, "RANK": "0", "NDCTL_SUBMISSION": "/nowhere"},
+        {**NODE_ENVIRON, "RANK": "0", "NDCTL_SUBMISSION": "/nowhere"},
     ],
 )
-def test_what_is_no_pod_of_a_job_is_refused_and_not_tried_again(environ: dict[str, str]) -> None:
+def test_a_process_outside_a_pod_of_a_job_is_refused(environ: dict[str, str]) -> None:
     assert run(environ) == exit_codes.REFUSED
 
 
@@ -73,32 +75,32 @@ def test_followers_wait_until_the_leader_has_begun_their_launch(tmp_path: Path) 
     run_dir = RunDir(tmp_path / "job")
     launch = replace(a_launch(PLAIN), run_dir=str(run_dir.path))
 
-    class Begins(TurnedClock):
+    class BeginsOnSleep(TurnedClock):
         def sleep(self, seconds: float) -> None:
             self.time += seconds
-            begin(run_dir, handed(launch), self, token=False)
+            begin(run_dir, handover_of(launch), self, token=False)
 
-    begun = await_launch(run_dir, 1, Begins(), lambda waited_s: None)
+    begun = await_launch(run_dir, 1, BeginsOnSleep(), lambda waited_s: None)
     assert begun.job is not None
     assert begun.job.launch.launch == 1
-    begin(run_dir, handed(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
+    begin(run_dir, handover_of(replace(launch, launch=4), resume=True), TurnedClock(), token=False)
     with pytest.raises(JobError, match="the newest launch is 4"):
         await_launch(run_dir, 1, TurnedClock(), lambda waited_s: None)
 
 
-def test_pods_that_wait_see_to_the_leaders_the_later_ones_more_seldom(
+def test_waiting_pods_with_a_higher_rank_ask_for_the_leader_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 512 that wait for an hour not one is a storm of requests."""
+    """512 pods that wait for an hour must not send a storm of requests."""
     asked: list[str] = []
 
     def revive(self: KubernetesBackend, launch: LaunchPlan, *, silent_s: float | None) -> None:
-        assert silent_s is None, "one that runs may only be slow"
+        assert silent_s is None, "no pod has heard the leader yet"
         asked.append(launch.job)
         raise BackendError("it may not")
 
     monkeypatch.setattr(KubernetesBackend, "revive_leader", revive)
-    handover = handed(a_launch(PLAIN))
+    handover = handover_of(a_launch(PLAIN))
     counts = {}
     for rank in (1, 2, 511):
         pod = Pod(host="node", address="::1", node_rank=rank, folder=tmp_path)
@@ -110,16 +112,16 @@ def test_pods_that_wait_see_to_the_leaders_the_later_ones_more_seldom(
 
 
 def pod_of(tmp_path: Path) -> tuple[RunDir, dict[str, str]]:
-    """Mounted files, and the environment of the leader's pod."""
+    """Run directory of a job, and the environment of the leader's pod with its mounted files."""
     run_dir, folder = RunDir(tmp_path / "job"), tmp_path / "submission"
     folder.mkdir(exist_ok=True)
     launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
-    for name, text in files_of(handed(launch, backend="kubernetes")).items():
+    for name, text in files_of(handover_of(launch, backend="kubernetes")).items():
         (folder / name).write_text(text)
-    return run_dir, {**NODE, "RANK": "0", "NDCTL_SUBMISSION": str(folder)}
+    return run_dir, {**NODE_ENVIRON, "RANK": "0", "NDCTL_SUBMISSION": str(folder)}
 
 
-def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journal(
+def test_a_pod_applied_after_the_end_logs_the_journal_and_exits(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
@@ -128,7 +130,7 @@ def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journa
     monkeypatch.setattr(pod_agent, "_own", lambda *_: None)
     run_dir, environ = pod_of(tmp_path)
     launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path))
-    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    begin(run_dir, handover_of(launch), TurnedClock(), token=False)
     with Journal(run_dir.journal, TurnedClock()) as journal:
         supervisor = Supervisor(journal)
         supervisor.feed(LeaderStarted(at=1.0, host="node-0", pid=1))
@@ -136,21 +138,21 @@ def test_objects_that_are_applied_again_after_the_end_say_so_and_tell_the_journa
     assert run(environ) == exit_codes.OK
     assert "nothing to run: launch 1 of job job in" in caplog.text
     assert "--resume" in caplog.text
-    said = capsys.readouterr().out.splitlines()
+    expected = capsys.readouterr().out.splitlines()
     journal_lines = run_dir.journal.read_text().splitlines()
-    assert said == [f"ndctl-journal: {line}" for line in journal_lines]
+    assert expected == [f"ndctl-journal: {line}" for line in journal_lines]
 
 
-def test_an_old_manifest_fails_for_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_old_manifest_fails_the_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_dir, environ = pod_of(tmp_path)
     launch = replace(a_launch(PLAIN, hosts=1), run_dir=str(run_dir.path), launch=5)
-    begin(run_dir, handed(launch), TurnedClock(), token=False)
+    begin(run_dir, handover_of(launch), TurnedClock(), token=False)
     assert run(environ) == exit_codes.FAILED
     assert "an old manifest was applied" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "expected"),
     [
         ({"MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}, "--leader-at=job-master-0:23456"),
         (
@@ -161,13 +163,13 @@ def test_an_old_manifest_fails_for_good(tmp_path: Path, caplog: pytest.LogCaptur
         ({"MASTER_PORT": "23456"}, ""),
     ],
 )
-def test_the_leader_is_looked_for_where_the_operator_says(
-    environ: dict[str, str], said: str
+def test_the_rendezvous_address_of_the_operator_is_passed_to_the_agent(
+    environ: dict[str, str], expected: str
 ) -> None:
-    assert pod_agent._rendezvous(environ)[1:] == ([said] if said else [])
+    assert pod_agent._rendezvous(environ)[1:] == ([expected] if expected else [])
 
 
-def test_of_a_journal_so_many_last_bytes_of_whole_lines_are_told() -> None:
+def test_newest_line_cuts_a_journal_at_a_whole_line() -> None:
     data = b"one\ntwo\nthree\n"
     assert [data[newest_line(data, most) :] for most in (0, 5, 6, 9, 10, 13, 14)] == [
         b"",
@@ -180,15 +182,15 @@ def test_of_a_journal_so_many_last_bytes_of_whole_lines_are_told() -> None:
     ]
 
 
-def test_a_job_is_told_by_its_first_line_and_its_last_ones() -> None:
+def test_ends_keeps_the_first_line_and_the_last_lines() -> None:
     lines = [str(number) for number in range(1000)]
     assert ends(lines[:200]) == lines[:200]
     assert ends(lines) == ["0", *lines[801:]]
     assert len(ends(lines)) == pod_agent.ENDS
 
 
-def test_sigterm_is_heard_before_anything_is_imported_that_takes_time() -> None:
-    """An import of ours would, on a cold node: what is there by then is the interpreter's."""
+def test_the_sigterm_handler_is_set_before_slow_imports() -> None:
+    """On a cold node, imports of ndctl take seconds, so the handler is set before them."""
     script = """
 import runpy, signal, sys
 def asked(number, handler):
@@ -205,7 +207,7 @@ runpy.run_module("orchestrator.backends.entry.pod_start", run_name="__main__")
     assert done.stdout == f"SIGTERM {packages} __main__\n"
 
 
-POD = {**NODE, "NDCTL_POD_NAME": "job-worker-0", "NDCTL_POD_UID": "uid-1"}
+POD_ENVIRON = {**NODE_ENVIRON, "NDCTL_POD_NAME": "job-worker-0", "NDCTL_POD_UID": "uid-1"}
 
 
 def a_pod(uid: str = "uid-1", **more: str) -> dict[str, Any]:
@@ -213,7 +215,7 @@ def a_pod(uid: str = "uid-1", **more: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("pod", "leaves"),
+    ("pod", "is_leaving"),
     [
         (a_pod(), False),
         (a_pod(deletionTimestamp="2026-01-01T00:00:00Z"), True),
@@ -221,15 +223,17 @@ def a_pod(uid: str = "uid-1", **more: str) -> dict[str, Any]:
         (None, True),
     ],
 )
-def test_whether_a_pod_is_to_go_is_asked_of_the_object_that_it_is(pod: Any, leaves: bool) -> None:
+def test_a_pod_is_leaving_if_its_own_object_is_deleted_or_replaced(
+    pod: Any, is_leaving: bool
+) -> None:
     class Cluster:
         def get(self, resource: Resource, namespace: str, name: str) -> Any:
             assert (resource, namespace, name) == (PODS, "team", "job-worker-0")
             return pod
 
-    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend = KubernetesBackend({**POD_ENVIRON, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
     backend.apis[None] = Cluster()  # type: ignore[assignment]
-    assert backend.is_leaving(a_launch(PLAIN)) == leaves
+    assert backend.is_leaving(a_launch(PLAIN)) == is_leaving
     assert not KubernetesBackend({}, TurnedClock()).is_leaving(a_launch(PLAIN))
 
 
@@ -243,7 +247,7 @@ def test_other_pods_of_the_job_are_counted_while_they_run() -> None:
             pods += [named("d", "Pending"), named("e", deletionTimestamp="2026-01-01T00:00:00Z")]
             return Listed(items=tuple(pods), version="1")
 
-    backend = KubernetesBackend({**POD, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
+    backend = KubernetesBackend({**POD_ENVIRON, "NDCTL_POD_NAMESPACE": "team"}, TurnedClock())
     backend.apis[None] = Cluster()  # type: ignore[assignment]
     assert backend.others_run(a_launch(PLAIN)) == 2
 
@@ -260,24 +264,24 @@ def test_the_leaders_pod_ends_after_the_others_but_does_not_wait_for_ever(
     assert OTHERS_END_S <= clock.monotonic() - begun < OTHERS_END_S + 2
     assert "pods still running 30 s after the end: 3" in caplog.text
 
-    def away() -> int:
+    def fail() -> int:
         raise BackendError("the API server cannot be reached")
 
     begun = clock.monotonic()
-    await_others(away, clock)
+    await_others(fail, clock)
     assert clock.monotonic() == begun
 
 
-def test_a_pod_that_was_deleted_before_it_listened_leaves_after_all(
+def test_a_pod_that_was_deleted_before_its_signal_handler_leaves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The kernel drops what is sent to the first process of a container before it listens."""
+    """The kernel drops signals to the first process of a container that has no handler yet."""
     left: list[str] = []
 
-    def away() -> bool:
+    def fail() -> bool:
         raise BackendError("the API server cannot be reached")
 
-    for is_leaving in (lambda: False, away, lambda: True):
+    for is_leaving in (lambda: False, fail, lambda: True):
         hear_late(is_leaving, lambda: left.append("left")).join(30.0)
     assert left == ["left"]
     assert "deleted before its process handled signals" in caplog.text

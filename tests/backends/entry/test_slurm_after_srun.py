@@ -1,4 +1,4 @@
-"""The end of the batch script where srun did not end well."""
+"""The end of the batch script if srun failed."""
 
 from pathlib import Path
 
@@ -10,50 +10,52 @@ from orchestrator.backends.slurm.render import script
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, a_launch
 
-STEPS = "7.0\n7.3\n7.batch\n7.extern\n7.interactive\n"
-"""As squeue of 22.05 prints them, but for the last."""
-INSIDE = {"SLURM_JOB_ID": "7"}
+SQUEUE_STEPS = "7.0\n7.3\n7.batch\n7.extern\n7.interactive\n"
+"""Output of squeue 22.05, with an interactive step added."""
+ENVIRON = {"SLURM_JOB_ID": "7"}
 
 
 def test_steps_are_what_srun_started() -> None:
-    assert parse_steps(STEPS, own="") == ("step 7.0", "step 7.3")
-    assert parse_steps(STEPS, own="3") == ("step 7.0",), "in a container this is a step itself"
+    assert parse_steps(SQUEUE_STEPS, own="") == ("step 7.0", "step 7.3")
+    assert parse_steps(SQUEUE_STEPS, own="3") == ("step 7.0",), (
+        "step 7.3 is the step that runs this command in a container"
+    )
     assert parse_steps("7.batch\n", own="") == parse_steps("", own="") == ()
 
 
-def awaited(answers: list[Completed]) -> TurnedClock:
+def run_await_agents(answers: list[Completed]) -> TurnedClock:
     clock = TurnedClock()
-    await_agents(Slurm(lambda argv, *, timeout: answers.pop(0), clock), INSIDE, 137)
+    await_agents(Slurm(lambda argv, *, timeout: answers.pop(0), clock), ENVIRON, 137)
     assert not answers
     return clock
 
 
-def test_a_step_that_is_being_ended_is_waited_for_without_a_word(
+def test_a_step_that_ends_soon_is_awaited_without_a_log_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    awaited([Completed(0, STEPS, ""), Completed(0, "7.batch\n", "")])
+    run_await_agents([Completed(0, SQUEUE_STEPS, ""), Completed(0, "7.batch\n", "")])
     assert not caplog.messages
 
 
-def test_agents_that_live_on_are_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """Also while slurmctld cannot be asked, as often as a question is asked again by itself."""
-    running, gone = Completed(0, STEPS, ""), Completed(0, "7.batch\n", "")
+def test_agents_that_outlive_srun_are_awaited(caplog: pytest.LogCaptureFixture) -> None:
+    """Also while slurmctld is down, for as many retries as a query makes by itself."""
+    running, gone = Completed(0, SQUEUE_STEPS, ""), Completed(0, "7.batch\n", "")
     begun = TurnedClock().time
-    clock = awaited([*[running] * 20, *[DOWN] * 3, *[running] * 20, gone])
-    told = [line for line in caplog.messages if "continues without it" in line]
-    assert told == ["srun exited with code 137, but step 7.0 continues without it"]
+    clock = run_await_agents([*[running] * 20, *[DOWN] * 3, *[running] * 20, gone])
+    found = [line for line in caplog.messages if "continues without it" in line]
+    assert found == ["srun exited with code 137, but step 7.0 continues without it"]
     assert clock.time - begun > 30 * LOOK_S
 
 
-def test_a_container_has_what_the_script_needs_at_its_end(tmp_path: Path) -> None:
+def test_the_last_line_of_the_script_runs_in_the_container(tmp_path: Path) -> None:
     container = ContainerSpec(image="an:image", mounts=("/a:/a",), python="python3")
     launch = a_launch(tmp_path, slurm=SlurmSpec(container=container))
-    said = script(handed(launch), "/venv/bin/python", tmp_path)
-    after = said.splitlines()[-1]
+    text = script(handover_of(launch), "/venv/bin/python", tmp_path)
+    after = text.splitlines()[-1]
     assert after.startswith("srun --container-image=an:image --container-mounts=/a:/a --overlap ")
     assert " --nodes=1 --ntasks=1 " in after
     assert after.rstrip().endswith(" --launch=1 --code=$?")
-    assert "/venv/bin/python" not in said, "nothing of the submitter's need be on the node"
+    assert "/venv/bin/python" not in text, "the node may lack the submitter's Python"

@@ -1,4 +1,4 @@
-"""The start of the batch script: who may have the name, against a Slurm in a dict."""
+"""The start of the batch script: may this Slurm job run under this name? With a fake Slurm."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from orchestrator.journal.supervisor import Supervisor
 from orchestrator.posix.locks import try_lock
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
 
 
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def handover(self) -> Handover:
-        return handed(a_launch(self.root / "job", slurm=self.spec))
+        return handover_of(a_launch(self.root / "job", slurm=self.spec))
 
     @property
     def run_dir(self) -> RunDir:
@@ -46,20 +46,20 @@ class Node:
 
     @property
     def script(self) -> Path:
-        """As slurmd keeps it."""
+        """Copy of the script that slurmd keeps."""
         path = self.root / "slurm_script"
         path.write_text(render.script(self.handover, "python", self.root))
         return path
 
     def sbatch(self) -> FakeJob:
-        """By hand: nothing is written."""
+        """A submission by hand, which writes nothing to the run directory."""
         return self.slurm.queue(str(self.script))
 
     def begin(self, job: FakeJob, name: str = "job", text: str = "", **environ: str) -> int:
         argv = [f"--run-dir={self.root / name}", f"--script={self.script}"]
-        inside = {"SLURM_JOB_ID": job.id, "SLURM_JOB_NUM_NODES": "2", **environ}
+        slurm_environ = {"SLURM_JOB_ID": job.id, "SLURM_JOB_NUM_NODES": "2", **environ}
         carried = text or embedded.to_text(self.handover)
-        return slurm_before_srun.main(argv, carried, inside, TurnedClock(), self.slurm)
+        return slurm_before_srun.main(argv, carried, slurm_environ, TurnedClock(), self.slurm)
 
     def recorded(self, name: str = "job") -> str:
         record = self.root / name / "slurm" / "launch-1.json"
@@ -72,14 +72,14 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def end(run_dir: RunDir) -> None:
+def cancel_job(run_dir: RunDir) -> None:
     with Journal(run_dir.journal, TurnedClock()) as journal:
         supervisor = Supervisor(journal)
         supervisor.feed(LeaderStarted(at=1.0, host="node1", pid=1))
         supervisor.feed(CancelRequested(at=2.0, by="me"))
 
 
-def test_a_script_that_a_person_submitted_makes_all_that_submit_makes(node: Node) -> None:
+def test_a_script_submitted_by_hand_creates_what_submit_creates(node: Node) -> None:
     assert node.begin(node.sbatch()) == exit_codes.OK
     run = replay(node.run_dir)
     assert run.job is not None
@@ -101,7 +101,7 @@ def test_the_secret_is_in_no_script(node: Node) -> None:
     assert secret.splitlines()[0] not in str(embedded.from_text(embedded.to_text(node.handover)))
 
 
-def test_a_job_that_slurm_starts_again_goes_on(node: Node) -> None:
+def test_a_requeued_job_keeps_its_journal_and_token(node: Node) -> None:
     job = node.sbatch()
     node.begin(job)
     before = node.run_dir.journal.read_bytes(), node.run_dir.token.read_text()
@@ -109,18 +109,18 @@ def test_a_job_that_slurm_starts_again_goes_on(node: Node) -> None:
     assert (node.run_dir.journal.read_bytes(), node.run_dir.token.read_text()) == before
 
 
-def test_a_job_of_submit_is_there_already(node: Node) -> None:
+def test_a_job_of_submit_starts_without_asking_slurm(node: Node) -> None:
     SlurmBackend({}, TurnedClock(), node.slurm).submit(node.handover)
     begin(node.run_dir, node.handover, TurnedClock(), token=True)
     (job,) = node.slurm.jobs.values()
-    node.slurm.said.clear()
+    node.slurm.calls.clear()
     assert node.begin(job) == exit_codes.OK
     assert node.recorded() == "1"
-    assert not node.slurm.said, "slurmctld may be down: all is known"
+    assert not node.slurm.calls, "Slurm must not be asked, because slurmctld may be down"
 
 
-def test_a_job_that_begins_before_sbatch_has_answered_is_that_of_submit(node: Node) -> None:
-    """Or its answer was lost."""
+def test_a_job_that_starts_before_sbatch_answers_is_recorded(node: Node) -> None:
+    """The same holds if the answer of sbatch was lost."""
     SlurmBackend({}, TurnedClock(), node.slurm).submit(node.handover)
     begin(node.run_dir, node.handover, TurnedClock(), token=True)
     (job,) = node.slurm.jobs.values()
@@ -129,15 +129,15 @@ def test_a_job_that_begins_before_sbatch_has_answered_is_that_of_submit(node: No
     assert node.recorded() == "1"
 
 
-def test_a_name_that_a_job_has_is_refused_with_what_to_do(
+def test_a_name_in_use_is_refused_with_the_fix(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.begin(node.sbatch())
     before = node.run_dir.journal.read_bytes()
     assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
-    told = capsys.readouterr().err
-    assert f"job job already exists in {node.run_dir.path}: Slurm job 1 is RUNNING" in told
-    assert f"`ndctl cancel job --run-root {node.root}`" in told
+    message = capsys.readouterr().err
+    assert f"job job already exists in {node.run_dir.path}: Slurm job 1 is RUNNING" in message
+    assert f"`ndctl cancel job --run-root {node.root}`" in message
     assert node.recorded() == "1"
     assert node.run_dir.journal.read_bytes() == before
 
@@ -147,21 +147,21 @@ def test_a_job_that_has_ended_is_not_run_again(
 ) -> None:
     node.begin(node.sbatch())
     node.slurm.jobs["1"].state = "COMPLETED"
-    end(node.run_dir)
+    cancel_job(node.run_dir)
     assert node.begin(node.sbatch()) == exit_codes.BAD_JOB_STATE
-    told = capsys.readouterr().err
-    assert "CANCELLED, cancelled by me" in told
-    assert f"`ndctl submit {node.run_dir.spec} --resume --run-root {node.root}`" in told
+    message = capsys.readouterr().err
+    assert "CANCELLED, cancelled by me" in message
+    assert f"`ndctl submit {node.run_dir.spec} --resume --run-root {node.root}`" in message
 
 
-def test_a_job_that_was_cut_off_goes_on_where_its_script_is_submitted_again(node: Node) -> None:
+def test_a_job_that_lost_its_node_continues_when_its_script_is_submitted_again(node: Node) -> None:
     node.begin(node.sbatch())
     node.slurm.jobs["1"].state = "NODE_FAIL"
     assert node.begin(node.sbatch()) == exit_codes.OK
     assert node.recorded() == "2"
 
 
-def test_another_job_of_the_name_is_not_gone_on_with(
+def test_another_spec_of_the_same_name_does_not_continue_the_job(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.begin(node.sbatch())
@@ -172,7 +172,9 @@ def test_another_job_of_the_name_is_not_gone_on_with(
     assert node.recorded() == "1"
 
 
-def test_a_later_submission_counts(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_is_refused_after_a_later_submission(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
     later = replace(node.handover.launch, launch=2)
     job = replace(node.handover.job, launch=later)
     begin(node.run_dir, replace(node.handover, job=job), TurnedClock(), token=True)
@@ -180,7 +182,7 @@ def test_a_later_submission_counts(node: Node, capsys: pytest.CaptureFixture[str
     assert "launch 2 exists already" in capsys.readouterr().err
 
 
-def test_a_submission_that_is_under_way_is_waited_for(node: Node) -> None:
+def test_a_submission_in_progress_is_awaited(node: Node) -> None:
     node.run_dir.path.parent.mkdir(exist_ok=True)
     with node.run_dir.submission_lock.open("w") as file:
         assert try_lock(file.fileno())
@@ -195,8 +197,12 @@ def test_an_element_of_an_array_is_a_job_of_its_own(node: Node) -> None:
     node.slurm.jobs = {job.id: job for job in jobs}
     for job in jobs:
         array, task = job.id.split("_")
-        of_array = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task, "SLURM_JOB_ID": "91"}
-        assert node.begin(job, f"job-{task}", **of_array) == exit_codes.OK
+        array_environ = {
+            "SLURM_ARRAY_JOB_ID": array,
+            "SLURM_ARRAY_TASK_ID": task,
+            "SLURM_JOB_ID": "91",
+        }
+        assert node.begin(job, f"job-{task}", **array_environ) == exit_codes.OK
     assert [node.recorded(f"job-{task}") for task in (0, 7)] == ["1_0", "1_7"]
     assert jobs[1].comment == f"ndctl launch 1 of {node.root}/job-7"
     spec = (node.root / "job-7" / "spec.yaml").read_text()
@@ -210,14 +216,14 @@ def test_an_element_of_an_array_is_a_job_of_its_own(node: Node) -> None:
     assert [job.state for job in node.slurm.jobs.values()] == ["RUNNING", "CANCELLED"]
 
 
-def test_a_comment_that_a_person_gave_stays_behind_ndctls_own(node: Node) -> None:
+def test_the_users_comment_follows_that_of_ndctl(node: Node) -> None:
     job = node.sbatch()
     job.comment = "mine"
     assert node.begin(job) == exit_codes.OK
     assert job.comment == f"ndctl launch 1 of {node.run_dir.path}; mine"
 
 
-def no_batch(node: Node, job: FakeJob) -> dict[str, str]:
+def not_a_batch_job(node: Node, job: FakeJob) -> dict[str, str]:
     job.batch = 0
     return {}
 
@@ -227,57 +233,57 @@ def without_slurm(node: Node, job: FakeJob) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
-        (no_batch, "Slurm job 1 is not a batch job"),
+        (not_a_batch_job, "Slurm job 1 is not a batch job"),
         (without_slurm, "this batch script must run in a Slurm job"),
         (lambda node, job: {"SLURM_JOB_NUM_NODES": "1"}, "has 1 nodes, but the plan needs 2"),
     ],
 )
-def test_an_allocation_that_is_none_for_the_job_is_left_alone(
+def test_an_allocation_that_does_not_fit_the_job_changes_nothing(
     node: Node,
     change: Callable[[Node, FakeJob], dict[str, str]],
-    told: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     job = node.sbatch()
     assert node.begin(job, **change(node, job)) == exit_codes.BAD_JOB_STATE
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not node.run_dir.path.exists()
 
 
 @pytest.mark.parametrize("name", ["-x", "a..b", "x" * 70])
-def test_a_name_that_no_job_may_have_is_refused(
+def test_an_invalid_job_name_is_refused(
     node: Node, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert node.begin(node.sbatch(), name) == exit_codes.BAD_JOB_STATE
     assert "1 to 63 letters" in capsys.readouterr().err
 
 
-def test_a_run_root_that_slurm_would_rename_is_refused(
+def test_a_run_root_with_a_percent_sign_is_refused(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert node.begin(node.sbatch(), "50%/job") == exit_codes.BAD_JOB_STATE
     assert "replaces % in file names" in capsys.readouterr().err
 
 
-def test_slurmctld_that_is_down_is_waited_for_where_a_job_has_to_be_marked(node: Node) -> None:
+def test_the_script_waits_for_slurmctld_to_mark_the_job(node: Node) -> None:
     job = node.sbatch()
-    node.slurm.trouble = lambda argv, before: DOWN if before < 5 else None
+    node.slurm.intercept = lambda argv, before: DOWN if before < 5 else None
     assert node.begin(job) == exit_codes.OK
 
 
-def test_what_slurm_refuses_ends_the_script(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_of_slurm_ends_the_script(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     job = node.sbatch()
     job.comment = "mine"
     refused = Completed(1, "", "slurm_update error: Access/permission denied")
-    node.slurm.trouble = lambda argv, before: refused if "update" in argv else None
+    node.slurm.intercept = lambda argv, before: refused if "update" in argv else None
     assert node.begin(job) == exit_codes.BACKEND
     assert "permission denied" in capsys.readouterr().err
     assert not node.run_dir.path.exists()
 
 
-def test_the_code_is_copied_where_the_spec_says_so(tmp_path: Path) -> None:
+def test_the_code_is_copied_if_the_spec_asks_for_a_snapshot(tmp_path: Path) -> None:
     node = Node(tmp_path, spec=SlurmSpec(snapshot=True))
     assert node.begin(node.sbatch()) == exit_codes.OK
     assert (node.run_dir.path / "snapshot" / "orchestrator" / "run_module.py").exists()

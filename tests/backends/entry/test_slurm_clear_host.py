@@ -1,4 +1,4 @@
-"""The step that ends what an agent left on its host: real processes and locks."""
+"""The step that kills the agent and ranks left on a host. Real processes and locks."""
 
 import fcntl
 import os
@@ -21,7 +21,7 @@ from tests.agent.world import WAIT_S, TurnedClock, wait_for
 
 pytestmark = pytest.mark.process
 
-AGENT = """
+AGENT_SCRIPT = """
 import fcntl, os, subprocess, sys, time
 lock, ranks = sys.argv[1:]
 fd = os.open(lock, os.O_RDWR | os.O_CREAT)
@@ -48,9 +48,9 @@ def run_dir(tmp_path: Path) -> RunDir:
 
 @contextmanager
 def agent(run_dir: RunDir) -> Iterator["subprocess.Popen[bytes]"]:
-    """It holds its lock, and a rank that the kernel ends with it shares the other."""
+    """An agent that holds its lock. Its rank holds the ranks lock and dies with it."""
     locks = (str(run_dir.agent_lock("node1")), str(run_dir.ranks_lock("node1")))
-    process = subprocess.Popen([sys.executable, "-c", AGENT, *locks], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", AGENT_SCRIPT, *locks], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -62,24 +62,24 @@ def agent(run_dir: RunDir) -> Iterator["subprocess.Popen[bytes]"]:
         process.stdout.close()
 
 
-def cleared(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> str:
+def clear_host(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> str:
     code = main([f"--run-dir={run_dir.path}", "--host=node1"], SystemClock())
-    said = capfd.readouterr()
-    assert code == exit_codes.OK, said.err
+    output = capfd.readouterr()
+    assert code == exit_codes.OK, output.err
     assert is_free(run_dir.agent_lock("node1"))
-    assert is_free(run_dir.ranks_lock("node1")), "no rank is left"
-    return said.out
+    assert is_free(run_dir.ranks_lock("node1")), "a rank still holds the lock"
+    return output.out
 
 
 def test_an_agent_that_has_ended_leaves_nothing_to_clear(
     run_dir: RunDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    said = cleared(run_dir, capfd)
-    assert said == "its process on node1 had exited, and node1 is healthy\n"
+    output = clear_host(run_dir, capfd)
+    assert output == "its process on node1 had exited, and node1 is healthy\n"
 
 
 @pytest.mark.parametrize("stopped", [True, False])
-def test_an_agent_that_is_still_there_is_killed_with_its_ranks(
+def test_a_remaining_agent_is_killed_with_its_ranks(
     run_dir: RunDir, capfd: pytest.CaptureFixture[str], stopped: bool
 ) -> None:
     with agent(run_dir) as process:
@@ -87,14 +87,14 @@ def test_an_agent_that_is_still_there_is_killed_with_its_ranks(
             process.send_signal(signal.SIGSTOP)
             state = Path(f"/proc/{process.pid}/stat")
             wait_for(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", "the stop")
-        said = cleared(run_dir, capfd)
+        output = clear_host(run_dir, capfd)
         assert process.wait(WAIT_S) == -signal.SIGKILL
     how = "stopped by a signal" if stopped else "running"
-    assert said == f"its process {process.pid} on node1 still existed ({how}) and was killed\n"
+    assert output == f"its process {process.pid} on node1 still existed ({how}) and was killed\n"
 
 
-def test_a_number_that_is_another_programs_by_now_is_not_killed(run_dir: RunDir) -> None:
-    """The agent wrote it before it died; who holds the lock now is not known."""
+def test_a_reused_pid_in_the_lock_is_not_killed(run_dir: RunDir) -> None:
+    """The dead agent wrote the PID, so the process that holds the lock now is unknown."""
     other = subprocess.Popen(["sleep", "600"])
     lock = run_dir.agent_lock("node1")
     lock.write_text(str(other.pid))
@@ -109,11 +109,13 @@ def test_a_number_that_is_another_programs_by_now_is_not_killed(run_dir: RunDir)
         other.wait(WAIT_S)
 
 
-def test_ranks_that_do_not_end_are_told(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_do_not_exit_are_an_error(
+    run_dir: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
     fd = os.open(run_dir.ranks_lock("node1"), os.O_RDWR | os.O_CREAT)
     fcntl.flock(fd, fcntl.LOCK_SH)
     code = main([f"--run-dir={run_dir.path}", "--host=node1"], TurnedClock())
     os.close(fd)
     assert code == exit_codes.FAILED
-    said = capfd.readouterr().err
-    assert said.startswith("failed to clear node1: rank processes of this job are still running")
+    output = capfd.readouterr().err
+    assert output.startswith("failed to clear node1: rank processes of this job are still running")

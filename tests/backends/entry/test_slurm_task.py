@@ -1,4 +1,4 @@
-"""What Slurm starts on a node becomes the agent, and is told how others reach it."""
+"""The task that Slurm starts on a node: its address, its hooks, and its agent."""
 
 import os
 import signal
@@ -17,25 +17,25 @@ SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 @pytest.fixture
 def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[list[str], Mapping[str, str]]]]:
-    """The agents that were to be: arguments and environment of each."""
-    begun: list[tuple[list[str], Mapping[str, str]]] = []
+    """Arguments and environment of each agent that a task starts."""
+    started: list[tuple[list[str], Mapping[str, str]]] = []
 
     def main(argv: list[str], environ: Mapping[str, str]) -> int:
-        begun.append((argv, environ))
+        started.append((argv, environ))
         return 7
 
     monkeypatch.setattr("orchestrator.backends.entry.agent.main", main)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     out = [os.dup(1), os.dup(2)]
-    yield begun
+    yield started
     for number, handler in before.items():
         signal.signal(number, handler)
-    for fd, kept in enumerate(out, 1):
-        os.dup2(kept, fd)
-        os.close(kept)
+    for fd, copy in enumerate(out, 1):
+        os.dup2(copy, fd)
+        os.close(copy)
 
 
-def told(run_dir: Path, *more: str) -> list[str]:
+def task_args(run_dir: Path, *more: str) -> list[str]:
     return [f"--run-dir={run_dir}", "--launch=3", "--devices=2", "--agent-timeout=5", *more]
 
 
@@ -44,10 +44,10 @@ def told(run_dir: Path, *more: str) -> list[str]:
     [
         ({"SLURM_NODEID": "0"}, ["--first-leads"], True),
         ({"SLURM_NODEID": "1"}, ["--first-leads"], False),
-        ({"SLURM_NODEID": "0"}, [], False),  # started again, alone in a step of its own
+        ({"SLURM_NODEID": "0"}, [], False),  # replaced: the only task of its step
     ],
 )
-def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
+def test_the_first_node_leads_and_the_task_exits_with_the_agents_code(
     agents: list[Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -56,9 +56,9 @@ def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
     leads: bool,
 ) -> None:
     monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
-    with pytest.raises(SystemExit) as left:
-        slurm_task.main(told(tmp_path, *node), {"SLURMD_NODENAME": "node7", **more})
-    assert left.value.code == 7
+    with pytest.raises(SystemExit) as exited:
+        slurm_task.main(task_args(tmp_path, *node), {"SLURMD_NODENAME": "node7", **more})
+    assert exited.value.code == 7
     ((argv, _),) = agents
     assert ("--lead" in argv) == leads
     assert {"--host=node7", "--address=10.0.0.7", "--launch=3", "--devices=2"} <= set(argv)
@@ -66,25 +66,27 @@ def test_the_first_node_leads_and_the_agents_code_is_the_tasks(
     assert (tmp_path / "logs" / "agent-node7.log").exists()
 
 
-def test_a_notice_that_comes_before_the_agent_listens_does_not_kill_it(
+def test_a_warning_signal_before_the_agents_handlers_is_ignored(
     agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     with pytest.raises(SystemExit):
-        slurm_task.main(told(tmp_path), {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "node7"})
+        slurm_task.main(
+            task_args(tmp_path), {"SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "node7"}
+        )
     assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN, signal.SIG_IGN]
-    ((words, _),) = agents
-    assert "--restarts=2" in words
+    ((argv, _),) = agents
+    assert "--restarts=2" in argv
 
 
-def test_a_name_that_means_loopback_is_asked_of_slurm_and_of_the_way_to_others(
+def test_a_loopback_address_is_replaced_by_that_of_slurm_or_of_the_route(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = Completed(0, "NodeName=node7 NodeAddr=10.0.0.7 State=IDLE\n", "")
+    output = Completed(0, "NodeName=node7 NodeAddr=10.0.0.7 State=IDLE\n", "")
     monkeypatch.setattr(address, "resolve", lambda name: "127.0.1.1")
-    monkeypatch.setattr(slurm_task, "run_command", lambda argv, timeout: said)
+    monkeypatch.setattr(slurm_task, "run_command", lambda argv, timeout: output)
     towards: list[list[str]] = []
 
     def routed(hosts: list[str]) -> str:
@@ -94,16 +96,16 @@ def test_a_name_that_means_loopback_is_asked_of_slurm_and_of_the_way_to_others(
     monkeypatch.setattr(address, "routed_towards", routed)
     environ = {"SLURM_JOB_NODELIST": "node[6-8]"}
     assert slurm_task._address("node7", environ) == "10.0.0.7"
-    assert towards == [["node6", "node8"]], "not the way to itself"
+    assert towards == [["node6", "node8"]], "the route to the node itself is loopback"
 
-    def silent(argv: list[str], timeout: float) -> Completed:
+    def time_out(argv: list[str], timeout: float) -> Completed:
         raise TimeoutError
 
-    monkeypatch.setattr(slurm_task, "run_command", silent)
+    monkeypatch.setattr(slurm_task, "run_command", time_out)
     assert slurm_task._address("node7", environ) == "10.9.9.9"
 
 
-def test_a_host_that_nobody_can_reach_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_an_address_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "resolve", lambda name: None)
     monkeypatch.setattr(address, "routed_towards", lambda hosts: None)
     monkeypatch.setattr(slurm_task, "run_command", lambda argv, timeout: Completed(1, "", "down"))
@@ -120,7 +122,7 @@ def test_a_host_that_nobody_can_reach_says_so(monkeypatch: pytest.MonkeyPatch) -
         ({"TP_SOCKET_IFNAME": "bond0"}, "127.0.1.1", None),
     ],
 )
-def test_gloo_is_told_its_interface_where_it_would_take_another(
+def test_gloo_gets_its_interface_if_it_would_choose_another(
     environ: dict[str, str], own: str, interface: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "resolve", lambda name: own)
@@ -128,17 +130,17 @@ def test_gloo_is_told_its_interface_where_it_would_take_another(
     assert slurm_task._for_gloo(environ, "10.0.0.7").get("GLOO_SOCKET_IFNAME") == interface
 
 
-def finished(
+def run_task(
     agents: list[Any], run_dir: Path, monkeypatch: pytest.MonkeyPatch, *more: str
 ) -> list[str]:
-    """The arguments of the agent, when task and hooks have ended."""
+    """Run a task with its hooks; returns the arguments of its agent."""
     (run_dir / "logs").mkdir(exist_ok=True)
     monkeypatch.setattr(address, "resolve", lambda name: "10.0.0.7")
     handler = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as left:
-        slurm_task.main(told(run_dir, *more), {**os.environ, "SLURMD_NODENAME": "node7"})
+    with pytest.raises(SystemExit) as exited:
+        slurm_task.main(task_args(run_dir, *more), {**os.environ, "SLURMD_NODENAME": "node7"})
     signal.signal(signal.SIGTERM, handler)
-    assert left.value.code == 7, "of the agent, whatever became of the hooks"
+    assert exited.value.code == 7, "the exit code of the agent, even if a hook fails"
     argv: list[str] = agents[-1][0]
     return argv
 
@@ -152,26 +154,26 @@ def test_hooks_run_before_the_agent_and_after_it(
 ) -> None:
     before = ("--before=echo $NDCTL_HOST in $NDCTL_RUN_DIR", "--before-limit=20")
     after = ("--after=echo cleaned; exit 3", "--after-limit=20")
-    argv = finished(agents, tmp_path, monkeypatch, *before, *after)
+    argv = run_task(agents, tmp_path, monkeypatch, *before, *after)
     assert {"--leader-late=20.0", "--hook-failed="} <= {*argv}
-    said = (tmp_path / "logs" / "hooks-node7.log").read_text()
-    assert f"node7 in {tmp_path}\n" in said
-    assert said.endswith("cleaned\n")
+    output = (tmp_path / "logs" / "hooks-node7.log").read_text()
+    assert f"node7 in {tmp_path}\n" in output
+    assert output.endswith("cleaned\n")
     assert "after hook failed on node7: exited with code 3; output: cleaned" in caplog.text
 
 
 @pytest.mark.process
-def test_an_agent_whose_host_failed_the_hook_comes_with_the_reason(
+def test_an_agent_reports_why_the_hook_of_its_host_failed(
     agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ("--before=echo no /scratch; exit 9", "--before-limit=20")
-    argv = finished(agents, tmp_path, monkeypatch, *before)
+    argv = run_task(agents, tmp_path, monkeypatch, *before)
     assert "--hook-failed=exited with code 9; output: no /scratch" in argv
 
 
-def test_without_hooks_nothing_is_run_and_no_leader_is_waited_for_longer(
+def test_without_hooks_the_agent_starts_at_once(
     agents: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = finished(agents, tmp_path, monkeypatch)
+    argv = run_task(agents, tmp_path, monkeypatch)
     assert {"--leader-late=0", "--hook-failed="} <= {*argv}
     assert not (tmp_path / "logs" / "hooks-node7.log").exists()

@@ -1,6 +1,8 @@
-"""Where `render/pod_fields.yaml` comes from: the models of the Python client, which are generated
-from Kubernetes' own OpenAPI document. `python -m tests.backends.kubernetes.pod_fields` rewrites
-the file."""
+"""Makes `render/pod_fields.yaml` from the models of the Python client.
+
+The models are generated from the OpenAPI document of Kubernetes.
+`python -m tests.backends.kubernetes.pod_fields` rewrites the file.
+"""
 
 import importlib
 import inspect
@@ -16,9 +18,9 @@ from orchestrator.backends.kubernetes.render.pod_schema import FILE, LIST, MAP
 HEAD = ("source", "kubernetes", "root")
 ROOT = "V1PodTemplateSpec"
 QUANTITIES = ("limits", "requests", "overhead", "sizeLimit", "divisor", "capacity")
-"""Fields that are text or a number, which the models call text."""
-WORDS = {"datetime": "str", "object": "any"}
-"""`object` is a number of a port, or its name."""
+"""Fields that are text or a number, although the models call them text."""
+TYPES = {"datetime": "str", "object": "any"}
+"""Type of a model -> our type. `object` is the number or the name of a port."""
 
 
 def pod_fields() -> dict[str, Any]:
@@ -30,7 +32,7 @@ def pod_fields() -> dict[str, Any]:
 
 
 def _kubernetes() -> str:
-    """The version that the models are of, as each of them says."""
+    """The Kubernetes version in the docstrings of the models."""
     text = inspect.getsource(importlib.import_module(models.V1PodTemplateSpec.__module__))
     found = re.search(r"OpenAPI document: release-(\S+)", text)
     assert found is not None
@@ -59,11 +61,11 @@ def _kind(key: str, kind: str) -> str:
         return MAP + _kind(key, kind[5:-1].partition(", ")[2])
     if kind == "str" and key in QUANTITIES:
         return "quantity"
-    return WORDS.get(kind, _short(kind))
+    return TYPES.get(kind, _short(kind))
 
 
 def written() -> str:
-    """A type a line, so that a difference can be read."""
+    """One type per line, so that differences are readable."""
     made = pod_fields()
     head = "".join(f"{key}: {json.dumps(made[key])}\n" for key in HEAD)
     lines = (f"  {name}: {{{_fields(one)}}}\n" for name, one in made["types"].items())

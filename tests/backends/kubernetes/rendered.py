@@ -1,4 +1,4 @@
-"""Jobs to render: plain ones, and one with everything."""
+"""Specs and launches for tests of rendering: plain ones, and one with all options."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from orchestrator.contract.spec.kubernetes_spec import (
     ValueFrom,
 )
 from orchestrator.contract.submission_payload import Handover
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 
 CRDS: dict[str, tuple[str, ...]] = {
     "PyTorchJob": ("pytorchjobs-v1.8.1.yaml", "pytorchjobs-v1.9.4.yaml"),
@@ -110,7 +110,9 @@ def a_launch(spec: KubernetesSpec, hosts: int = 3, **more: Any) -> LaunchPlan:
 
 
 def a_handover(spec: KubernetesSpec, kind: Kind = "pytorchjob", hosts: int = 3) -> Handover:
-    return handed(a_launch(replace(spec, kind=kind), hosts), backend="kubernetes", stop_grace=30.0)
+    return handover_of(
+        a_launch(replace(spec, kind=kind), hosts), backend="kubernetes", stop_grace=30.0
+    )
 
 
 CASES: dict[str, Handover] = {

@@ -1,5 +1,5 @@
-"""A server of progress that checks it as Kubeflow Trainer's does: kubeflow/trainer v2.2.0,
-pkg/statusserver, and the CRD's `status.trainerStatus`."""
+"""A status server with the checks of Kubeflow Trainer: kubeflow/trainer v2.2.0, pkg/statusserver,
+and `status.trainerStatus` in the CRD."""
 
 import contextlib
 import http.server
@@ -27,14 +27,14 @@ class StatusServer:
     path: str
     taken: list[dict[str, Any]] = field(default_factory=list)
     answers: int = 0
-    """In place of its own, where it is set."""
+    """Status code of each answer; 0: the server decides."""
 
     @property
     def environ(self) -> dict[str, str]:
         return {URL: self.url, CA: str(self.ca), TOKEN: str(self.token)}
 
     def judge(self, path: str, headers: Any, body: bytes) -> int:
-        """The status code, as the operator's server decides."""
+        """The status code that the operator's server gives."""
         if self.answers:
             return self.answers
         if path != self.path:
@@ -52,7 +52,7 @@ class StatusServer:
         return 200
 
     def _validate(self, body: Any) -> None:
-        """By the schema of the CRD."""
+        """Validate the body by the schema of the CRD."""
         assert set(body) == {"trainerStatus"}
         status = body["trainerStatus"]
         known = {"progressPercentage", "estimatedRemainingSeconds", "metrics", "lastUpdatedTime"}
@@ -73,7 +73,7 @@ class StatusServer:
 def status_server(
     folder: Path, namespace: str = "team", job: str = "job"
 ) -> Iterator[StatusServer]:
-    """Its files are in `folder`."""
+    """Run the server; its token and certificates are in `folder`."""
     key, ca, token = (folder / name for name in ("key.pem", "ca.crt", "token"))
     path = PATH.format(namespace=namespace, job=job)
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=trainer"

@@ -1,5 +1,6 @@
-"""The schema of a custom resource as an API server of today reads it with strict field validation:
-a field that the schema does not have is an error. (Older ones drop it without a word.)
+"""Strict field validation of custom resources by their CRDs, as in a current API server.
+
+A field that the schema does not have is an error. Older servers drop it silently.
 """
 
 import functools
@@ -20,7 +21,7 @@ INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
 
 
 def problems(item: Mapping[str, Any], file: str) -> list[str]:
-    """What is wrong with `item` by the CRD in `file`, each with its path."""
+    """Violations of the CRD in `file`, each with its path."""
     whole = schema(file, item["apiVersion"].partition("/")[2])
     validator = _validator(file, item["apiVersion"].partition("/")[2])
     wrong = (
@@ -44,7 +45,7 @@ def _validator(file: str, version: str) -> Draft202012Validator:
 
 
 def strict(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A structural schema as a JSON schema that admits no other fields."""
+    """A structural schema as a JSON schema without additional fields."""
     made = {
         key: value
         for key, value in node.items()
@@ -70,7 +71,7 @@ def _others(node: Mapping[str, Any]) -> Any:
 
 
 def twice(item: Any, node: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Entries of a list that have the same keys, which the server refuses."""
+    """List entries with the same keys, which the server refuses."""
     if isinstance(item, Mapping):
         for key, value in item.items():
             below = node.get("properties", {}).get(key) or node.get("additionalProperties")

@@ -1,4 +1,4 @@
-"""Variables whose values are in Secrets and ConfigMaps, and those that should be."""
+"""Environment variables from Secrets and ConfigMaps, and plain values that should be secret."""
 
 import json
 from typing import Any

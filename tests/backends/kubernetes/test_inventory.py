@@ -1,4 +1,4 @@
-"""Asking Kubernetes for hosts: what is asked, and what is said when that may not be asked."""
+"""Inventory of a Kubernetes cluster: the queries, and the errors if a right is missing."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.errors import PlanError, Unanswered
 from orchestrator.inventory.kubernetes.gpus import gpu_table
-from tests.backends.kubernetes.said_before import SaidBefore
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.inventory.kubernetes.objects import GPU, container, node, pod
 
 TABLE = gpu_table({})
@@ -35,9 +35,9 @@ def cluster(hosts: int, spares: int = 0, **keys: Any) -> ClusterSpec:
     )
 
 
-def said(*pods: dict[str, Any], nodes: int = 3, **more: Any) -> SaidBefore:
+def said(*pods: dict[str, Any], nodes: int = 3, **more: Any) -> FakeApi:
     items = {"nodes": [node(f"n{i}") for i in range(nodes)], "pods": list(pods)}
-    return SaidBefore(objects=items, **more)
+    return FakeApi(objects=items, **more)
 
 
 def free(found: HostsFor) -> list[str]:
@@ -93,7 +93,7 @@ def test_the_list_starts_again_if_a_page_expires() -> None:
 def test_nodes_without_the_resource_are_named_with_their_resources() -> None:
     item = node("n", allocatable={"amd.com/gpu": "8"})
     item["metadata"]["labels"] = {}
-    api = SaidBefore(objects={"nodes": [item]})
+    api = FakeApi(objects={"nodes": [item]})
     with pytest.raises(PlanError, match=r"none of the 1 nodes has x.com/gpu; found: amd.com"):
         hosts_for(api, TABLE, cluster(1, gpu_resource="x.com/gpu"))
 
@@ -118,14 +118,16 @@ def test_devices_that_no_table_knows_are_named_with_the_entry_to_write(
 ) -> None:
     item = node("n")
     item["metadata"]["labels"] = labels
-    api = SaidBefore(objects={"nodes": [item]})
+    api = FakeApi(objects={"nodes": [item]})
     with pytest.raises(PlanError, match=message) as caught:
         hosts_for(api, TABLE, cluster(1))
     assert entry in caught.value.fix
     own = tmp_path / "own.yaml"
     own.write_text(f"gpus: [{{{entry}, profile: h100-sxm-80gb}}]")
     table = gpu_table({"NDCTL_KUBERNETES_GPUS": str(own)})
-    assert free(hosts_for(api, table, cluster(1))) == ["n"], "what the fix says helps"
+    assert free(hosts_for(api, table, cluster(1))) == ["n"], (
+        "the entry that the fix names must work"
+    )
 
 
 def test_without_a_spec_gpus_are_counted_or_else_cpus() -> None:
@@ -133,7 +135,7 @@ def test_without_a_spec_gpus_are_counted_or_else_cpus() -> None:
     plain = node("n")
     for amounts in (plain["status"]["allocatable"], plain["status"]["capacity"]):
         amounts.pop(GPU, None)
-    assert usual(read_cluster(SaidBefore(objects={"nodes": [plain]}))).device is None
+    assert usual(read_cluster(FakeApi(objects={"nodes": [plain]}))).device is None
 
 
 def topology(*labels: str) -> dict[str, Any]:
@@ -152,17 +154,17 @@ def test_only_levels_that_every_topology_of_kueue_has_are_used(
     topologies: list[dict[str, Any]], levels: list[dict[str, Any]]
 ) -> None:
     group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
-    api = SaidBefore(objects={"topologies": topologies}, paths=group)
+    api = FakeApi(objects={"topologies": topologies}, paths=group)
     assert kueue_levels(api) == tuple(one["nodeLabel"] for one in levels[0]["spec"]["levels"])
 
 
 def test_unreadable_levels_of_kueue_are_not_taken_for_none() -> None:
     group = {"/apis/kueue.x-k8s.io": {"preferredVersion": {"version": "v1beta1"}}}
     refused = frozenset({"list topologies *"})
-    assert kueue_levels(SaidBefore(paths=group, refused=refused)) is None
-    assert kueue_levels(SaidBefore()) == (), "there is no Kueue"
+    assert kueue_levels(FakeApi(paths=group, refused=refused)) is None
+    assert kueue_levels(FakeApi()) == (), "the cluster has no Kueue"
     down = {"/apis/kueue.x-k8s.io": Unanswered("down")}
-    assert kueue_levels(SaidBefore(paths=down)) is None
+    assert kueue_levels(FakeApi(paths=down)) is None
 
 
 PEM = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"

@@ -1,4 +1,4 @@
-"""One list of what stands in a job's way, and how a submission is refused by it."""
+"""The list of problems of a job, and how it refuses a submission."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,8 +12,8 @@ from orchestrator.contract.codec import Invalid
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, TopologyRequest
 from orchestrator.errors import BackendError, SpecError, Unanswered
 from orchestrator.inventory.kubernetes.gpus import gpu_table
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
-from tests.backends.kubernetes.said_before import SaidBefore
 from tests.doctor.test_kubernetes import KUEUE, SPEC, sound
 from tests.inventory.kubernetes.objects import node
 
@@ -21,7 +21,7 @@ TABLE = gpu_table({})
 A100 = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}
 
 
-def looked(api: SaidBefore, spec: KubernetesSpec = SPEC, hosts: int = 2) -> tuple[Finding, ...]:
+def looked(api: FakeApi, spec: KubernetesSpec = SPEC, hosts: int = 2) -> tuple[Finding, ...]:
     handover = a_handover(spec, spec.kind, hosts)
     plan = replace(handover.job.plan, profile="h100-sxm-80gb")
     handover = replace(handover, job=replace(handover.job, plan=plan))
@@ -57,7 +57,7 @@ def test_mistakes_of_the_spec_raise_a_spec_error_with_all_other_problems() -> No
 
 
 def test_mistakes_of_the_spec_are_found_without_a_server() -> None:
-    class Silent(SaidBefore):
+    class Silent(FakeApi):
         def get(self, *_: Any) -> Any:
             raise Unanswered("no answer")
 

@@ -1,4 +1,4 @@
-"""What becomes of the pod that is to lead, when nobody hears it."""
+"""Recreation of the leader's pod if no agent can reach it."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -94,12 +94,12 @@ def test_the_action_follows_from_the_leaders_pod(
 
 
 def test_a_leaders_pod_is_recreated_elsewhere_while_a_terminal_waits() -> None:
-    """Who waits leaves after `pod_patience`."""
+    """A waiting terminal exits after `pod_patience`."""
     assert [fate(pod(BACK_OFF), s, patience_s=100) for s in (49, 50)] == ["wait", "move"]
 
 
 def test_problems_of_a_predecessor_do_not_move_a_leaders_pod() -> None:
-    """The leader's pod always has the same name; this one pulls its image."""
+    """The leader's pod always has the same name. The new pod is pulling its image."""
 
     def event(reason: str, uid: str, at: str) -> Object:
         about = {"kind": "Pod", "name": "job-master-0", "uid": uid}
@@ -133,7 +133,7 @@ def test_without_a_leaders_pod_ndctl_waits_for_the_operator() -> None:
 
 @dataclass
 class Cluster:
-    """One job, its leader's pod and its node, in a dict."""
+    """One job with its leader's pod and node, in memory."""
 
     pod: Object
     notes: dict[str, str] = field(default_factory=dict)
@@ -159,8 +159,10 @@ class Cluster:
     def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> None:
         if self.refusal is not None:
             raise self.refusal
-        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "it may write nothing else"
-        assert change["metadata"]["resourceVersion"] == "5", "of two that do so one does"
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "the agent may write nothing else"
+        assert change["metadata"]["resourceVersion"] == "5", (
+            "of two simultaneous writes, only one may succeed"
+        )
         self.notes |= change["metadata"]["annotations"]
 
 
@@ -170,7 +172,7 @@ LAUNCH = replace(a_launch(KubernetesSpec(image="x", pod_patience=600)), launch=3
 def asked(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, launch: LaunchPlan = LAUNCH
 ) -> Cluster:
-    """Its grace is over."""
+    """Ask for the recreation of a leader's pod whose grace period is over."""
     clock = TurnedClock()
     clock.time = AT + BEGIN_S + 1
     monkeypatch.setattr(leader_recreate, "end_pod", lambda *_: cluster.done.append("end"))
@@ -189,7 +191,9 @@ def test_a_node_is_excluded_before_the_leaders_pod_is_deleted(
     assert cluster.done == ["not on node-7", "end"]
     assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7"}
     asked(cluster, monkeypatch)
-    assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7,node-7"}, "it came there again"
+    assert cluster.notes == {NEVER_BEGAN_ANNOTATION: "node-7,node-7"}, (
+        "each failed start on the node is counted"
+    )
 
 
 def test_without_the_right_to_events_the_pods_status_decides(
@@ -231,7 +235,7 @@ def test_without_the_right_the_message_says_what_to_type(monkeypatch: pytest.Mon
         raised.value
     )
     assert "or kubectl create role …" in str(raised.value)
-    assert cluster.done == [], "it would come there again, and nobody would count"
+    assert cluster.done == [], "a pod that cannot be counted must not be deleted"
 
 
 def test_pods_of_another_terminal_or_a_later_launch_are_not_changed(

@@ -1,4 +1,4 @@
-"""A pod is seen to go: by itself, by force where its node is dead, or not at all."""
+"""Deletion of a pod: it ends by itself, it is force-deleted if its node is dead, or it stays."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,10 +40,10 @@ MAY_NOT = Forbidden("ndctl-job may not do that", fix="kubectl create role …")
 
 @dataclass
 class Server:
-    """One pod and its node; time passes while it is watched."""
+    """One pod and its node. A watch advances the time."""
 
     ends_after_s: float | None = None
-    """Of itself, once it was deleted."""
+    """Seconds from the deletion until the pod ends by itself."""
     ready: bool = True
     hides_nodes: bool = False
     refuses_force: bool = False
@@ -52,10 +52,10 @@ class Server:
     forced_at: float | None = None
     pod: Object = field(default_factory=lambda: POD)
     controller: bool = False
-    """One looks after the job: it deletes what is asked for, and by force after `forces_s`."""
+    """A controller deletes the requested pods, by force after `forces_s`."""
     forces_s: float = FORCE_S
     asked: str = ""
-    """Of the controller."""
+    """The request to the controller."""
 
     @property
     def is_there(self) -> bool:
@@ -96,7 +96,7 @@ class Server:
     def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_s: int | None = None
     ) -> None:
-        assert uid == "u1", "no other pod of that name"
+        assert uid == "u1", "another pod of the same name must stay"
         if grace_s is None:
             self.deleted_at = self.clock.time
         elif self.refuses_force:
@@ -105,7 +105,7 @@ class Server:
             self.forced_at = self.clock.time
 
     def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> None:
-        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "it may write nothing else"
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "the leader may write nothing else"
         self.asked = change["metadata"]["annotations"][END_ANNOTATION]
         self.deleted_at = self.clock.time
 
@@ -118,7 +118,7 @@ def ended(server: Server, kind: Kind = "pytorchjob") -> Server:
 def test_a_pod_that_ends_is_not_force_deleted() -> None:
     assert ended(Server(ends_after_s=30)).forced_at is None
     slow = ended(Server(ends_after_s=FORCE_S + 10))
-    assert slow.forced_at is None, "its node answers, and it has its own grace"
+    assert slow.forced_at is None, "the node is healthy, so the pod has its own grace period"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_pod_that_ends_is_not_force_deleted() -> None:
 def test_a_pod_on_a_dead_node_is_force_deleted_after_the_grace(
     server: Server, after_s: float
 ) -> None:
-    """Where nodes may not be read, once a node that answers would have ended it."""
+    """Without the right to read nodes, ndctl waits for as long as a healthy node may take."""
     ended(server)
     assert server.forced_at is not None
     assert server.deleted_at is not None
@@ -154,7 +154,9 @@ def test_the_controller_deletes_pods_without_known_names() -> None:
     ):
         ended(server, JOBSET)
         assert server.asked == "job-node-0-1-abcde/u1"
-        assert (server.is_there, server.forced_at) == (False, None), "it deletes nothing itself"
+        assert (server.is_there, server.forced_at) == (False, None), (
+            "the leader must delete nothing itself"
+        )
     never = Server(controller=True, pod=HELD, ready=False, forces_s=1e6)
     with pytest.raises(BackendError, match="only the controller may delete") as raised:
         ended(never, JOBSET)
@@ -170,7 +172,7 @@ def test_without_a_controller_such_a_pod_has_to_end_by_itself() -> None:
     assert f"patch pod job-node-0-1-abcde {change} && kubectl -n ns delete" in raised.value.fix
     leaving = {**HELD["metadata"], "deletionTimestamp": "2026-11-22T05:00:00Z"}
     going = Server(pod={**HELD, "metadata": leaving}, ends_after_s=30, deleted_at=0.0)
-    assert not ended(going, JOBSET).is_there, "somebody else has deleted it"
+    assert not ended(going, JOBSET).is_there, "another client has deleted the pod"
 
 
 def test_a_lost_pod_keeps_its_conditions_and_counts_as_no_failure() -> None:

@@ -1,4 +1,4 @@
-"""Whether a pod template has only what pods have."""
+"""Check that a pod template has only fields of pods."""
 
 from importlib.metadata import version
 from typing import Any

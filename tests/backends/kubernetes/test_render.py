@@ -30,7 +30,7 @@ TOKEN = "a-token-that-nobody-may-read"
 
 
 def pods_of(made: list[dict[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Every pod spec, wherever it is."""
+    """All pod specs in the objects."""
 
     def walk(item: Any) -> Iterator[Mapping[str, Any]]:
         if isinstance(item, Mapping):
@@ -222,7 +222,7 @@ def test_laws_of_every_rendering(spec: KubernetesSpec, hosts: int) -> None:
     handover = a_handover(spec, spec.kind, hosts)
     made = objects(handover)
     again: Handover = handover_from({k: v.encode() for k, v in files_of(handover).items()})
-    assert text(objects(again)) == text(made), "the same input makes the same bytes"
+    assert text(objects(again)) == text(made), "rendering must be deterministic"
     assert list(yaml.load_all(text(made), yaml.CSafeLoader)) == made
     pods = list(pods_of(made))
     assert pods

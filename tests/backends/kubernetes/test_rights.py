@@ -1,4 +1,4 @@
-"""What the pods of a job may do, by the rules of its Role."""
+"""Rights of the pods of a job, by the rules of its Role."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ def role_of(kind: Kind, hosts: int = 3) -> dict[str, Any]:
 
 
 def may(role: dict[str, Any], verb: str, resource: str, name: str = "") -> bool:
-    """As RBAC decides: `resource` with its group; without a name, of any of them."""
+    """Whether RBAC allows it. `resource` has its group; without a name, for all objects."""
     group, _, plural = resource.rpartition("/") if not resource.startswith("/") else ("", "", "")
     group, plural = ("", resource[1:]) if resource.startswith("/") else (group, plural)
     return any(
@@ -78,7 +78,7 @@ def test_a_leader_may_report_on_its_job_and_watch_for_its_deletion(kind: Kind) -
     assert not may(role, "patch", "/configmaps", "other-state")
     made = objects(a_handover(PLAIN, kind, 3))
     (state,) = [one for one in made if one["metadata"]["name"] == "job-state"]
-    assert "data" not in state, "what is applied again takes nothing away"
+    assert "data" not in state, "applying the objects again must not erase the data"
     assert made[0]["metadata"]["name"] == "job-launch"
 
 
@@ -108,7 +108,7 @@ def test_the_binding_names_the_account_of_the_pods(kind: Kind) -> None:
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "team-a"}
     ]
-    assert made[-1]["kind"].lower() == kind, "the job comes last"
+    assert made[-1]["kind"].lower() == kind, "the job must be created last"
 
 
 def test_an_account_of_the_site_is_not_changed() -> None:
@@ -128,7 +128,9 @@ def test_only_pods_of_the_same_job_reach_a_pod(kind: Kind) -> None:
     (policy,) = [one for one in made if one["kind"] == "NetworkPolicy"]
     spec = policy["spec"]
     assert policy["metadata"]["name"] == "job-pods"
-    assert spec["policyTypes"] == ["Ingress"], "names, the API server and stores stay in reach"
+    assert spec["policyTypes"] == ["Ingress"], (
+        "DNS, the API server and object stores must stay reachable"
+    )
     assert spec["ingress"] == [{"from": [{"podSelector": spec["podSelector"]}]}]
     assert spec["podSelector"] == {"matchLabels": {"ndctl.dev/job": "job"}}
     found = list(templates(made))
@@ -145,7 +147,7 @@ def test_the_network_policy_is_optional_and_omitted_if_it_has_no_effect() -> Non
 
 
 def templates(value: Any) -> Iterator[dict[str, Any]]:
-    """Every pod template, wherever it is."""
+    """All pod templates in an object."""
     if isinstance(value, dict):
         if "containers" in value.get("spec", {}):
             yield value

@@ -1,4 +1,4 @@
-"""A submission makes all of its objects or none: at each request one thing goes wrong, once."""
+"""A submission creates all of its objects or none. Each request of it fails once."""
 
 import copy
 import logging
@@ -32,17 +32,17 @@ Item = dict[str, Any]
 
 @dataclass
 class Cluster:
-    """Objects in a dict, a garbage collector that is done at once, and one fault."""
+    """Objects in memory, a garbage collector that works at once, and one fault."""
 
     fails_at: int | None = None
-    """Which of the requests that change something goes wrong, the first is 0."""
+    """Index of the write that fails, from 0."""
     fault: BaseException = field(default_factory=lambda: Forbidden("ada may not"))
     late: bool = False
-    """It goes wrong after it was done: the answer is lost."""
+    """The write is done, but its answer is lost."""
     lasts: int = 1
-    """So many requests in a row."""
+    """Number of consecutive requests that fail."""
     hidden: frozenset[str] = frozenset()
-    """Kinds that may not be read."""
+    """Kinds that the user must not read."""
     there: dict[tuple[str, str], Item] = field(default_factory=dict)
     writes: int = 0
     down: int = 0
@@ -116,7 +116,7 @@ class Cluster:
         self._write(do)
 
     def _collect(self, uid: str) -> None:
-        """What belonged to it goes as well."""
+        """Delete the objects that the deleted object owned."""
         for key, item in list(self.there.items()):
             owners = item["metadata"].get("ownerReferences", [])
             if any(one["uid"] == uid for one in owners):
@@ -139,7 +139,7 @@ def submitted(cluster: Cluster, handover: Handover) -> None:
 
 
 def assert_whole(cluster: Cluster, kind: Kind) -> None:
-    """The job is there with all that belongs to it."""
+    """The job exists with all of its objects."""
     names = {one.lower() for one in cluster.kinds()}
     assert kind in names
     assert cluster.kinds() >= BESIDE
@@ -147,7 +147,7 @@ def assert_whole(cluster: Cluster, kind: Kind) -> None:
 
 
 def assert_owned(cluster: Cluster) -> None:
-    """Each object belongs to one that is there, up to the one that is deleted."""
+    """Each object has an existing owner, up to the object that `cancel` deletes."""
     uids = {item["metadata"]["uid"] for item in cluster.there.values()}
     for (kind, name), item in cluster.there.items():
         owners = item["metadata"].get("ownerReferences", [])
@@ -171,7 +171,7 @@ def test_all_objects_are_deleted_with_the_job(kind: Kind) -> None:
 )
 @pytest.mark.parametrize("kind", ["pytorchjob", "trainjob"])
 def test_a_submission_refused_half_way_leaves_nothing(kind: Kind, fault: BaseException) -> None:
-    """Whichever of the requests it is; after the job was made it is a warning."""
+    """Each request fails once. After the creation of the job, a failure is only a warning."""
     whole = Cluster()
     submitted(whole, a_handover(PLAIN, kind))
     for number in range(whole.writes - 1):
@@ -210,14 +210,14 @@ def test_an_answer_that_is_lost_once_changes_nothing(kind: Kind, late: bool) -> 
 def test_a_submission_to_an_unreachable_server_is_retried_and_then_undone(
     late: bool,
 ) -> None:
-    """It answers again in the moment of the taking back: four tries have failed by then."""
+    """The server answers again after four failed tries, when the submission is undone."""
     whole = Cluster()
     submitted(whole, a_handover(PLAIN))
     for number in range(whole.writes - 1):
         cluster = Cluster(fails_at=number, fault=Unanswered("away"), late=late, lasts=4)
         last = number == whole.writes - 2
         if late and last:
-            submitted(cluster, a_handover(PLAIN))  # it is seen that the job was made
+            submitted(cluster, a_handover(PLAIN))  # the retry finds that the job exists
             assert_whole(cluster, "pytorchjob")
             continue
         with pytest.raises(Unanswered, match="away"):
@@ -241,7 +241,7 @@ def test_leftovers_are_reported_and_removed_by_the_next_submission() -> None:
         submitted(again, a_handover(PLAIN))
         assert_whole(again, "pytorchjob")
         remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")
-        assert_whole(cluster, "pytorchjob")  # a job is there: nothing is an orphan
+        assert_whole(cluster, "pytorchjob")  # the job exists, so no object is an orphan
 
 
 def test_cancel_removes_leftovers_of_a_submission() -> None:
@@ -256,7 +256,7 @@ def test_cancel_removes_leftovers_of_a_submission() -> None:
 def test_two_simultaneous_submissions_of_a_name_are_not_mixed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Another one has made its ConfigMap a moment ago, and is about to make the job."""
+    """Another submission has just created its ConfigMap and is about to create the job."""
     other = Cluster()
     submitted(other, a_handover(PLAIN))
     job = other.there["PyTorchJob", "job"]
@@ -277,7 +277,7 @@ def test_two_simultaneous_submissions_of_a_name_are_not_mixed(
 
 
 def test_a_job_whose_config_map_was_replaced_by_another_is_removed() -> None:
-    """Its pods would mount what is not theirs."""
+    """Its pods would mount the ConfigMap of another submission."""
 
     class Replaced(Cluster):
         def create(self, item: Object, namespace: str) -> Object:

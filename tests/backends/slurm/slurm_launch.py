@@ -1,4 +1,4 @@
-"""A launch, and a Slurm in a dict that answers what the real one did on the testbed (22.05)."""
+"""A launch, and a fake Slurm with the answers of a real Slurm 22.05."""
 
 import re
 import shlex
@@ -37,13 +37,13 @@ def a_launch(
     )
 
 
-def plain(script: str, cwd: Path) -> str:
-    """A script without what differs by machine, and without what is packed in it: that is the same
-    wherever the job is, and read back in `test_embedded.py`."""
-    told = script.replace(run_module.__file__, "/ndctl/orchestrator/run_module.py")
-    told = told.replace(shlex.quote(sys.executable), "python").replace(str(cwd), "/home/me")
+def portable(script: str, cwd: Path) -> str:
+    """The script without paths of this machine and without the embedded payload, which
+    `test_embedded.py` tests."""
+    text = script.replace(run_module.__file__, "/ndctl/orchestrator/run_module.py")
+    text = text.replace(shlex.quote(sys.executable), "python").replace(str(cwd), "/home/me")
     return re.sub(
-        r"(?<=packed \(base64 -d \| gunzip\)\.\n)[A-Za-z0-9+/=\n]+?(?=END_OF_JOB)", "…\n", told
+        r"(?<=packed \(base64 -d \| gunzip\)\.\n)[A-Za-z0-9+/=\n]+?(?=END_OF_JOB)", "…\n", text
     )
 
 
@@ -66,7 +66,7 @@ class FakeJob:
 
     @property
     def line(self) -> str:
-        ends = "Unknown" if self.ends is None else _stamp(self.ends)
+        ends = "Unknown" if self.ends is None else _local_time(self.ends)
         return (
             f"{_ids(self.id)} JobName={self.name} JobState={self.state} Reason={self.reason}"
             f" Requeue={self.requeue} BatchFlag={self.batch} Restarts={self.restarts}"
@@ -77,7 +77,7 @@ class FakeJob:
 
 
 def _ids(job_id: str) -> str:
-    """Of an array's element, which has a number of its own as well."""
+    """The IDs as scontrol prints them. A task of an array also has a job ID of its own."""
     array, _, task = job_id.partition("_")
     return f"JobId=9{array} ArrayJobId={array} ArrayTaskId={task}" if task else f"JobId={array}"
 
@@ -89,34 +89,35 @@ def _rows(jobs: Sequence["FakeJob"]) -> Completed:
     return Completed(0, "".join(rows), "")
 
 
-def _stamp(at: float) -> str:
-    """As Slurm prints it, in the machine's zone."""
+def _local_time(at: float) -> str:
+    """The time as Slurm prints it, in the time zone of the machine."""
     return datetime.fromtimestamp(at, UTC).astimezone().replace(tzinfo=None).isoformat()
 
 
 @dataclass
 class FakeSlurm:
-    """`trouble` may answer first, with the argv and how many commands came before."""
+    """Jobs and nodes in memory. `intercept` may answer first; it gets the command and the number of
+    commands before it."""
 
     jobs: dict[str, FakeJob] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=lambda: {"node1": "IDLE", "node2": "IDLE"})
-    trouble: Callable[[list[str], int], Completed | None] = lambda argv, before: None
-    said: list[list[str]] = field(default_factory=list)
-    patience: float = 60.0
-    """Seconds that a command may be given at most."""
+    intercept: Callable[[list[str], int], Completed | None] = lambda argv, before: None
+    calls: list[list[str]] = field(default_factory=list)
+    max_timeout: float = 60.0
+    """Longest timeout in seconds that a command may have."""
     gres: str = "gpu:2"
     reservations: str = ""
-    """As `scontrol show reservations` prints them."""
+    """Output of `scontrol show reservations`."""
     steps: dict[str, str] = field(default_factory=dict)
-    """Number -> name."""
-    ends_at_once: bool = True
-    """What scancel ends is gone at once."""
+    """Step ID -> name."""
+    cancels_at_once: bool = True
+    """A cancelled job is CANCELLED at once; if not, it stays COMPLETING."""
 
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
-        assert 0 < timeout <= self.patience
-        before = len(self.said)
-        self.said.append(list(argv))
-        return self.trouble(list(argv), before) or self.answer(list(argv))
+        assert 0 < timeout <= self.max_timeout
+        before = len(self.calls)
+        self.calls.append(list(argv))
+        return self.intercept(list(argv), before) or self.answer(list(argv))
 
     def answer(self, argv: list[str]) -> Completed:  # noqa: C901 - one line for each command
         match argv:
@@ -151,9 +152,9 @@ class FakeSlurm:
                 above = "SwitchName=spine Level=1 LinkSpeed=1 Nodes=node[1-2] Switches=leaf1\n"
                 return Completed(0, tree + above, "")
             case _:
-                return self.order(argv)
+                return self.change(argv)
 
-    def order(self, argv: list[str]) -> Completed:
+    def change(self, argv: list[str]) -> Completed:
         match argv:
             case ["sbatch", "--test-only", script]:
                 return Completed(0, "", f"sbatch: Job 9 to start at noon, {script}\n")
@@ -169,7 +170,7 @@ class FakeSlurm:
             case ["scancel", "--signal=USR2", _]:
                 pass
             case ["scancel", job]:
-                self.jobs[job].state = "CANCELLED" if self.ends_at_once else "COMPLETING"
+                self.jobs[job].state = "CANCELLED" if self.cancels_at_once else "COMPLETING"
             case ["srun", _, "--overlap", host, *_]:
                 dead = "DOWN" in self.nodes.get(host.removeprefix("--nodelist="), "DOWN")
                 return Completed(1 if dead else 0, "", "")
@@ -200,4 +201,4 @@ class FakeSlurm:
         )
 
     def count(self, *begin: str) -> int:
-        return sum(argv[: len(begin)] == list(begin) for argv in self.said)
+        return sum(argv[: len(begin)] == list(begin) for argv in self.calls)

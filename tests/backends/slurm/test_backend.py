@@ -1,4 +1,4 @@
-"""The backend against a Slurm in a dict, with the answers that the real one gave."""
+"""`SlurmBackend` with a fake Slurm, which gives the answers that were captured from a real one."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.errors import BackendError, Ended, Refused, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, LATER, FakeJob, FakeSlurm, a_launch
 
 
@@ -25,24 +25,24 @@ def nodes(count: int) -> dict[str, str]:
     return {f"node{number}": "IDLE" for number in range(1, count + 1)}
 
 
-INSIDE = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
+ENVIRON = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
 
 
 def submitted(slurm: FakeSlurm, run_dir: Path) -> tuple[SlurmBackend, LaunchPlan, FakeJob]:
-    backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(run_dir)
-    backend.submit(handed(launch))
+    backend, launch = SlurmBackend(ENVIRON, TurnedClock(), slurm), a_launch(run_dir)
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
-    slurm.said.clear()
+    slurm.calls.clear()
     return backend, launch, job
 
 
 def test_the_described_script_is_submitted_and_its_job_recorded(tmp_path: Path) -> None:
     slurm = FakeSlurm()
-    backend, launch = SlurmBackend(INSIDE, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
+    backend, launch = SlurmBackend(ENVIRON, TurnedClock(), slurm), a_launch(tmp_path)
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
-    assert render.script_path(launch).read_text() == backend.describe(handed(launch))
-    assert slurm.said == [
+    assert render.script_path(launch).read_text() == backend.describe(handover_of(launch))
+    assert slurm.calls == [
         [
             *("sbatch", "--parsable", f"--output={tmp_path}/slurm/launch-1/%j_batch.out"),
             str(render.script_path(launch)),
@@ -53,58 +53,60 @@ def test_the_described_script_is_submitted_and_its_job_recorded(tmp_path: Path) 
 
 
 def test_an_answer_that_is_lost_never_makes_a_second_job(tmp_path: Path) -> None:
-    def lost(argv: list[str], before: int) -> Completed | None:
+    def lose_answer(argv: list[str], before: int) -> Completed | None:
         if argv[0] != "sbatch":
             return None
         slurm.queue(argv[-1])
         raise TimeoutError("sbatch did not end within 30 s")
 
-    slurm = FakeSlurm(trouble=lost)
+    slurm = FakeSlurm(intercept=lose_answer)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
+    backend.submit(handover_of(launch))
     assert len(slurm.jobs) == 1
     assert backend.name_of(launch) == "Slurm job 1"
 
 
 def test_a_slow_slurmctld_makes_no_second_job(tmp_path: Path) -> None:
-    """What sbatch sent is worked off after sbatch has given up."""
+    """slurmctld accepts the job after sbatch has timed out."""
 
-    def late(argv: list[str], before: int) -> Completed | None:
+    def queue_later(argv: list[str], before: int) -> Completed | None:
         if argv[0] == "sbatch":
             sent.append(argv[-1])
             raise TimeoutError("sbatch did not end within 30 s")
-        if len(slurm.said) > 6 and not slurm.jobs:
+        if len(slurm.calls) > 6 and not slurm.jobs:
             slurm.queue(sent[0])
         return None
 
     sent: list[str] = []
-    slurm = FakeSlurm(trouble=late)
+    slurm = FakeSlurm(intercept=queue_later)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     assert (len(sent), len(slurm.jobs)) == (1, 1)
     assert backend.name_of(launch) == "Slurm job 1"
 
 
-@pytest.mark.parametrize("away", [True, False])
+@pytest.mark.parametrize("stays_down", [True, False])
 def test_a_job_that_slurm_may_have_is_not_submitted_again_automatically(
-    tmp_path: Path, away: bool
+    tmp_path: Path, stays_down: bool
 ) -> None:
-    def lost(argv: list[str], before: int) -> Completed | None:
+    def lose_answer(argv: list[str], before: int) -> Completed | None:
         if argv[0] == "sbatch":
             sent.append(argv[-1])
-        return DOWN if sent and (away or argv[0] == "sbatch") else None
+        return DOWN if sent and (stays_down or argv[0] == "sbatch") else None
 
     sent: list[str] = []
-    slurm = FakeSlurm(trouble=lost)
+    slurm = FakeSlurm(intercept=lose_answer)
     backend, launch = SlurmBackend({}, TurnedClock(), slurm), a_launch(tmp_path)
     with pytest.raises(Unanswered, match="it is unknown whether Slurm accepted job") as failed:
-        backend.submit(handed(launch))
+        backend.submit(handover_of(launch))
     assert "--resume" in failed.value.fix
     assert len(sent) == 1
-    slurm.trouble = lambda argv, before: None
+    slurm.intercept = lambda argv, before: None
     slurm.queue(sent[0])
-    assert backend.standing(launch) == "Slurm job 1 is RUNNING", "a later submission sees it"
+    assert backend.standing(launch) == "Slurm job 1 is RUNNING", (
+        "a later submission must find the job"
+    )
 
 
 def test_cancel_ends_all_jobs_of_a_launch(tmp_path: Path) -> None:
@@ -120,7 +122,7 @@ def test_only_one_of_two_jobs_of_a_launch_counts(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     first, launch, job = submitted(slurm, tmp_path)
     slurm.queue(str(render.script_path(launch)))
-    second = SlurmBackend({**INSIDE, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
+    second = SlurmBackend({**ENVIRON, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
     assert first.rival(launch) is None
     assert second.rival(launch) == "Slurm job 1 is RUNNING"
     job.state = "FAILED"
@@ -135,7 +137,7 @@ def test_if_sbatch_was_never_answered_the_first_running_job_counts(
     first, launch, _ = submitted(slurm, tmp_path)
     slurm.queue(str(render.script_path(launch)))
     (tmp_path / "slurm" / "launch-1.json").unlink()
-    second = SlurmBackend({**INSIDE, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
+    second = SlurmBackend({**ENVIRON, "SLURM_JOB_ID": "2"}, TurnedClock(), slurm)
     assert second.rival(launch) is None
     assert first.rival(launch) == "Slurm job 2 is RUNNING"
     assert {path.name for path in (tmp_path / "slurm").iterdir()} == {"launch-1", "launch-1.json"}
@@ -154,7 +156,7 @@ def test_one_empty_answer_of_the_queue_is_not_trusted(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     (tmp_path / "slurm" / "launch-1.json").unlink()
-    slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
+    slurm.intercept = lambda argv, before: Completed(0, "", "") if before == 0 else None
     assert backend.standing(launch) == "Slurm job 1 is RUNNING"
 
 
@@ -170,48 +172,48 @@ def test_a_job_of_another_cluster_with_the_same_number_is_not_ours(tmp_path: Pat
 def test_a_slurmctld_that_is_down_never_means_that_the_job_is_gone(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
-    slurm.trouble = lambda argv, before: DOWN
+    slurm.intercept = lambda argv, before: DOWN
     with pytest.raises(BackendError, match="does not answer") as failed:
         backend.standing(launch)
     assert "scontrol ping" in failed.value.fix
-    assert len(slurm.said) == 3
+    assert len(slurm.calls) == 3
 
 
 def test_calls_wait_for_a_restart_of_slurmctld(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
-    slurm.trouble = lambda argv, before: DOWN if before < 2 else None
+    slurm.intercept = lambda argv, before: DOWN if before < 2 else None
     assert backend.standing(launch) == "Slurm job 1 is RUNNING"
 
 
 def test_without_slurm_the_missing_program_is_named() -> None:
-    missing = FakeSlurm(trouble=lambda argv, before: Completed(127, "", "no such file"))
+    missing = FakeSlurm(intercept=lambda argv, before: Completed(127, "", "no such file"))
     with pytest.raises(BackendError, match="there is no Slurm here: scontrol cannot be run"):
-        SlurmBackend({}, TurnedClock(), missing).check(handed(a_launch()))
+        SlurmBackend({}, TurnedClock(), missing).check(handover_of(a_launch()))
 
 
 def test_all_problems_of_a_submission_are_reported_at_once(tmp_path: Path) -> None:
     spec = SlurmSpec(time="2:00:00")
     launch = replace(a_launch(tmp_path, 3, spec), devices_per_host=8)
     with pytest.raises(BackendError) as failed:
-        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch))
+        SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(launch))
     assert "cluster.slurm.time: must be at most 1:00:00" in failed.value.message
     assert "cluster.gpus_per_host: must be at most 2" in failed.value.message
 
 
 def test_a_check_shows_the_answer_of_sbatch_test_only(tmp_path: Path) -> None:
-    said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(a_launch(tmp_path)))
+    said, *_ = SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(a_launch(tmp_path)))
     assert (said.what, said.verdict) == ("sbatch --test-only", "ok")
     assert said.found.startswith("sbatch: Job 9 to start at noon")
 
 
-def refusing(said: str, option: str) -> FakeSlurm:
-    """A Slurm whose sbatch with that option says no."""
+def slurm_that_refuses(said: str, option: str) -> FakeSlurm:
+    """A fake Slurm that refuses sbatch with `option`."""
 
-    def trouble(argv: list[str], before: int) -> Completed | None:
+    def intercept(argv: list[str], before: int) -> Completed | None:
         return Completed(1, "", said) if argv[:2] == ["sbatch", option] else None
 
-    return FakeSlurm(trouble=trouble)
+    return FakeSlurm(intercept=intercept)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +232,9 @@ def refusing(said: str, option: str) -> FakeSlurm:
 def test_a_job_that_sbatch_would_refuse_is_refused_before_anything_is_written(
     tmp_path: Path, said: str
 ) -> None:
-    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
+    backend = SlurmBackend({}, TurnedClock(), slurm_that_refuses(said, "--test-only"))
     with pytest.raises(BackendError, match="Slurm would refuse this job") as failed:
-        backend.check(handed(a_launch(tmp_path)))
+        backend.check(handover_of(a_launch(tmp_path)))
     assert said.strip() in failed.value.message
     assert list(tmp_path.iterdir()) == []
 
@@ -248,42 +250,42 @@ def test_a_job_that_sbatch_would_refuse_is_refused_before_anything_is_written(
 def test_a_reason_to_wait_in_the_queue_is_only_a_warning(
     tmp_path: Path, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slurm = refusing(said, "--test-only")
+    slurm = slurm_that_refuses(said, "--test-only")
     slurm.nodes["node2"] = "IDLE+DRAIN"
-    (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handed(a_launch(tmp_path)))
+    (told,) = SlurmBackend({}, TurnedClock(), slurm).check(handover_of(a_launch(tmp_path)))
     assert (told.verdict, told.found) == ("ok", said.strip())
     waits = "the job may wait for nodes that are down, drained or reserved: node2"
     assert f"{waits}; sbatch --test-only: {said.strip()}" in caplog.text
 
 
 def test_a_request_that_no_nodes_can_ever_meet_is_refused(tmp_path: Path) -> None:
-    """Slurm would leave the job in the queue for ever (PartitionConfig)."""
+    """Slurm would keep the job in the queue forever, with the reason PartitionConfig."""
     said = "allocation failure: Requested node configuration is not available\n"
-    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--test-only"))
+    backend = SlurmBackend({}, TurnedClock(), slurm_that_refuses(said, "--test-only"))
     with pytest.raises(BackendError, match="Slurm would refuse this job: allocation failure"):
-        backend.check(handed(a_launch(tmp_path)))
+        backend.check(handover_of(a_launch(tmp_path)))
 
 
 def test_a_job_that_sbatch_refuses_is_reported_as_not_queued(tmp_path: Path) -> None:
     said = "sbatch: error: Memory specification can not be satisfied\n"
-    backend = SlurmBackend({}, TurnedClock(), refusing(said, "--parsable"))
+    backend = SlurmBackend({}, TurnedClock(), slurm_that_refuses(said, "--parsable"))
     with pytest.raises(Refused, match="Memory specification can not be satisfied") as failed:
-        backend.submit(handed(a_launch(tmp_path)))
+        backend.submit(handover_of(a_launch(tmp_path)))
     assert "submit the job again; nothing was queued" in failed.value.fix
 
 
 def test_a_job_is_kept_if_its_number_cannot_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run directory of a job that is queued has to stay."""
+    """A queued job needs its run directory."""
 
-    def full(launch: LaunchPlan, job_id: str) -> None:
+    def fail_to_record(launch: LaunchPlan, job_id: str) -> None:
         raise OSError(28, "No space left on device")
 
     slurm, launch = FakeSlurm(), a_launch(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("orchestrator.backends.slurm.job_lookup.record", full)
-        SlurmBackend({}, TurnedClock(), slurm).submit(handed(launch))
+        patch.setattr("orchestrator.backends.slurm.job_lookup.record", fail_to_record)
+        SlurmBackend({}, TurnedClock(), slurm).submit(handover_of(launch))
     assert "failed to write the id of queued Slurm job 1" in caplog.text
     assert SlurmBackend({}, TurnedClock(), slurm).standing(launch) == "Slurm job 1 is RUNNING"
 
@@ -292,7 +294,7 @@ def test_ignored_sbatch_options_in_the_environment_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = SlurmBackend({"SBATCH_ACCOUNT": "ml"}, TurnedClock(), FakeSlurm())
-    backend.check(handed(a_launch(tmp_path)))
+    backend.check(handover_of(a_launch(tmp_path)))
     assert "set cluster.slurm instead: SBATCH_ACCOUNT" in caplog.text
 
 
@@ -312,7 +314,7 @@ def test_a_grace_longer_than_the_notice_is_reported_before_submission(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     launch = replace(a_launch(tmp_path), slurm=SlurmSpec(notice_s=notice_s))
-    SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handed(launch, stop_grace=stop_grace))
+    SlurmBackend({}, TurnedClock(), FakeSlurm()).check(handover_of(launch, stop_grace=stop_grace))
     assert warned in caplog.text
     assert bool(caplog.records) == bool(warned)
 
@@ -335,7 +337,7 @@ def test_a_leader_without_switches_starts_without_slurmctld(
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     backend.environ = {**backend.environ, **above}
-    slurm.trouble = lambda argv, before: DOWN
+    slurm.intercept = lambda argv, before: DOWN
     granted = backend.allocation(launch)
     assert granted is not None
     assert (granted.hosts, granted.switches) == (("node1", "node2"), {})
@@ -345,11 +347,11 @@ def test_a_leader_without_switches_starts_without_slurmctld(
 
 @pytest.mark.parametrize("pattern", ["switch.switch.node", "block.node"])
 def test_a_leader_with_switches_waits_for_slurmctld(tmp_path: Path, pattern: str) -> None:
-    """Or its ranks would be bound to nodes by their names, for the whole allocation."""
+    """Without the switches, it would assign ranks to nodes by name for the whole allocation."""
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     backend.environ = {**backend.environ, "SLURM_TOPOLOGY_ADDR_PATTERN": pattern}
-    slurm.trouble = lambda argv, before: DOWN
+    slurm.intercept = lambda argv, before: DOWN
     with pytest.raises(Unanswered, match="scontrol show"):
         backend.allocation(launch)
 
@@ -361,19 +363,19 @@ def test_a_query_that_fails_once_is_repeated(tmp_path: Path, what: str) -> None:
     known = backend.allocation(launch)
     asked: list[list[str]] = []
 
-    def busy(argv: list[str], before: int) -> Completed | None:
+    def fail_at_first(argv: list[str], before: int) -> Completed | None:
         if what not in argv or argv in asked:
             return None
         asked.append(argv)
         return DOWN
 
-    slurm.trouble = busy
+    slurm.intercept = fail_at_first
     assert backend.allocation(launch) == known
     assert asked
 
 
 @pytest.mark.parametrize(
-    ("what", "lost"),
+    ("what", "message"),
     [
         ("job", "the end of the allocation"),
         ("partitions", "the topology of the partition"),
@@ -381,30 +383,30 @@ def test_a_query_that_fails_once_is_repeated(tmp_path: Path, what: str) -> None:
     ],
 )
 def test_a_refused_query_loses_only_its_answer_and_is_logged(
-    tmp_path: Path, what: str, lost: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, what: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     slurm = FakeSlurm()
     backend, launch, _ = submitted(slurm, tmp_path)
     refused = Completed(1, "", "slurm_load: Access/permission denied")
-    slurm.trouble = lambda argv, before: refused if what in argv else None
+    slurm.intercept = lambda argv, before: refused if what in argv else None
     granted = backend.allocation(launch)
     assert granted is not None
     assert (granted.switches == {}) == (what == "topology")
     (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert lost in said
+    assert message in said
 
 
 def test_the_clusters_name_is_from_the_environment_or_slurm() -> None:
     slurm = FakeSlurm(
-        trouble=lambda argv, before: Completed(
+        intercept=lambda argv, before: Completed(
             0, "Configuration data\nClusterName             = tb\nFoo = (null)\n", ""
         )
     )
     assert SlurmBackend({"SLURM_CLUSTER_NAME": "here"}, TurnedClock(), slurm).cluster() == "here"
-    assert slurm.said == []
+    assert slurm.calls == []
     assert SlurmBackend({}, TurnedClock(), slurm).cluster() == "tb"
-    assert slurm.said == [["scontrol", "show", "config"]]
-    slurm.trouble = lambda argv, before: Completed(0, "", "")
+    assert slurm.calls == [["scontrol", "show", "config"]]
+    slurm.intercept = lambda argv, before: Completed(0, "", "")
     assert SlurmBackend({}, TurnedClock(), slurm).cluster() == "slurm"
 
 
@@ -455,8 +457,8 @@ def test_upcoming_maintenance_is_noticed_before_it_begins(tmp_path: Path) -> Non
         assert [notice.host for notice in found] == hosts
     assert (found[0].state, found[0].reason) == ("MAINTENANCE", "reservation maint_1")
     assert not found[0].lets_finish
-    slurm.trouble = lambda argv, before: DOWN if argv[-1] == "reservations" else None
-    assert backend.notices(launch, ("node1", "node2")) == (), "not known: nothing is done"
+    slurm.intercept = lambda argv, before: DOWN if argv[-1] == "reservations" else None
+    assert backend.notices(launch, ("node1", "node2")) == (), "an unknown time gives no notice"
 
 
 def test_a_stopped_slurmd_takes_no_node_from_a_running_job(tmp_path: Path) -> None:
@@ -488,7 +490,7 @@ def test_a_new_agent_is_a_step_and_a_failed_step_is_an_error(
     srun.write_text('#!/bin/sh\necho "$@" > "$0.said"\necho "step creation failed" >&2\nexit 1\n')
     srun.chmod(0o755)
     backend, launch, _ = submitted(FakeSlurm(), tmp_path / "job")
-    backend.environ = {**INSIDE, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    backend.environ = {**ENVIRON, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     with pytest.raises(BackendError, match="srun failed with code 1: step creation failed"):
         backend.replace(launch, "node2")
     assert "--jobid=1 --overlap --nodelist=node2" in (tmp_path / "srun.said").read_text()
@@ -506,24 +508,24 @@ def test_a_requeue_adds_to_the_excluded_hosts(tmp_path: Path) -> None:
     assert slurm.count("scontrol", "update") == 1
 
 
-@pytest.mark.parametrize("silent", [True, False])
+@pytest.mark.parametrize("times_out", [True, False])
 def test_a_requeue_does_not_wait_for_slurm_to_accept_the_exclude_list(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, silent: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, times_out: bool
 ) -> None:
-    """Before 24.11, without accounting, of a run out of which Slurm has taken a node: it refuses
-    until the process that asks is gone."""
+    """Slurm before 24.11 without accounting refuses the update after it has removed a node from the
+    run, until the requesting process has exited."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes = nodes(4)
 
-    def refuses(argv: list[str], before: int) -> Completed | None:
+    def refuse(argv: list[str], before: int) -> Completed | None:
         if argv[1] != "update":
             return None
-        if silent:
+        if times_out:
             raise TimeoutError("scontrol did not end within 2 s")
         return LATER
 
-    slurm.trouble, begun = refuses, backend.clock.monotonic()
+    slurm.intercept, begun = refuse, backend.clock.monotonic()
     backend.requeue(launch, ("node2",))
     assert (job.restarts, slurm.count("scontrol", "update")) == (1, 1)
     assert backend.clock.monotonic() == begun
@@ -534,15 +536,15 @@ def test_a_requeue_does_not_wait_for_slurm_to_accept_the_exclude_list(
 def test_the_exclude_list_is_retried_if_slurmctld_is_briefly_down(
     tmp_path: Path, answer: Completed
 ) -> None:
-    """So it is where the signal by which Slurm ends the run has ended scontrol."""
+    """A code of -15: the SIGTERM with which Slurm ends the run has also ended scontrol."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes = nodes(4)
 
-    def away(argv: list[str], before: int) -> Completed | None:
+    def fail_twice(argv: list[str], before: int) -> Completed | None:
         return answer if argv[1] == "update" and slurm.count("scontrol", "update") < 3 else None
 
-    slurm.trouble = away
+    slurm.intercept = fail_twice
     backend.requeue(launch, ("node2",))
     assert job.excluded == "node2"
 
@@ -550,8 +552,7 @@ def test_the_exclude_list_is_retried_if_slurmctld_is_briefly_down(
 def test_a_job_requeued_by_another_keeps_its_excluded_nodes(
     tmp_path: Path,
 ) -> None:
-    """A late query finds less evidence: an agent that was cut off blames the hosts that it does
-    not hear."""
+    """A late request knows less. A partitioned agent suspects all hosts that it cannot reach."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes, job.state, job.restarts, job.excluded = nodes(4), "PENDING", 1, "node4"
@@ -565,14 +566,14 @@ def test_a_requeue_whose_answer_was_lost_still_excludes_the_nodes(tmp_path: Path
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes = nodes(4)
 
-    def lost(argv: list[str], before: int) -> Completed | None:
+    def lose_answer(argv: list[str], before: int) -> Completed | None:
         if argv[1] == "requeue":
             slurm.answer(argv)
-            slurm.trouble = lambda argv, before: None
+            slurm.intercept = lambda argv, before: None
             return Completed(1, "", "scontrol: error: not authorized just now")
         return None
 
-    slurm.trouble = lost
+    slurm.intercept = lose_answer
     with pytest.raises(BackendError, match="not authorized"):
         backend.requeue(launch, ("node2",))
     backend.requeue(launch, ("node2",))
@@ -643,7 +644,7 @@ def test_clearing_cancels_and_returns_when_nothing_is_left(tmp_path: Path) -> No
 
 
 def test_a_job_that_does_not_end_is_an_error_with_what_to_type(tmp_path: Path) -> None:
-    slurm = FakeSlurm(ends_at_once=False)
+    slurm = FakeSlurm(cancels_at_once=False)
     backend, launch, _ = submitted(slurm, tmp_path)
     with pytest.raises(BackendError, match="is still COMPLETING") as failed:
         backend.clear(launch)
@@ -656,13 +657,13 @@ def test_a_job_that_is_queued_again_while_it_is_cancelled_is_cancelled_again(
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
 
-    def requeues(argv: list[str], before: int) -> Completed | None:
+    def requeue_meanwhile(argv: list[str], before: int) -> Completed | None:
         if argv[0] != "scancel" or slurm.count("scancel") > 1:
             return None
         job.state = "PENDING"
         return Completed(0, "", "")
 
-    slurm.trouble = requeues
+    slurm.intercept = requeue_meanwhile
     backend.clear(launch)
     assert (job.state, slurm.count("scancel")) == ("CANCELLED", 2)
 
@@ -672,10 +673,10 @@ def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(
 ) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
-    backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    backend.environ = {**ENVIRON, "SLURMD_NODENAME": "node2"}
     asked: list[int] = []
 
-    def silent(argv: list[str], before: int) -> Completed | None:
+    def not_responding(argv: list[str], before: int) -> Completed | None:
         if argv[0] != "srun":
             return None
         asked.append(before)
@@ -683,7 +684,7 @@ def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(
             job.nodes = "node2"
         raise TimeoutError("srun did not end within 10 s")
 
-    slurm.trouble = silent
+    slurm.intercept = not_responding
     backend.requeue(launch, ())
     assert len(asked) == 3
     assert (job.state, job.restarts) == ("COMPLETING", 1)
@@ -692,11 +693,11 @@ def test_a_requeue_waits_until_slurm_marks_an_unreachable_host_down(
 def test_a_requeue_waits_for_a_busy_slurmctld(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
-    backend.environ = {**INSIDE, "SLURMD_NODENAME": "node2"}
+    backend.environ = {**ENVIRON, "SLURMD_NODENAME": "node2"}
     slurm.nodes = nodes(3)
     looked: list[int] = []
 
-    def busy(argv: list[str], before: int) -> Completed | None:
+    def fail_at_first(argv: list[str], before: int) -> Completed | None:
         if argv[:3] == ["scontrol", "show", "node"]:
             looked.append(before)
             if len(looked) < 4:
@@ -704,7 +705,7 @@ def test_a_requeue_waits_for_a_busy_slurmctld(tmp_path: Path) -> None:
             job.nodes = "node2"
         return Completed(1, "", "srun: error") if argv[0] == "srun" else None
 
-    slurm.trouble = busy
+    slurm.intercept = fail_at_first
     backend.requeue(launch, ("node1",))
     assert len(looked) == 4
     assert (job.restarts, job.excluded) == (1, "node1")
@@ -713,7 +714,7 @@ def test_a_requeue_waits_for_a_busy_slurmctld(tmp_path: Path) -> None:
 def test_a_requeue_excludes_no_node_that_the_job_needs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would be BadConstraints, and stay so when the node is resumed."""
+    """The job would pend with BadConstraints, even after the node is resumed."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes["node2"] = "ALLOCATED+DRAIN"
@@ -736,16 +737,16 @@ def test_a_node_that_returned_is_used_again_if_the_job_needs_it(
 def test_a_node_with_strikes_stays_excluded_if_the_next_leader_would_reject_it(
     tmp_path: Path, cluster: str
 ) -> None:
-    """Or the job would be queued again each time that it is given."""
+    """Otherwise each run of the job would be requeued at once."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path / "job")
-    backend.environ = {**INSIDE, "SLURM_CLUSTER_NAME": "tb"}
+    backend.environ = {**ENVIRON, "SLURM_CLUSTER_NAME": "tb"}
     now = backend.clock.now()
     for attempt in (1, 2):
-        lost = host_strikes.Strike(
+        strike = host_strikes.Strike(
             at=now, host="node2", job="j", attempt=attempt, kind="host-lost", cause="mute"
         )
-        host_strikes.record(host_strikes.path_of(tmp_path, cluster), lost)
+        host_strikes.record(host_strikes.path_of(tmp_path, cluster), strike)
     backend.requeue(launch, ("node2",))
     assert job.excluded == ("node2" if cluster == "tb" else "(null)")
 
@@ -753,7 +754,7 @@ def test_a_node_with_strikes_stays_excluded_if_the_next_leader_would_reject_it(
 def test_a_requeue_excludes_no_node_unknown_to_slurm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Slurm would refuse the whole list."""
+    """Slurm would refuse the whole exclude list."""
     slurm = FakeSlurm()
     backend, launch, job = submitted(slurm, tmp_path)
     slurm.nodes = nodes(4)
@@ -777,7 +778,7 @@ def test_a_host_with_strikes_unknown_to_slurm_blocks_no_submission(
 
 def test_the_queried_topology_is_that_of_the_partition(tmp_path: Path) -> None:
     backend, launch, _ = submitted(slurm := FakeSlurm(), tmp_path)
-    backend.environ = {**INSIDE, "SLURM_JOB_PARTITION": "gpu"}
+    backend.environ = {**ENVIRON, "SLURM_JOB_PARTITION": "gpu"}
 
     def several(argv: list[str], before: int) -> Completed | None:
         if argv[:3] == ["scontrol", "show", "partitions"]:
@@ -788,7 +789,7 @@ def test_the_queried_topology_is_that_of_the_partition(tmp_path: Path) -> None:
             return Completed(0, "BlockName=b1 Nodes=node[1-2]" if own else "", "")
         return None
 
-    slurm.trouble = several
+    slurm.intercept = several
     granted = backend.allocation(launch)
     assert granted is not None
     assert granted.switches == {"node1": ("b1",), "node2": ("b1",)}
@@ -798,20 +799,20 @@ def test_the_queried_topology_is_that_of_the_partition(tmp_path: Path) -> None:
 def test_a_leader_waits_for_slurms_verdict_until_shortly_before_the_time_limit(
     tmp_path: Path, left_s: float | None, most: float
 ) -> None:
-    """A job that comes to its limit is never queued again."""
+    """Slurm never requeues a job that has reached its time limit."""
     slurm = FakeSlurm()
     _, launch, job = submitted(slurm, tmp_path)
     clock = TurnedClock()
-    backend = SlurmBackend({**INSIDE, "SLURMD_NODENAME": "node2"}, clock, slurm)
+    backend = SlurmBackend({**ENVIRON, "SLURMD_NODENAME": "node2"}, clock, slurm)
     job.ends = None if left_s is None else clock.now() + left_s
 
-    def silent(argv: list[str], before: int) -> Completed | None:
+    def not_responding(argv: list[str], before: int) -> Completed | None:
         if argv[0] != "srun":
             return None
         clock.sleep(10.0)
         raise TimeoutError("srun did not end within 10 s")
 
-    slurm.trouble, begun = silent, clock.monotonic()
+    slurm.intercept, begun = not_responding, clock.monotonic()
     backend.requeue(launch, ("node1",))
     assert job.restarts == 1
     assert most <= clock.monotonic() - begun <= most + 11.0

@@ -1,4 +1,4 @@
-"""What three versions of Slurm said on the same testbed, as ndctl hears it."""
+"""Parsers on captured answers of three versions of Slurm on one cluster."""
 
 import json
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ NOW = datetime(2026, 11, 22, 20, tzinfo=UTC).timestamp()
 every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
-def said(version: str, file: str) -> list[dict[str, Any]]:
+def captured_answers(version: str, file: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(captured(f"{version}/{file}.json"))
     return found
 
 
 @dataclass(frozen=True)
-class SaysAgain:
-    """A command's answer, as often as it is asked."""
+class FixedAnswer:
+    """A shell that always gives the same answer."""
 
     code: int
     out: str
@@ -43,13 +43,15 @@ class SaysAgain:
 
 
 def ask(one: dict[str, Any]) -> Completed:
-    shell = SaysAgain(one["code"], one["out"], one["err"])
+    shell = FixedAnswer(one["code"], one["out"], one["err"])
     return Slurm(shell, TurnedClock()).ask(one["argv"])
 
 
 @every_version
 def test_every_command_fails_while_slurmctld_is_down(version: str) -> None:
-    asked = [one for one in said(version, "down") if one["argv"] != ["scontrol", "ping"]]
+    asked = [
+        one for one in captured_answers(version, "down") if one["argv"] != ["scontrol", "ping"]
+    ]
     assert len(asked) == 12
     for one in asked:
         with pytest.raises(Unanswered):
@@ -58,14 +60,14 @@ def test_every_command_fails_while_slurmctld_is_down(version: str) -> None:
 
 @every_version
 def test_a_refused_command_is_not_retried(version: str) -> None:
-    for one in said(version, "refusals"):
+    for one in captured_answers(version, "refusals"):
         assert ask(one) == Completed(one["code"], one["out"], one["err"])
 
 
 @every_version
 def test_a_job_unknown_to_slurm_is_recognised(version: str) -> None:
     asked = ["scontrol", "show", "job", "-a", "-o", "999999"]
-    (shown,) = [one for one in said(version, "refusals") if one["argv"] == asked]
+    (shown,) = [one for one in captured_answers(version, "refusals") if one["argv"] == asked]
     assert shown["code"] == 1
     assert UNKNOWN_JOB.search(shown["err"])
 
@@ -94,7 +96,9 @@ def test_jobs_in_every_state_are_parsed(version: str) -> None:
         15: ("COMPLETING", "leaving"),
     }
     first, again = jobs[1], jobs[13]
-    assert first.comment == "ndctl launch 1 of /shared/runs/a b;"  # up to what looks like a key
+    assert (
+        first.comment == "ndctl launch 1 of /shared/runs/a b;"
+    )  # ends before the text that looks like a key
     assert (first.command, first.nodes) == ("/tmp/tb/job.sh", ("node1",))
     assert first.excluded == ("node5", "node6")
     assert first.ends_at == first.limit_at
@@ -112,7 +116,7 @@ def test_jobs_in_every_state_are_parsed(version: str) -> None:
 @every_version
 def test_squeue_and_scontrol_agree_on_jobs(version: str) -> None:
     shown = observe.parse_jobs(captured(f"{version}/jobs.txt"), UTC)
-    # Captured before squeue was asked for the exclude list (%x).
+    # The capture is older than the field %x (the exclude list) of the squeue query.
     lines = captured(f"{version}/queue.txt").splitlines()
     text = "\n".join(
         "|".join([*row[:3], "(null)", row[3]]) for row in (x.split("|", 3) for x in lines)

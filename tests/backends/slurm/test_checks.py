@@ -96,7 +96,7 @@ def test_a_request_waits_only_for_nodes_that_may_meet_it(
 
 
 def test_a_partial_node_list_is_left_to_slurm(tmp_path: Path) -> None:
-    """`sbatch --test-only -N2 -w node1` says that these are not available, and sbatch runs them."""
+    """`sbatch --test-only -N2 -w node1` reports unavailable nodes, but sbatch runs the job."""
     by_key = spec(tmp_path, nodelist="node1")
     by_option = spec(tmp_path, sbatch_args=("--nodelist=node1",))
     assert not is_never_available(by_key, [TRAIN], NODES)

@@ -9,7 +9,7 @@ from tests.backends.slurm.slurm_launch import a_launch
 
 
 def cluster(**states: str) -> tuple[Node, ...]:
-    """Nodes of two GPUs in partition `train`."""
+    """Nodes with two GPUs each in partition `train`."""
     found = []
     for name, words in states.items():
         state, flags = parse_state(words)
@@ -19,20 +19,20 @@ def cluster(**states: str) -> tuple[Node, ...]:
 
 
 @pytest.mark.parametrize(
-    ("standing", "asked", "states", "left"),
+    ("excluded", "requested", "states", "expected"),
     [
-        ((), ("b",), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("b",)),  # two others are left
+        ((), ("b",), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("b",)),  # two other nodes are left
         ((), ("b",), {"a": "IDLE", "b": "DOWN*"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "IDLE*+POWERED_DOWN", "c": "IDLE"}, ("b",)),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "ALLOCATED"}, ("b",)),
-        # Whichever of the two hosts is repaired first lets the job run.
+        # Two nodes are drained. The job can run as soon as either of them is repaired.
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED+DRAIN", "c": "IDLE+DRAIN"}, ()),
-        # It was down for a moment, and with it in ExcNodeList the job would never run again.
+        # The node is back. If it stayed in ExcNodeList, the job could never run.
         ((), ("b",), {"a": "IDLE", "b": "IDLE"}, ()),
         ((), ("b",), {"a": "IDLE", "b": "ALLOCATED"}, ()),
-        ((), ("b", "c"), {"a": "IDLE", "b": "IDLE", "c": "IDLE"}, ("c",)),  # no more than needed
-        ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may come back
+        ((), ("b", "c"), {"a": "IDLE", "b": "IDLE", "c": "IDLE"}, ("c",)),  # one of them is enough
+        ((), ("b",), {"a": "IDLE", "b": "IDLE", "c": "DOWN"}, ("b",)),  # c may return
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE", "d": "IDLE"}, ("b", "c")),
         ((), ("b", "c"), {"a": "IDLE", "b": "DOWN", "c": "IDLE"}, ("c",)),
         (("c",), ("b",), {"a": "IDLE", "b": "DOWN", "c": "DOWN"}, ("c",)),  # c was excluded before
@@ -42,15 +42,18 @@ def cluster(**states: str) -> tuple[Node, ...]:
     ],
 )
 def test_a_requeue_excludes_only_nodes_that_the_job_can_do_without(
-    standing: tuple[str, ...], asked: tuple[str, ...], states: dict[str, str], left: tuple[str, ...]
+    excluded: tuple[str, ...],
+    requested: tuple[str, ...],
+    states: dict[str, str],
+    expected: tuple[str, ...],
 ) -> None:
-    out = left_out(a_launch(), standing, asked, cluster(**states), "train")
-    assert out.names == left
-    assert {*out.dropped} == {*asked} - {*left}
+    out = left_out(a_launch(), excluded, requested, cluster(**states), "train")
+    assert out.names == expected
+    assert {*out.dropped} == {*requested} - {*expected}
 
 
 def test_a_node_that_the_next_leader_would_reject_stays_excluded() -> None:
-    """Or the job would be queued again each time that it is given."""
+    """Otherwise each run of the job would be requeued at once."""
     nodes = cluster(a="IDLE", b="IDLE")
     out = left_out(a_launch(), (), ("b",), nodes, "train", unusable={"b"})
     assert (out.names, out.dropped) == (("b",), {})
@@ -66,13 +69,13 @@ def test_only_nodes_that_match_the_request_count() -> None:
     theirs = {"a": "ours", "b": "ours", "c": "theirs"}
     held = cluster(a="ALLOCATED+RESERVED", b="DOWN+RESERVED", c="IDLE+RESERVED")
     reserved = tuple(replace(n, reservation=theirs[n.name]) for n in held)
-    unnamed = held  # 22.05 does not say whose it is
-    for there, partition, spec, left in (
+    unnamed = held  # Slurm 22.05 does not name the reservation
+    for there, partition, spec, expected in (
         (nodes, "train", SlurmSpec(), ("b",)),
         (few, "train", SlurmSpec(), ()),
         (few, "train", SlurmSpec(gpus="none"), ("b",)),
         (other, "train", SlurmSpec(), ()),
-        (other, "train", SlurmSpec(partition="train,debug"), ()),  # a job has one of them
+        (other, "train", SlurmSpec(partition="train,debug"), ()),  # a job runs in one partition
         (wide, "train", SlurmSpec(partition="train,debug"), ("b",)),
         (other, None, SlurmSpec(), ("b",)),
         (fast, "train", SlurmSpec(constraint="fast"), ()),
@@ -84,4 +87,4 @@ def test_only_nodes_that_match_the_request_count() -> None:
         (reserved, "train", SlurmSpec(), ("b",)),
         (nodes, "train", SlurmSpec(nodelist="b"), ()),
     ):
-        assert left_out(a_launch(slurm=spec), (), ("b",), there, partition).names == left
+        assert left_out(a_launch(slurm=spec), (), ("b",), there, partition).names == expected

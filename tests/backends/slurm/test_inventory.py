@@ -1,4 +1,4 @@
-"""Asking Slurm for hosts: what is asked, and what is said when it does not answer."""
+"""Inventory of a Slurm cluster: the queries, and the errors if Slurm is down."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,22 +20,22 @@ TABLE = gpu_table({})
 
 
 @dataclass
-class SaidBefore:
-    """Answers as a cluster once did."""
+class CapturedCluster:
+    """A shell that gives the captured answers of a real cluster."""
 
     files: str = "typed-"
     answers: dict[str, Completed] = field(default_factory=dict)
-    asked: list[tuple[str, ...]] = field(default_factory=list)
+    slurm_of: list[tuple[str, ...]] = field(default_factory=list)
 
     def __call__(self, argv: Sequence[str], /, *, timeout: float) -> Completed:
-        self.asked.append(tuple(argv))
+        self.slurm_of.append(tuple(argv))
         what = next(word for word in ("nodes", "topology", "partitions") if word in argv)
-        assert what == "topology" or "-a" in argv, "hidden partitions have nodes as well"
+        assert what == "topology" or "-a" in argv, "-a is needed to see hidden partitions"
         text = captured(f"22.05/{self.files}{what}.txt")
         return self.answers.get(what, Completed(0, text, ""))
 
 
-def asked(shell: Shell) -> Slurm:
+def slurm_of(shell: Shell) -> Slurm:
     return Slurm(shell, TurnedClock(), "; or give the hosts with --inventory FILE")
 
 
@@ -47,46 +47,49 @@ def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
 
 
 def test_a_named_partition_alone_is_read() -> None:
-    assert {node.name for node in read_cluster(asked(SaidBefore()), "cpu").nodes} == {"c1", "c2"}
-    assert len(read_cluster(asked(SaidBefore()), "cpu,h100").nodes) == 10
+    assert {node.name for node in read_cluster(slurm_of(CapturedCluster()), "cpu").nodes} == {
+        "c1",
+        "c2",
+    }
+    assert len(read_cluster(slurm_of(CapturedCluster()), "cpu,h100").nodes) == 10
 
 
 def test_of_several_partitions_only_those_that_take_jobs_are_read() -> None:
-    assert len(read_cluster(asked(SaidBefore()), "a100,h100").nodes) == 8
+    assert len(read_cluster(slurm_of(CapturedCluster()), "a100,h100").nodes) == 8
 
 
 def test_without_a_partition_all_nodes_or_the_default_partition_are_read() -> None:
-    assert len(read_cluster(asked(SaidBefore()), None, whole=True).nodes) == 18
-    assert {node.name for node in read_cluster(asked(SaidBefore()), None).nodes} == {
+    assert len(read_cluster(slurm_of(CapturedCluster()), None, whole=True).nodes) == 18
+    assert {node.name for node in read_cluster(slurm_of(CapturedCluster()), None).nodes} == {
         f"n0{i}" for i in range(1, 9)
     }
 
 
 def test_a_partition_that_takes_no_jobs_has_no_free_hosts() -> None:
-    found = read_cluster(asked(SaidBefore()), "a100").inventory(TABLE, Use())
+    found = read_cluster(slurm_of(CapturedCluster()), "a100").inventory(TABLE, Use())
     assert {host.reason for host in found.hosts} == {"partition a100 is DRAIN"}
     assert found.with_devices(8) == ()
 
 
 def test_an_unknown_partition_is_named_with_the_known_ones() -> None:
     with pytest.raises(BackendError) as caught:
-        read_cluster(asked(SaidBefore()), "h100,gpu")
+        read_cluster(slurm_of(CapturedCluster()), "h100,gpu")
     assert caught.value.message == "Slurm has no partition gpu"
     assert caught.value.fix == "partitions: h100, a100, cpu"
 
 
 def test_the_topology_of_a_partition_is_used() -> None:
     text = captured("22.05/typed-partitions.txt").replace(" State=UP", " Topology=nv State=UP")
-    shell = SaidBefore(answers={"partitions": Completed(0, text, "")})
-    read_cluster(asked(shell), "h100")
-    assert shell.asked[-1] == ("scontrol", "show", "topology", "nv")
+    shell = CapturedCluster(answers={"partitions": Completed(0, text, "")})
+    read_cluster(slurm_of(shell), "h100")
+    assert shell.slurm_of[-1] == ("scontrol", "show", "topology", "nv")
 
 
 def test_a_cluster_without_a_topology_is_flat() -> None:
     refused = Completed(1, "", "slurm_load_topo error: Requested operation not supported")
-    shell = SaidBefore(answers={"topology": refused})
+    shell = CapturedCluster(answers={"topology": refused})
     assert {
-        host.switches for host in read_cluster(asked(shell), None).inventory(TABLE, Use()).hosts
+        host.switches for host in read_cluster(slurm_of(shell), None).inventory(TABLE, Use()).hosts
     } == {()}
 
 
@@ -95,7 +98,7 @@ def test_a_slurmctld_that_does_not_answer_is_an_error_with_a_fix() -> None:
         1, "", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
     )
     with pytest.raises(BackendError) as caught:
-        read_cluster(asked(SaidBefore(answers={"partitions": down})), None)
+        read_cluster(slurm_of(CapturedCluster(answers={"partitions": down})), None)
     assert "Unable to contact slurm controller" in caught.value.message
     assert "scontrol ping" in caught.value.fix
 
@@ -103,20 +106,20 @@ def test_a_slurmctld_that_does_not_answer_is_an_error_with_a_fix() -> None:
 def test_a_machine_without_slurm_is_an_error_with_a_fix() -> None:
     missing = Completed(127, "", "[Errno 2] No such file or directory: 'scontrol'")
     with pytest.raises(BackendError, match="there is no Slurm here") as caught:
-        read_cluster(asked(SaidBefore(answers={"nodes": missing})), None, whole=True)
+        read_cluster(slurm_of(CapturedCluster(answers={"nodes": missing})), None, whole=True)
     assert "--inventory FILE" in caught.value.fix
 
 
 def test_a_command_that_hangs_is_an_error() -> None:
-    def hangs(argv: Sequence[str], /, *, timeout: float) -> Completed:
+    def hang(argv: Sequence[str], /, *, timeout: float) -> Completed:
         raise TimeoutError(f"{argv[0]} did not end within {timeout:.0f} s")
 
     with pytest.raises(BackendError, match="did not end within 30 s"):
-        read_cluster(asked(hangs), None)
+        read_cluster(slurm_of(hang), None)
 
 
 def test_a_job_is_planned_on_free_hosts() -> None:
-    found = hosts_for(asked(SaidBefore()), TABLE, cluster(6, spares=2))
+    found = hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(6, spares=2))
     assert [host.name for host in found.inventory.with_devices(8)] == [
         f"n0{i}" for i in range(1, 9)
     ]
@@ -126,36 +129,36 @@ def test_a_job_is_planned_on_free_hosts() -> None:
 def test_a_job_that_has_to_wait_is_planned_on_busy_hosts() -> None:
     text = captured("22.05/typed-nodes.txt").replace(
         "State=IDLE+CLOUD+POWERED_DOWN", "State=ALLOCATED+CLOUD", 12
-    )  # the a100s, those without GPUs and two h100s
-    shell = SaidBefore(answers={"nodes": Completed(0, text, "")})
-    found = hosts_for(asked(shell), TABLE, cluster(4, partition="h100,cpu"))
+    )  # the a100 nodes, the nodes without GPUs and two h100 nodes
+    shell = CapturedCluster(answers={"nodes": Completed(0, text, "")})
+    found = hosts_for(slurm_of(shell), TABLE, cluster(4, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 6
-    found = hosts_for(asked(shell), TABLE, cluster(8, partition="h100,cpu"))
+    found = hosts_for(slurm_of(shell), TABLE, cluster(8, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
     assert found.notes == (
         "only 6 of 8 hosts are free; the plan includes busy hosts, so the job waits in the queue",
     )
-    found = hosts_for(asked(shell), TABLE, cluster(9, partition="h100,cpu"))
+    found = hosts_for(slurm_of(shell), TABLE, cluster(9, partition="h100,cpu"))
     assert len(found.inventory.with_devices(8)) == 8
 
 
 def test_unknown_gpus_are_an_error_that_asks_for_a_profile() -> None:
     text = captured("22.05/typed-nodes.txt").replace("gpu:nvidia_h100_80gb_hbm3", "gpu:mi300x")
-    shell = SaidBefore(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
+    shell = CapturedCluster(answers={"nodes": Completed(0, text.replace("ib,h100", "ib"), "")})
     with pytest.raises(PlanError) as caught:
-        hosts_for(asked(shell), TABLE, cluster(2))
+        hosts_for(slurm_of(shell), TABLE, cluster(2))
     assert "Slurm reports gpu:mi300x (features: ib) for n01" in caught.value.message
     assert 'gpus: [{type: "mi300x", profile' in caught.value.fix
 
 
 def test_a_malformed_host_list_is_an_error() -> None:
     with pytest.raises(SpecError, match="n\\[1-"):
-        hosts_for(asked(SaidBefore()), TABLE, cluster(2, exclude="n[1-"))
+        hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(2, exclude="n[1-"))
 
 
 def test_a_node_that_ndctl_excludes_is_not_planned_on() -> None:
     why = {"n01": "until tomorrow: 2 strikes"}
-    found = hosts_for(asked(SaidBefore()), TABLE, cluster(6), why).inventory
+    found = hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(6), why).inventory
     names = [host.name for host in found.with_devices(8)]
     assert "n01" not in names
     assert found.left_out(8)["n01"] == "is excluded (until tomorrow: 2 strikes)"
@@ -164,7 +167,7 @@ def test_a_node_that_ndctl_excludes_is_not_planned_on() -> None:
 def test_nodes_unknown_to_slurm_are_all_named_at_once() -> None:
     wish = cluster(2, nodelist="n[01-02],ghost7", exclude="n03,phantom[1-2]")
     with pytest.raises(SpecError) as caught:
-        hosts_for(asked(SaidBefore()), TABLE, wish)
+        hosts_for(slurm_of(CapturedCluster()), TABLE, wish)
     assert caught.value.message.splitlines() == [
         "cluster.slurm.nodelist: unknown node ghost7",
         "cluster.slurm.exclude: unknown node phantom[1-2]",
@@ -174,5 +177,7 @@ def test_nodes_unknown_to_slurm_are_all_named_at_once() -> None:
 
 def test_a_node_of_another_partition_is_known() -> None:
     with pytest.raises(SpecError, match="nodelist: c1 is not in partition h100"):
-        hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", nodelist="n01,c1"))
-    hosts_for(asked(SaidBefore()), TABLE, cluster(2, partition="h100", exclude="c1"))
+        hosts_for(
+            slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", nodelist="n01,c1")
+        )
+    hosts_for(slurm_of(CapturedCluster()), TABLE, cluster(2, partition="h100", exclude="c1"))

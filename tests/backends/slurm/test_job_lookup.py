@@ -1,4 +1,4 @@
-"""Many jobs at one glance, against a Slurm in a dict."""
+"""State of many jobs with one query, with a fake Slurm."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 from orchestrator.seams import Completed, LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeSlurm, a_launch
 
 
@@ -18,8 +18,8 @@ def queued(slurm: FakeSlurm, root: Path, count: int) -> tuple[SlurmBackend, list
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launches = [replace(a_launch(root / f"job-{n}"), job=f"job-{n}") for n in range(count)]
     for launch in launches:
-        backend.submit(handed(launch))
-    slurm.said.clear()
+        backend.submit(handover_of(launch))
+    slurm.calls.clear()
     return backend, launches
 
 
@@ -28,7 +28,7 @@ def test_one_query_covers_all_jobs(tmp_path: Path) -> None:
     backend, launches = queued(slurm, tmp_path, 50)
     slurm.jobs["2"].state = "PENDING"
     seen = backend.glance(launches)
-    assert len(slurm.said) == 1
+    assert len(slurm.calls) == 1
     assert seen[0] == LaunchStatus("Slurm job 1 is RUNNING", held=True)
     assert [one.words for one in seen[1:3]] == ["Slurm job 2 is PENDING", "Slurm job 3 is RUNNING"]
     assert all(one.held for one in seen)
@@ -43,7 +43,7 @@ def test_an_ended_job_is_shown_with_its_state(tmp_path: Path) -> None:
         LaunchStatus("Slurm job 1 has ended: NODE_FAIL", held=False),
         LaunchStatus("Slurm job 2 has ended", held=False),
     ]
-    assert len(slurm.said) == 2, "one empty answer is not believed"
+    assert len(slurm.calls) == 2, "one empty answer must not end the job"
     assert backend.glance([a_launch(tmp_path / "never")])[0].words is None
 
 
@@ -53,9 +53,9 @@ def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_e
     slurm = FakeSlurm()
     backend = SlurmBackend({}, TurnedClock(), slurm)
     launch = a_launch(tmp_path, slurm=SlurmSpec(exclude="node9"))
-    backend.submit(handed(launch))
+    backend.submit(handover_of(launch))
     slurm.jobs["1"].excluded = "node[2-3,9]"
-    assert backend.glance([launch])[0].excluded == {}, "it runs"
+    assert backend.glance([launch])[0].excluded == {}, "a running job needs no hint"
     slurm.jobs["1"].state = "PENDING"
     assert backend.glance([launch])[0].excluded == {
         "node2": "scontrol update JobId=1 ExcNodeList=node[3,9]",
@@ -69,7 +69,7 @@ def test_excluded_nodes_of_a_queued_job_are_shown_with_the_command_that_allows_e
 def test_one_empty_answer_of_the_queue_is_not_trusted(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 1)
-    slurm.trouble = lambda argv, before: Completed(0, "", "") if before == 0 else None
+    slurm.intercept = lambda argv, before: Completed(0, "", "") if before == 0 else None
     assert backend.glance(launches) == [LaunchStatus("Slurm job 1 is RUNNING", held=True)]
 
 
@@ -82,11 +82,11 @@ def test_a_slurmctld_that_is_down_is_queried_once_and_briefly(tmp_path: Path, ha
 
     slurm = FakeSlurm()
     backend, launches = queued(slurm, tmp_path, 2)
-    slurm.trouble, slurm.patience = down, 5.0
+    slurm.intercept, slurm.max_timeout = down, 5.0
     for one in backend.glance(launches):
         assert one.held
         assert "Slurm does not answer" in str(one.words)
-    assert len(slurm.said) == 1
+    assert len(slurm.calls) == 1
 
 
 def test_another_job_of_that_name_is_not_ours(tmp_path: Path) -> None:

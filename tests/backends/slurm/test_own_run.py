@@ -1,5 +1,5 @@
-"""What Slurm says of the very run to which a host was given, and what is not to be done when that
-is over. Against a Slurm in a dict."""
+"""State of the run that an agent belongs to, and what the backend refuses after its end. With a
+fake Slurm."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +13,10 @@ from orchestrator.contract.launch import LaunchPlan
 from orchestrator.errors import BackendError, Ended, Unanswered
 from orchestrator.seams import Completed
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import DOWN, FakeJob, FakeSlurm, a_launch
 
-INSIDE = {
+ENVIRON = {
     "SLURM_JOB_ID": "1",
     "SLURM_JOB_NODELIST": "node[1-2]",
     "SLURM_RESTART_COUNT": "1",
@@ -25,14 +25,14 @@ INSIDE = {
 BOTH = ("node1", "node2")
 
 
-def running(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, FakeJob]:
-    """In the second run of the job, on node2."""
+def second_run(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, FakeJob]:
+    """A job in its second run, seen from node2."""
     slurm, launch = FakeSlurm(), a_launch(run_dir)
-    backend = SlurmBackend(INSIDE, TurnedClock(), slurm)
-    backend.submit(handed(launch))
+    backend = SlurmBackend(ENVIRON, TurnedClock(), slurm)
+    backend.submit(handover_of(launch))
     (job,) = slurm.jobs.values()
     job.restarts = 1
-    slurm.said.clear()
+    slurm.calls.clear()
     return slurm, backend, launch, job
 
 
@@ -58,26 +58,26 @@ def test_the_state_of_a_run_is_known(change: dict[str, object], phase: str) -> N
 
 
 def test_hosts_of_a_healthy_run_have_no_problem(tmp_path: Path) -> None:
-    slurm, backend, launch, _ = running(tmp_path)
+    slurm, backend, launch, _ = second_run(tmp_path)
     slurm.nodes["node1"] = "ALLOCATED*"
     own = backend.own_run(launch, BOTH)
     assert (own.phase, own.words) == ("running", "Slurm job 1 is RUNNING")
     assert own.hosts == BOTH
-    assert own.given_up == {}, "slurmd may be stopped for an upgrade"
+    assert own.given_up == {}, "slurmd may only be stopped for an upgrade"
 
 
 def test_hosts_that_slurm_marks_down_are_named(tmp_path: Path) -> None:
-    slurm, backend, launch, job = running(tmp_path)
+    slurm, backend, launch, job = second_run(tmp_path)
     slurm.nodes["node1"] = "DOWN*"
     assert list(backend.own_run(launch, BOTH).given_up) == ["node1"]
     slurm.nodes["node1"], job.nodes = "IDLE", "node2"
-    said = backend.own_run(launch, BOTH).given_up
-    assert said == {"node1": "Slurm removed it from the job"}
+    output = backend.own_run(launch, BOTH).given_up
+    assert output == {"node1": "Slurm removed it from the job"}
 
 
 def test_no_host_is_named_for_a_run_that_is_over(tmp_path: Path) -> None:
-    """A job that is queued again has no nodes, which says nothing against any."""
-    slurm, backend, launch, job = running(tmp_path)
+    """A requeued job has no nodes, which is no problem of any host."""
+    slurm, backend, launch, job = second_run(tmp_path)
     job.state, job.restarts, job.nodes = "PENDING", 2, ""
     own = backend.own_run(launch, BOTH)
     assert (own.phase, own.given_up) == ("queued again", {})
@@ -87,21 +87,21 @@ def test_no_host_is_named_for_a_run_that_is_over(tmp_path: Path) -> None:
 
 
 def test_a_slurmctld_that_is_down_gives_no_state_of_the_run(tmp_path: Path) -> None:
-    slurm, backend, launch, _ = running(tmp_path)
-    slurm.trouble = lambda argv, before: DOWN
+    slurm, backend, launch, _ = second_run(tmp_path)
+    slurm.intercept = lambda argv, before: DOWN
     with pytest.raises(Unanswered):
         backend.own_run(launch, BOTH)
-    assert len(slurm.said) == 1, "the caller repeats the query"
+    assert len(slurm.calls) == 1, "the caller repeats the query, not the backend"
 
 
-# What is not done once it is over
+# After the end of the run
 
 
 @pytest.mark.parametrize(("state", "restarts"), [("PENDING", 2), ("COMPLETING", 2), ("RUNNING", 2)])
 def test_no_agent_is_started_again_and_no_host_is_blamed_once_the_run_is_over(
     tmp_path: Path, state: str, restarts: int
 ) -> None:
-    _, backend, launch, job = running(tmp_path)
+    _, backend, launch, job = second_run(tmp_path)
     job.state, job.restarts, job.nodes = state, restarts, ""
     with pytest.raises(Ended, match="this run of the job is over: Slurm job 1 is"):
         backend.replace(launch, "node1")
@@ -110,21 +110,21 @@ def test_no_agent_is_started_again_and_no_host_is_blamed_once_the_run_is_over(
 
 @pytest.mark.process
 def test_an_srun_that_fails_at_the_end_of_the_run_does_not_blame_its_host(tmp_path: Path) -> None:
-    slurm, backend, launch, job = running(tmp_path / "job")
+    slurm, backend, launch, job = second_run(tmp_path / "job")
     srun = tmp_path / "srun"
     srun.write_text("#!/bin/sh\necho 'Job is pending execution' >&2\nexit 1\n")
     srun.chmod(0o755)
-    backend.environ = {**INSIDE, "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    backend.environ = {**ENVIRON, "PATH": f"{tmp_path}:/usr/bin:/bin"}
     asked: list[int] = []
 
-    def queued_meanwhile(argv: list[str], before: int) -> Completed | None:
+    def requeue_meanwhile(argv: list[str], before: int) -> Completed | None:
         if argv[:3] == ["scontrol", "show", "job"]:
             asked.append(before)
             if len(asked) == 2:
                 job.state, job.restarts = "PENDING", 2
         return None
 
-    slurm.trouble = queued_meanwhile
+    slurm.intercept = requeue_meanwhile
     with pytest.raises(Ended, match="this run of the job is over"):
         backend.replace(launch, "node1")
 
@@ -133,23 +133,23 @@ def test_an_srun_that_fails_at_the_end_of_the_run_does_not_blame_its_host(tmp_pa
 def test_a_leader_that_did_not_requeue_the_job_keeps_its_excluded_nodes(
     tmp_path: Path, state: str
 ) -> None:
-    """The agent of a node whose slurmd is dead outlives the run, and takes its leader for lost."""
-    slurm, backend, launch, job = running(tmp_path)
+    """If slurmd of a node is dead, its agent outlives the run and takes the leader for lost."""
+    slurm, backend, launch, job = second_run(tmp_path)
     job.state, job.restarts, job.excluded = state, 2, "node2"
     backend.requeue(launch, ("node1",))
     assert job.excluded == "node2"
     assert slurm.count("scontrol", "update") == slurm.count("scontrol", "requeue") == 0
 
 
-# A host is cleared for the leader that takes over
+# A new leader clears the host of the old one
 
 
 def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
-    slurm, backend, launch, _ = running(tmp_path)
-    said = "its process 7 on node1 was still there (stopped by a signal) and was killed\n"
-    slurm.trouble = lambda argv, before: Completed(0, said, "srun: warning: unrelated\n")
-    assert backend.clear_host(launch, "node1") == said.strip()
-    (argv,) = slurm.said
+    slurm, backend, launch, _ = second_run(tmp_path)
+    output = "its process 7 on node1 was still there (stopped by a signal) and was killed\n"
+    slurm.intercept = lambda argv, before: Completed(0, output, "srun: warning: unrelated\n")
+    assert backend.clear_host(launch, "node1") == output.strip()
+    (argv,) = slurm.calls
     assert argv[0] == "srun"
     assert {"--jobid=1", "--overlap", "--nodelist=node1", "--nodes=1"} <= {*argv}
     assert argv[-3:] == [
@@ -160,9 +160,9 @@ def test_a_host_is_cleared_by_a_step_there(tmp_path: Path) -> None:
 
 
 def test_a_host_on_which_nothing_starts_is_reported_with_sruns_errors(tmp_path: Path) -> None:
-    slurm, backend, launch, _ = running(tmp_path)
+    slurm, backend, launch, _ = second_run(tmp_path)
     err = "srun: no cpu binding here\nsrun: error: Task launch failed: Communication failure\n"
-    slurm.trouble = lambda argv, before: Completed(1, "", err)
+    slurm.intercept = lambda argv, before: Completed(1, "", err)
     with pytest.raises(BackendError) as failed:
         backend.clear_host(launch, "node1")
     assert failed.value.message == (
@@ -171,16 +171,16 @@ def test_a_host_on_which_nothing_starts_is_reported_with_sruns_errors(tmp_path: 
 
 
 def test_a_step_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
-    def hangs(argv: list[str], before: int) -> Completed | None:
+    def hang(argv: list[str], before: int) -> Completed | None:
         raise TimeoutError(f"srun did not end within {CLEAR_HOST_S:.0f} s")
 
-    slurm, backend, launch, _ = running(tmp_path)
-    slurm.trouble = hangs
+    slurm, backend, launch, _ = second_run(tmp_path)
+    slurm.intercept = hang
     with pytest.raises(BackendError, match="failed to start a step on node1: srun did not end"):
         backend.clear_host(launch, "node1")
 
 
-# The end of a job that outlived its batch script
+# A job whose batch script was lost with its first node
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_step_that_does_not_end_is_abandoned(tmp_path: Path) -> None:
 def test_a_job_whose_first_node_was_lost_is_ended_by_its_leader(
     tmp_path: Path, change: dict[str, object], ended: bool
 ) -> None:
-    slurm, backend, launch, job = running(tmp_path)
+    slurm, backend, launch, job = second_run(tmp_path)
     for name, value in change.items():
         setattr(job, name, value)
     backend.release(launch)

@@ -6,8 +6,8 @@ import pytest
 from orchestrator.backends.slurm.render import replacement, script
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, HooksSpec, SlurmSpec
-from tests.backends.handed import handed
-from tests.backends.slurm.slurm_launch import a_launch, plain
+from tests.backends.handover import handover_of
+from tests.backends.slurm.slurm_launch import a_launch, portable
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -47,7 +47,7 @@ FULL = SlurmSpec(
 
 
 def rendered(launch: LaunchPlan) -> str:
-    return script(handed(launch), "/venv/bin/python", Path("/home/me"))
+    return script(handover_of(launch), "/venv/bin/python", Path("/home/me"))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def rendered(launch: LaunchPlan) -> str:
 )
 def test_the_script_equals_the_golden_file(name: str, launch: LaunchPlan) -> None:
     golden = GOLDEN / f"{name}.sh"
-    assert plain(rendered(launch), Path("/home/me")) == golden.read_text()
+    assert portable(rendered(launch), Path("/home/me")) == golden.read_text()
 
 
 def test_excluded_hosts_of_the_launch_are_added_to_those_of_the_spec() -> None:
@@ -76,7 +76,9 @@ def test_an_agent_restarts_on_its_own_node_alongside_the_others() -> None:
     text = shlex.join(argv)
     assert "--container-image=nvcr.io#nvidia/pytorch:26.09-py3" in text
     place = " --jobid=12 --overlap --nodelist=node3 --nodes=1 --ntasks=1 "
-    assert "--mpi=none" in text.partition(place)[0], "of two options that clash, the last counts"
+    assert "--mpi=none" in text.partition(place)[0], (
+        "of two conflicting options, the last one counts"
+    )
     assert text.endswith(
         " python -P -u /runs/job/snapshot/orchestrator/run_module.py"
         " orchestrator.backends.entry.slurm_task"
@@ -118,7 +120,7 @@ def test_variables_umask_and_hooks_are_in_the_script_and_quoted() -> None:
     ]
     again = replacement(launch, "12", "node1", "python")
     assert again[-2:] == ["--after=rm -rf /scratch/x", "--after-limit=30"]
-    assert not any(word.startswith("--before") for word in again), "it was made ready before"
+    assert not any(word.startswith("--before") for word in again), "the node was prepared before"
 
 
 def test_variables_of_the_spec_override_those_of_the_image() -> None:

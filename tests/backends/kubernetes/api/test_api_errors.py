@@ -1,4 +1,4 @@
-"""Each answer of an API server that is none says what to type."""
+"""Each error of an API server names the command that helps."""
 
 import json
 
@@ -73,7 +73,7 @@ def test_rights_that_a_person_cannot_give_to_pods_are_named() -> None:
 
 
 def test_a_refusal_without_an_object_name_names_none() -> None:
-    """The name is asked for then: no command that is told to be typed is for a user YOU."""
+    """The caller then asks the server for the user. A command must never name a user YOU."""
     message = 'secrets "x" is forbidden: '
     path = "/api/v1/namespaces/team-a/secrets/x"
     error = refusal(ApiRequest(verb="patch", path=path), 403, said(message))

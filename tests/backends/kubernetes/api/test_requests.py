@@ -1,4 +1,4 @@
-"""What is sent to an API server, and what of its answers is heard, over a real connection."""
+"""Requests to an API server and its answers, over a real connection."""
 
 import json
 import threading
@@ -21,7 +21,7 @@ UNTYPED = (
     " create typed patch object (general/admin-api; /v1, Kind=Service): .spec.topologyKeys: field"
     ' not declared in schema","code":500}'
 )
-"""As in kubernetes issue 122480: what every version answers to an apply of an unknown field."""
+"""Answer of every version to an apply with an unknown field (kubernetes issue 122480)."""
 STRICT = json.dumps(
     {
         "kind": "Status",
@@ -32,11 +32,11 @@ STRICT = json.dumps(
         "code": 400,
     }
 )
-"""As servers from 1.25 on answer `fieldValidation=Strict`."""
+"""Answer of servers from 1.25 on to `fieldValidation=Strict`."""
 
 
 class Server(BaseHTTPRequestHandler):
-    """Answers each request with the next of `answers`: status, headers, body."""
+    """Gives each request the next of `answers`: status, headers, body."""
 
     answers: ClassVar[list[tuple[int, list[tuple[str, str]], str]]] = []
     asked: ClassVar[list[dict[str, list[str]]]] = []
@@ -104,7 +104,7 @@ def test_a_field_without_a_schema_is_refused_and_not_retried(api: Api) -> None:
     with pytest.raises(BackendError, match=r"\.spec\.topologyKeys: field not declared") as refused:
         applied(api)
     assert not isinstance(refused.value, Unanswered)
-    assert len(Server.asked) == 1, "the same answer would come again"
+    assert len(Server.asked) == 1, "a retry would get the same answer"
 
 
 def test_each_warning_of_the_server_is_kept_once(api: Api) -> None:

@@ -29,7 +29,7 @@ def a_node(name: str, version: int = 1, **spec: Any) -> Object:
 
 @dataclass
 class Server:
-    """Nodes, and what changed since they were listed."""
+    """Nodes, and the changes since the last list."""
 
     nodes: dict[str, Object]
     changes: list[Object | Exception] = field(default_factory=list)
@@ -120,7 +120,8 @@ def test_an_unreachable_server_is_reported_at_once_and_the_cache_is_kept() -> No
 
 
 def notices(hosts: int, looks: int) -> tuple[Server, Sequence[Sequence[str]]]:
-    """Of a job of so many hosts in a cluster with as many more; one is cordoned after a look."""
+    """Notices of a job with `hosts` hosts in a cluster of twice the size. One host is cordoned
+    after the first check."""
     server = Server({f"node-{n}": a_node(f"node-{n}") for n in range(2 * hosts)})
     backend = KubernetesBackend({}, TurnedClock())
     backend.apis[None] = server  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Operators that are too old for what is sent, by the schemas that they brought."""
+"""Operators whose CRD schemas are too old for the objects that ndctl sends."""
 
 import json
 from dataclasses import replace
@@ -13,8 +13,8 @@ from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas, has, 
 from orchestrator.backends.kubernetes.checks.kinds_available import fields_unknown, kind_there
 from orchestrator.backends.kubernetes.resources import JOB_KINDS, JOBSETS, PYTORCHJOBS
 from orchestrator.contract.spec.kubernetes_spec import Kind
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import CASES, FULL, PLAIN, a_handover
-from tests.backends.kubernetes.said_before import SaidBefore
 from tests.doctor.test_kubernetes import served
 
 KINDS = Path(__file__).parents[3] / "captured" / "kubernetes" / "kinds"
@@ -31,16 +31,16 @@ def group_path(kind: Kind) -> str:
     return f"/openapi/v3/apis/{resource.group}/{resource.version}"
 
 
-def old(kind: Kind, name: str) -> SaidBefore:
-    """A cluster with the operator of a file of `kinds/`."""
+def old(kind: Kind, name: str) -> FakeApi:
+    """A cluster with the operator whose schema is a file in `kinds/`."""
     resource = JOB_KINDS[kind].resource
     document = json.loads((KINDS / f"{name}.json").read_text())
     paths = served(resource.group, resource.version, resource.plural)
-    return SaidBefore(paths={**paths, group_path(kind): document})
+    return FakeApi(paths={**paths, group_path(kind): document})
 
 
-def newest(kind: Kind) -> SaidBefore:
-    """As an API server publishes the CRDs of `manifests/crds`."""
+def newest(kind: Kind) -> FakeApi:
+    """A cluster that publishes the CRDs in `manifests/crds`."""
     resource = JOB_KINDS[kind].resource
     schemas = {}
     for name in NEWEST[kind]:
@@ -51,7 +51,7 @@ def newest(kind: Kind) -> SaidBefore:
         schema = version["schema"]["openAPIV3Schema"]
         schemas[name] = {**schema, "x-kubernetes-group-version-kind": [gvk]}
     paths = served(resource.group, resource.version, resource.plural)
-    return SaidBefore(paths={**paths, group_path(kind): {"components": {"schemas": schemas}}})
+    return FakeApi(paths={**paths, group_path(kind): {"components": {"schemas": schemas}}})
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,8 @@ def test_the_first_sufficient_version_passes(kind: Kind, name: str) -> None:
 
 
 def test_every_field_that_is_dropped_is_named_with_the_version_to_install() -> None:
-    """Of a JobSet more than the first sign of its age: the master's 0 would not end the job."""
+    """An old JobSet lacks several fields. Without one of them, exit code 0 of the master would not
+    end the job."""
     schemas = KindSchemas(old("jobset", "jobsets-v0.5.2"))
     found = list(fields_unknown(schemas, a_handover(PLAIN, "jobset"), "ns"))
     assert [one.what for one in found] == [
@@ -106,7 +107,7 @@ def test_the_newest_operators_know_all_fields_that_ndctl_sends(name: str) -> Non
 
 
 def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> None:
-    """Kubernetes has it, and the operator was made before that."""
+    """Kubernetes knows the field, but the operator is older than it."""
     pod = {"evictionResponders": [], "schedulerName": "mine"}
     spec = replace(PLAIN, pod_template={"spec": pod})
     schemas = KindSchemas(newest("pytorchjob"))
@@ -122,7 +123,7 @@ def test_a_field_of_the_users_own_that_the_kind_lacks_is_named_by_its_key() -> N
 def test_an_old_server_has_one_schema_document_for_all_kinds() -> None:
     v3 = newest("pytorchjob").paths[group_path("pytorchjob")]
     whole = {"definitions": v3["components"]["schemas"]}
-    schemas = KindSchemas(SaidBefore(paths={"/openapi/v2": whole}))
+    schemas = KindSchemas(FakeApi(paths={"/openapi/v2": whole}))
     schema = schemas.of(PYTORCHJOBS)
     assert schema is not None
     assert has(schema, ("spec", "nprocPerNode"))
@@ -138,7 +139,7 @@ def test_an_old_server_has_one_schema_document_for_all_kinds() -> None:
 def test_without_the_right_to_read_schemas_the_job_has_no_problem() -> None:
     paths: dict[str, Any] = served("kubeflow.org", "v1", "pytorchjobs")
     paths[group_path("pytorchjob")] = Forbidden("no")
-    schemas = KindSchemas(SaidBefore(paths=paths))
+    schemas = KindSchemas(FakeApi(paths=paths))
     assert kind_there(schemas, "pytorchjob").verdict == "ok"
     assert list(fields_unknown(schemas, a_handover(FULL), "ns")) == []
 

@@ -1,4 +1,4 @@
-"""What is refused before anything is sent, all of it at once."""
+"""Checks of a launch before any request, which report all problems at once."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from orchestrator.contract.spec.kubernetes_spec import (
     TopologyRequest,
 )
 from orchestrator.errors import SpecError
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
 
 WHOLE: dict[str, Any] = {"guaranteed": True, "cpu": "2", "memory": "4Gi"}
@@ -23,7 +23,7 @@ DATA = MountedVolume(name="data", mount_path="/data", claim="data")
 
 def test_all_problems_are_reported_at_once_with_place_and_fix() -> None:
     with pytest.raises(SpecError) as failed:
-        objects(handed(a_launch(KubernetesSpec(env={"PET_NNODES": "4"}))))
+        objects(handover_of(a_launch(KubernetesSpec(env={"PET_NNODES": "4"}))))
     assert isinstance(failed.value.__cause__, Invalid)
     assert [one.path for one in failed.value.__cause__.problems] == [
         "cluster.kubernetes.image",

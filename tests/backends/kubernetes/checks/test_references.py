@@ -1,4 +1,4 @@
-"""What pods name and do not start without, looked for before anything is made."""
+"""Objects that pods refer to and need, which are checked before the job is created."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,11 +22,11 @@ from orchestrator.contract.spec.kubernetes_spec import (
     ValueFrom,
 )
 from orchestrator.errors import Unanswered
+from tests.backends.kubernetes.fake_api import FakeApi
 from tests.backends.kubernetes.rendered import PLAIN, a_handover
-from tests.backends.kubernetes.said_before import SaidBefore
 
 AT = "cluster.kubernetes"
-THERE = SaidBefore(
+THERE = FakeApi(
     objects={
         "secrets": [{"metadata": {"name": "hub"}, "data": {"token": "eA=="}}],
         "configmaps": [{"metadata": {"name": "site"}, "binaryData": {"proxy": "eA=="}}],
@@ -40,12 +40,12 @@ def spec(**keys: Any) -> KubernetesSpec:
 
 
 def named(one: KubernetesSpec) -> dict[Reference, str]:
-    """What ndctl itself does not bring."""
+    """References to objects that ndctl does not create."""
     found = references(a_handover(one, one.kind))
     return {key: place.removeprefix(f"{AT}.") for key, place in found.items()}
 
 
-def lacks(one: KubernetesSpec, api: SaidBefore = THERE) -> list[Finding]:
+def lacks(one: KubernetesSpec, api: FakeApi = THERE) -> list[Finding]:
     return list(missing(api, "ns", a_handover(one, one.kind)))
 
 
@@ -81,7 +81,7 @@ def test_every_key_that_refers_to_an_object_is_checked() -> None:
 
 
 def test_references_in_the_pod_template_are_checked_too() -> None:
-    """But not what a pod starts without."""
+    """Optional references are not checked."""
     optional = {"name": "maybe", "optional": True}
     pod = {
         "runtimeClassName": "gvisor",
@@ -142,9 +142,9 @@ def test_a_missing_source_stops_the_job_and_names_the_command_that_creates_it() 
 
 def test_a_forbidden_reference_is_skipped_and_no_answer_is_an_error() -> None:
     wrong = spec(image_pull_secrets=("registry",))
-    assert lacks(wrong, SaidBefore(objects=THERE.objects, refused=frozenset({"get secrets"}))) == []
+    assert lacks(wrong, FakeApi(objects=THERE.objects, refused=frozenset({"get secrets"}))) == []
 
-    class Silent(SaidBefore):
+    class Silent(FakeApi):
         def get(self, *_: Any) -> Any:
             raise Unanswered("no answer")
 

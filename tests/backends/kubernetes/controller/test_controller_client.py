@@ -1,4 +1,4 @@
-"""A leader that asks, and a controller that does or does not answer."""
+"""Requests of a leader to the controller, with and without an answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,8 +51,8 @@ class Clock:
 
 @dataclass
 class Cluster:
-    """One job with its ConfigMap, and a controller that does what is asked for after so many looks;
-    None: never."""
+    """One job with its ConfigMap. Its controller carries out a request after `begins` reads; None:
+    never."""
 
     lease: Item | None
     begins: int | None = None
@@ -62,9 +62,9 @@ class Cluster:
     looks: int = 0
     merges: int = 0
     late: bool = False
-    """It begins at the very moment of the withdrawal."""
+    """The controller starts at the moment of the withdrawal."""
     conflicts: int = 0
-    """So many changes come second to another pod's."""
+    """Number of writes that conflict with the write of another pod."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         if resource is LEASES:
@@ -87,7 +87,9 @@ class Cluster:
         return Listed(items=tuple(self.pods), version="1")
 
     def merge(self, resource: Resource, namespace: str, name: str, change: Object) -> Object:
-        assert (resource, name) == (CONFIG_MAPS, "job-launch"), "pods may write nothing else"
+        assert (resource, name) == (CONFIG_MAPS, "job-launch"), (
+            "pods may only write their ConfigMap"
+        )
         assert {*change["metadata"]} == {"annotations", "resourceVersion"}
         if self.conflicts:
             self.conflicts -= 1
@@ -163,7 +165,7 @@ def test_a_job_without_a_controller_is_restarted_by_its_leader() -> None:
     del cluster.job["metadata"]["annotations"][names.CONTROLLER_ANNOTATION]
     assert not asked(cluster)
     cluster.job["metadata"]["annotations"] = {names.CONTROLLER_ANNOTATION: HOME}
-    assert not asked(cluster), "it is of another launch"
+    assert not asked(cluster), "the request belongs to another launch"
     assert cluster.merges == 0
 
 
@@ -195,7 +197,7 @@ def test_nodes_to_avoid_are_merged_and_the_oldest_dropped_at_the_limit() -> None
     assert notes(cluster)[names.AVOID_ANNOTATION] == "node2,node1"
     before = cluster.merges
     note(api, HOME, "job", avoid(["node1"]))
-    assert cluster.merges == before, "nothing new is nothing to be written"
+    assert cluster.merges == before, "a request without a change must write nothing"
     note(api, HOME, "job", avoid([f"n{number}" for number in range(MOST_NODES - 1)]))
     every = notes(cluster)[names.AVOID_ANNOTATION].split(",")
     assert (len(every), every[0]) == (MOST_NODES, "node1")
@@ -225,7 +227,7 @@ def test_a_pod_that_its_account_may_not_delete_is_deleted_by_the_controller(
     assert end(cast("Api", cluster), Clock(), HOME, "jobset", "job", POD) is ends
     if found is not None:
         said = notes(cluster)[names.END_ANNOTATION]
-        assert said == f"job-node-0-1-abcde/{UID}", "what is gone is not asked for again"
+        assert said == f"job-node-0-1-abcde/{UID}", "a deleted pod must not be requested again"
 
 
 def test_allocations_count_restarts_of_leader_and_controller() -> None:

@@ -74,7 +74,7 @@ SETTLE = "complete the gang restart of PyTorchJob training/job"
             [pod(phase="Failed")],
             ["resume PyTorchJob training/job"],
         ),
-        # It was withdrawn, or its ConfigMap is gone.
+        # The request was withdrawn, or its ConfigMap was deleted.
         (job(notes=OURS, suspend=True), {}, [], ["resume PyTorchJob training/job"]),
         (job(suspend=True), WISH, [pod()], []),
         (job(suspend=True), WISH, [], [SETTLE]),
@@ -107,7 +107,7 @@ def test_the_controller_restarts_a_job_of_each_kind(kind: Kind) -> None:
     world = World(what)
     orders = [words(chain) for _ in range(5) for chain in world.round().chains]
     assert [one.split()[0] for (one,) in orders] == ["keep", "suspend", "resume"]
-    assert not world.seen.pods, "node3, which is to be left out, is no node any more"
+    assert not world.seen.pods, "the excluded node3 does not exist any more"
     (after,) = world.seen.jobs[kind]
     assert after["metadata"]["annotations"] == {
         names.CONTROLLER_ANNOTATION: HOME,
@@ -118,7 +118,9 @@ def test_the_controller_restarts_a_job_of_each_kind(kind: Kind) -> None:
     assert ("node3" in str(after["spec"])) == (kind == "pytorchjob")
     assert decide(world.seen, SCOPE, {}, 0.0).busy is False
     (config_map,) = world.seen.beside[CONFIG_MAPS]
-    assert config_map["metadata"]["annotations"] == ELSEWHERE, "what pods wrote stays theirs"
+    assert config_map["metadata"]["annotations"] == ELSEWHERE, (
+        "the text of the pods must stay unchanged"
+    )
 
 
 def test_the_controller_adopts_a_job_before_it_can_ask() -> None:
@@ -128,7 +130,7 @@ def test_the_controller_adopts_a_job_before_it_can_ask() -> None:
     assert isinstance(look_after, Patch)
     assert look_after.change == {"metadata": {"annotations": {names.CONTROLLER_ANNOTATION: HOME}}}
     made = {**fresh, "metadata": {**fresh["metadata"], "ownerReferences": [{}]}}
-    assert decided(seen(made)) == (), "a JobSet that Trainer made is Trainer's"
+    assert decided(seen(made)) == (), "a JobSet of Kubeflow Trainer belongs to its TrainJob"
 
 
 UID = "9f0d2c9e-8f5b-4f0e-9d55-0b6f1f3e6c11"
@@ -159,7 +161,7 @@ def test_nodes_that_pods_ask_to_avoid_get_no_new_pods() -> None:
             ["delete Pod training/job-worker-0"],
         ),
         (f"job-worker-0/{UID}", [of_uid(pod("job-worker-0", leaving=True))], []),
-        (f"job-worker-0/{UID}", [pod("job-worker-0")], []),  # another one by now
+        (f"job-worker-0/{UID}", [pod("job-worker-0")], []),  # another pod of the same name
         (f"job-worker-0/{UID}", [of_uid(pod("job-worker-0", of="b"))], []),
         (f"b-worker-0/{UID}", [of_uid(pod("b-worker-0", of="b"))], []),
     ],
@@ -253,7 +255,7 @@ def test_an_action_waits_until_its_cause_has_lasted(what: Seen, limit_s: float, 
     (chain,) = decide(what, SCOPE, early.since, 100.0 + limit_s).chains
     assert chain[0].does == does
     between = decide(seen(job()), SCOPE, first.since, 110.0)
-    assert not between.since, "a cause that returns starts with a new time"
+    assert not between.since, "a cause that returns must last again"
 
 
 def test_a_pod_with_its_jobs_finalizer_is_marked_as_failed() -> None:
@@ -297,7 +299,9 @@ def test_a_node_is_tainted_while_a_job_excludes_it() -> None:
     asked = job(notes={names.EXCLUDED_ANNOTATION: "node1,node9"})
     theirs = {"key": "theirs", "effect": "NoExecute"}
     tainted = {**node(), "spec": {"taints": [theirs]}}
-    assert decided(seen(asked, nodes=(tainted,))) == (), "only where it is wanted"
+    assert decided(seen(asked, nodes=(tainted,))) == (), (
+        "the taint is only for sites that enable it"
+    )
     world = World(seen(asked, nodes=(tainted,)), scope)
     world.round()
     (after,) = world.seen.nodes
@@ -306,7 +310,9 @@ def test_a_node_is_tainted_while_a_job_excludes_it() -> None:
     assert after["metadata"]["annotations"] == {"ndctl.dev/excluded": "training/job"}
     assert world.round().chains == ()
     other = Scope(home="b", namespace="b", taint=True)
-    assert decided(replace(world.seen, jobs={}), other) == (), "it is not of their jobs"
+    assert decided(replace(world.seen, jobs={}), other) == (), (
+        "a controller of another namespace must not remove the taint"
+    )
     ended = job(notes={names.EXCLUDED_ANNOTATION: "node1"}, ended="Failed")
     world.seen = replace(world.seen, jobs={"pytorchjob": (ended,)})
     world.round()
@@ -324,13 +330,15 @@ def test_a_placeholder_keeps_pods_that_cannot_be_changed_off_a_node(kind: Kind) 
     assert isinstance(made, Create)
     assert made.reason == "job training/job excluded node1, and its pods cannot be changed"
     assert made.item["metadata"]["labels"][names.KEEPS_OFF_LABEL] == "job"
-    assert names.JOB_LABEL not in made.item["metadata"]["labels"], "it is none of the job's pods"
+    assert names.JOB_LABEL not in made.item["metadata"]["labels"], (
+        "a placeholder is no pod of the job"
+    )
     (owner,) = made.item["metadata"]["ownerReferences"]
     assert (owner["kind"].lower(), owner["name"], owner["uid"]) == (kind, "job", "uid-job")
     spec = made.item["spec"]
     assert (spec["nodeName"], spec["priorityClassName"]) == ("node1", "high")
     assert spec["containers"][0]["command"][:2] == ["/venv/bin/python", "-c"]
-    assert world.round().chains == (), "one is enough"
+    assert world.round().chains == (), "one placeholder per node is enough"
     gone = [f"delete Pod training/{made.what.name} by force"]
     ended = [{**one, "status": {"phase": "Failed"}} for one in world.seen.pods]
     assert words(decided(replace(world.seen, pods=ended))) == gone

@@ -1,4 +1,4 @@
-"""What pods may ask for, and all else that they may write where they ask."""
+"""Requests of pods to the controller, and malformed text in the same ConfigMap."""
 
 from typing import Any
 

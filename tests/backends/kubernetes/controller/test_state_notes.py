@@ -1,4 +1,4 @@
-"""Annotations of a job, by what its leader wrote into ConfigMap JOB-state."""
+"""Annotations of a job from the report of its leader in ConfigMap JOB-state."""
 
 from dataclasses import replace
 from typing import Any
@@ -41,7 +41,7 @@ def a_job(**notes: str) -> dict[str, Any]:
 
 
 def a_map(report: JobReport | None = REPORT, namespace: str = "team", **notes: str) -> Object:
-    """As the controller sees it: without what it holds."""
+    """The ConfigMap as the controller sees it, without its data."""
     said = notes if report is None else to_annotation(report)
     return {
         "metadata": {
@@ -91,7 +91,7 @@ def test_reports_of_other_launches_and_other_texts_are_not_noted(found: Object) 
 
 
 def test_texts_of_pods_are_shortened_before_they_reach_the_job() -> None:
-    """Any process in a pod can write them."""
+    """Any process in a pod can write such texts."""
     (change,) = changes(a_job(), a_map(replace(REPORT, message="a\nb " * 200, culprit="")))
     message = change["metadata"]["annotations"]["ndctl.dev/message"]
     assert len(message) <= 512
@@ -103,7 +103,7 @@ def test_a_change_of_the_step_alone_is_noted_once_a_minute() -> None:
     assert notes_of(later, SAID) is None
     assert notes_of(replace(later, updated=REPORT.updated + STEPS_S), SAID) is not None
     stands_still = replace(REPORT, updated=REPORT.updated + 9 * STEPS_S)
-    assert notes_of(stands_still, SAID) is None, "no step, no news"
+    assert notes_of(stands_still, SAID) is None, "a report without a change must write nothing"
     changed = notes_of(replace(later, state="RECOVERING"), SAID)
     assert changed is not None
     assert changed["ndctl.dev/step"] == "900/5000"

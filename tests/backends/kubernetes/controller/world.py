@@ -1,4 +1,4 @@
-"""Objects as a controller sees them, and a cluster of them that takes its orders."""
+"""Objects as a controller sees them, and a fake cluster that carries out its actions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -43,7 +43,7 @@ def job(
     ended: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Item:
-    """Looked after already."""
+    """A job that the controller has adopted."""
     own = {**LABELS, names.JOB_LABEL: name, **(labels or {})}
     said = {names.CONTROLLER_ANNOTATION: HOME, **(notes or {})}
     spec = nested(JOB_KINDS[kind].suspend, suspend)["spec"]
@@ -82,7 +82,7 @@ def node(name: str = "node1", ready: str = "True") -> Item:
 def config_map(
     of: str = "job", *, owned: bool = False, asks: Mapping[str, str] | None = None
 ) -> Item:
-    """`asks`: as the job's pods write it, into the one that belongs to the job."""
+    """`asks`: the request that the pods of the job wrote into their ConfigMap."""
     labels = {**LABELS, names.JOB_LABEL: of}
     owner = {"name": of, "uid": f"uid-{of}"}
     more = {"ownerReferences": [owner]} if owned or asks else {}
@@ -92,7 +92,7 @@ def config_map(
 def seen(
     *jobs: Item, kind: Kind = "pytorchjob", asks: Mapping[str, str] | None = None, **more: Any
 ) -> Seen:
-    """`asks`: of the controller, by pods of `job`."""
+    """What a controller sees. `asks`: the request of the pods of `job`."""
     maps = more.pop("config_maps", (config_map(asks=asks),) if asks else ())
     beside = {CONFIG_MAPS: maps, **more.pop("beside", {})}
     nodes = more.pop("nodes", (node(),))
@@ -100,13 +100,13 @@ def seen(
 
 
 def decided(what: Seen, scope: Scope = SCOPE) -> tuple[Action, ...]:
-    """At once, without anything that has to last."""
+    """The actions without those that wait until their cause has lasted."""
     return tuple(one for chain in decide(what, scope, {}, 0.0).chains for one in chain)
 
 
 @dataclass
 class World:
-    """Takes orders as the API server and the operators do, at once."""
+    """Carries out actions at once, like the API server and the operators."""
 
     seen: Seen
     scope: Scope = SCOPE
@@ -158,7 +158,7 @@ class World:
                 self.seen = replace(self.seen, jobs=jobs)
 
     def _operators(self) -> None:
-        """Pods of suspended jobs go."""
+        """Operators delete the pods of suspended jobs."""
         gone = {
             each["metadata"]["name"]
             for kind, items in self.seen.jobs.items()
@@ -177,7 +177,7 @@ def _at(item: Any, path: tuple[str, ...]) -> Any:
 
 
 def merge(base: Any, change: Mapping[str, Any]) -> Any:
-    """RFC 7386."""
+    """JSON merge patch (RFC 7386)."""
     found = dict(base) if isinstance(base, Mapping) else {}
     for key, value in change.items():
         if value is None:

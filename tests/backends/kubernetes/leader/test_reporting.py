@@ -1,5 +1,4 @@
-"""What a leader tells Kubernetes of its job, by a thread of its own, and what it does where it may
-not or is not heard."""
+"""Reports of a leader to Kubernetes, which a thread sends, and their behaviour on errors."""
 
 import threading
 import time
@@ -60,7 +59,7 @@ def a_job(version: int = 1, launch: int = 1) -> Object:
 
 @dataclass
 class Server:
-    """Takes what is told, or does what a test wants instead."""
+    """An API server that records each report, or raises what a test sets."""
 
     job: Object | None = field(default_factory=a_job)
     events: list[Object] = field(default_factory=list)
@@ -162,7 +161,9 @@ def test_a_jobs_history_is_reported_and_its_end_as_the_leader_exits(tmp_path: Pa
     last = [one for one in server.maps if "data" in one][-1]
     assert last["data"]["state"] == "SUCCEEDED"
     (owned,) = (one for one in server.maps if "ownerReferences" in one["metadata"])
-    assert owned["metadata"]["ownerReferences"][0]["uid"] == "uid-1", "it goes with the job"
+    assert owned["metadata"]["ownerReferences"][0]["uid"] == "uid-1", (
+        "the ConfigMap must be deleted with the job"
+    )
     report = from_data(last["data"])
     assert report is not None
     assert (report.step, report.steps, report.attempt) == (60, 60, 2)
@@ -170,7 +171,7 @@ def test_a_jobs_history_is_reported_and_its_end_as_the_leader_exits(tmp_path: Pa
 
 
 def test_a_slow_server_never_blocks_the_leader(tmp_path: Path) -> None:
-    """Nor does more wait than is worth telling."""
+    """The queue of reports has a limit."""
     server = Server(held=threading.Event())
     reporter = a_reporter(server, tmp_path)
     reporter.begin()
@@ -206,7 +207,7 @@ def test_reports_that_a_server_missed_are_sent_when_it_returns(tmp_path: Path) -
     reporter = a_reporter(server, tmp_path, clock)
     reporter.own.seen.set()
     heard(reporter, restarting())
-    assert reporter._tell() <= 2.0, "not only with the next steps"
+    assert reporter._tell() <= 2.0, "the retry must not wait for the interval of steps"
     assert (server.events, server.maps) == ([], [])
     server.trouble = None
     clock.sleep(5.0)
@@ -272,7 +273,7 @@ def test_a_missing_right_is_logged_once_and_retried_later(
     assert not channel.told(clock, tell)
     clock.sleep(1.0)
     assert not channel.told(clock, tell)
-    assert len(tries) == 4, "not before its time"
+    assert len(tries) == 4, "the retry must wait for its interval"
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 1
     assert "training continues: job-pods may not create events" in said[0]
@@ -355,7 +356,7 @@ def test_an_events_name_is_made_from_its_text() -> None:
     assert made["metadata"]["namespace"] == made["involvedObject"]["namespace"] == "team"
 
 
-# The eye on its own job
+# The watch on the own job
 
 
 def followed(server: Server) -> OwnJob:
@@ -404,11 +405,11 @@ def test_a_watch_that_is_refused_is_no_deletion() -> None:
     assert own.gone.wait(WAIT_S)
 
 
-# Between journal and cluster
+# Reports of journal lines
 
 
 class Lines:
-    """A journal in a list."""
+    """A journal in memory."""
 
     def __init__(self) -> None:
         self.written: list[Event] = []
@@ -459,6 +460,6 @@ def test_a_backend_without_a_cluster_gets_no_reports(tmp_path: Path) -> None:
 
 
 def test_the_api_client_has_the_methods_that_the_reporter_calls() -> None:
-    """The stand-in above imitates no other signatures."""
+    """The fake server has the signatures of the real client."""
     for name in ("get", "create", "merge", "watch"):
         assert callable(getattr(Api, name))

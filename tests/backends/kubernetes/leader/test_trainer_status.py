@@ -106,7 +106,7 @@ def test_a_refusal_quotes_the_server_and_an_unreachable_server_is_retried(
 
 
 def test_no_other_server_gets_the_token(server: StatusServer, tmp_path: Path) -> None:
-    """Its certificate is to be of the CA that the operator gave."""
+    """The certificate of the server must be signed by the operator's CA."""
     other = tmp_path / "other.crt"
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=x"
     more = ("-keyout", str(tmp_path / "other.pem"), "-out", str(other))
@@ -123,7 +123,7 @@ def test_an_operator_without_the_feature_gate_gets_no_progress(missing: str) -> 
     assert TrainerServer.from_mapping({**environ, missing: ""}) is None
 
 
-# How fast it trains
+# Training speed
 
 
 def lines(*bodies: dict[str, Any]) -> bytes:

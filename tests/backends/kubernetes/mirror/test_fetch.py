@@ -1,4 +1,4 @@
-"""What a run directory has gained, over any stream of bytes."""
+"""Fetch of the new lines in a run directory over a byte stream."""
 
 import fcntl
 import io
@@ -84,13 +84,13 @@ def test_the_newest_launch_is_from_the_last_submission(run_dir: RunDir) -> None:
     remembered(run_dir, 1)
     assert newest_launch(run_dir, snapshot.read_head(run_dir)) == 4
     remembered(run_dir, 2)
-    with run_dir.journal.open("r+b") as file:  # it is not looked at again
+    with run_dir.journal.open("r+b") as file:  # the file is not read again
         file.write(b"?" * 100)
     assert newest_launch(run_dir, snapshot.read_head(run_dir)) == 4
 
 
 def remembered(run_dir: RunDir, lines: int) -> None:
-    """A leader's snapshot of the journal's first lines."""
+    """Write a leader's snapshot of the first lines of the journal."""
     told = read(run_dir.journal)[:lines]
     place = Place(lines=lines, offset=sum(len(to_line(entry)) for entry in told))
     folded = Folded(run=fold(entry.event for entry in told), place=place)
@@ -114,7 +114,9 @@ def test_a_long_journal_is_fetched_in_pieces_with_a_matching_snapshot(
     assert came == run_dir.journal.read_bytes()
     known = run_dir.state.read_bytes()
     assert states == [b"", known]
-    assert answer(run_dir, size - len(leads))[2] == b"", "who asks had it"
+    assert answer(run_dir, size - len(leads))[2] == b"", (
+        "the mirror has the state before these lines"
+    )
 
 
 def test_a_snapshot_is_not_fetched_before_the_lines_it_includes(

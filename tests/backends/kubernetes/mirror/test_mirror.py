@@ -1,4 +1,4 @@
-"""A copy of a run directory: what is expected, what comes, and what a later look changes."""
+"""The mirror of a run directory: before the start, while it runs, and after its end."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,13 +30,13 @@ from orchestrator.journal.journal import Journal, Place, has_writer, read, to_li
 from orchestrator.journal.supervisor import Folded, Supervisor
 from orchestrator.seams import LaunchStatus
 from tests.agent.world import TurnedClock
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.kubernetes.rendered import PLAIN, a_launch
 
 
 @dataclass
 class Cluster:
-    """Pods of one job, in which `fetch` is run on a run directory that is here."""
+    """Pods of one job. `fetch` runs on a local run directory instead of in a pod."""
 
     there: RunDir
     pods: list[Object] = field(default_factory=list)
@@ -44,19 +44,19 @@ class Cluster:
     context: str = "prod"
     asked: list[str] = field(default_factory=list)
     silent: set[str] = field(default_factory=set)
-    """Pods whose nodes do not answer."""
+    """Pods on unreachable nodes."""
     read: list[str] = field(default_factory=list)
-    """Pods whose log was asked for."""
+    """Pods whose log was requested."""
     clock: TurnedClock = field(default_factory=TurnedClock)
     state: dict[str, str] | None = None
-    """What its ConfigMap says."""
+    """Report in the ConfigMap of the job."""
     events: list[Object] = field(default_factory=list)
     away: bool = False
-    """The API server cannot be reached."""
+    """The API server is unreachable."""
     busy: int = 0
-    """So many logs cannot be read before one can."""
+    """Number of log requests that fail before one succeeds."""
     no_exec: bool = False
-    """There is no right to it."""
+    """The user has no right to exec."""
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object | None:
         assert (resource, namespace, name) == (CONFIG_MAPS, "team", "job-state")
@@ -138,7 +138,7 @@ def copy(tmp_path: Path, cluster: Cluster) -> Mirror:
 
 def of(there: RunDir, launch: int = 1, *, resume: bool = False) -> Handover:
     plan = replace(a_launch(PLAIN, launch=launch), run_dir=str(there.path))
-    return handed(plan, backend="kubernetes", resume=resume)
+    return handover_of(plan, backend="kubernetes", resume=resume)
 
 
 def happen(there: RunDir, *events: Event) -> None:
@@ -175,7 +175,7 @@ def test_until_the_leader_starts_the_mirror_has_a_guess_and_the_spec(copy: Mirro
     assert not copy.has_begun
     assert len(read(copy.run_dir.journal)) == 1
     assert copy.run_dir.spec.read_text() == "name: job\n"
-    copy.refresh()  # pods run that have no journal yet
+    copy.refresh()  # pods run, but the journal does not exist yet
     assert not copy.has_begun
     here = copy.here(a_launch(PLAIN))
     assert here.kubernetes is not None
@@ -217,7 +217,7 @@ def test_a_resumed_launch_keeps_the_mirror_and_a_new_one_does_not(
     copy.refresh()
     copy.expect(of(there, 2, resume=True), "team")
     assert [entry.seq for entry in read(copy.run_dir.journal)] == [1, 2, 3, 4]
-    copy.refresh()  # what is there is of the former launch
+    copy.refresh()  # the files belong to the previous launch
     assert not copy.has_begun
     happen(there, of(there, 2, resume=True).job)
     copy.refresh()
@@ -264,7 +264,7 @@ def test_a_job_that_was_never_submitted_has_no_state(tmp_path: Path, cluster: Cl
 def test_data_from_the_leader_proves_that_the_cluster_has_the_job(
     tmp_path: Path, cluster: Cluster, there: RunDir
 ) -> None:
-    """The command that handed it over was killed before it could say so."""
+    """The submitting command was killed before it could record the submission."""
     made = Mirror(tmp_path / "cut-off", cluster)  # type: ignore[arg-type]
     made.expect(of(there), "team")
     assert not made.remote.settled
@@ -349,7 +349,7 @@ def test_another_pod_is_asked_while_the_leaders_node_is_dead(
     assert same(copy, there)
     assert cluster.asked == ["job-master", "job-a-worker"]
     copy.refresh()
-    assert cluster.asked[2:] == ["job-a-worker"], "who answered is asked again"
+    assert cluster.asked[2:] == ["job-a-worker"], "the pod that answered must be asked first"
     done = copy.cancel()
     assert done is not None
     assert done.out == "is being cancelled"
@@ -360,7 +360,7 @@ def test_without_the_right_to_exec_a_job_is_cancelled_another_way(
     copy: Mirror, cluster: Cluster
 ) -> None:
     cluster.no_exec = True
-    assert copy.cancel() is None, "the caller suspends the job instead"
+    assert copy.cancel() is None, "the caller must suspend the job instead"
 
 
 def test_pods_that_are_not_ready_are_asked_last(
@@ -410,7 +410,7 @@ def test_files_of_a_config_map_may_be_compressed() -> None:
     assert contents({}) == {}
 
 
-# What is known where no pod can be asked
+# State without a reachable pod
 
 
 def shown(copy: Mirror, cluster: Cluster, status: LaunchStatus | None = None) -> Snapshot:
@@ -440,7 +440,7 @@ def test_the_time_of_the_last_contact_is_kept_and_the_lock_is_released(
     with pytest.raises(Unreachable):
         copy.refresh()
     assert isinstance(copy.stale, Unreachable)
-    assert not has_writer(copy.run_dir.journal), "whether it lives is not known"
+    assert not has_writer(copy.run_dir.journal), "the state of the leader is unknown"
     assert copy.led_at == heard_at
 
 
@@ -483,13 +483,13 @@ def test_an_old_report_adds_nothing_to_the_journal(
     copy.expect(of(there, 2), "team")
     cluster.pods, cluster.state = [], told(cluster)
     copy.refresh()
-    assert read_report(copy.run_dir) is None, "it is of the former launch"
+    assert read_report(copy.run_dir) is None, "the report belongs to the previous launch"
 
 
 def test_step_and_checkpoint_are_read_from_the_output_of_ranks(
     copy: Mirror, cluster: Cluster
 ) -> None:
-    """As of pods that are to go, whose node does not answer any more."""
+    """The pods are being deleted and their node is unreachable."""
     cluster.silent = {"job-master", "job-a-worker"}
     line = "2026-11-23 17:06:06,329 step 529/5000 loss 1.7865 grad_norm 0.8"
     cluster.lines = [
@@ -510,7 +510,7 @@ def test_step_and_checkpoint_are_read_from_the_output_of_ranks(
 def test_config_map_and_log_never_make_a_training_job_look_pending(
     copy: Mirror, cluster: Cluster
 ) -> None:
-    """What this machine knows is a guess of the submitter."""
+    """The local mirror only has the assumptions of the submitter."""
     cluster.no_exec, cluster.state = True, told(cluster, checkpoint=800, culprit="rank 3 on node2")
     at = stamp(cluster.clock.now() + 7.0)
     cluster.lines = [f"{at} [node-1 attempt 2 rank 0] x step 830/5000 loss 1.5 x".encode()]
@@ -549,10 +549,10 @@ def test_a_known_end_is_shown_while_the_cluster_is_unreachable(
     assert (standing.state, standing.reason) == ("CANCELLED", "it was deleted")
     happen(there, END[1])
     copy.refresh()
-    assert "by me" in shown(copy, cluster, away).standing.reason, "the journal knows better"
+    assert "by me" in shown(copy, cluster, away).standing.reason, "the journal has the newer state"
 
 
-# The spec of a launch that trains
+# The spec of the running launch
 
 
 STEP = StepReached(at=3.0, attempt=1, step=1, loss=None, tokens_per_second=None)
@@ -570,7 +570,7 @@ def test_a_refused_launch_keeps_the_former_spec(copy: Mirror, there: RunDir) -> 
     assert copy.run_dir.spec.read_text() == "name: job\n"
     happen(there, other.job, END[0])
     copy.refresh()
-    assert copy.run_dir.spec.read_text() == "name: job\n", "it has yet to train"
+    assert copy.run_dir.spec.read_text() == "name: job\n", "the new launch has not trained yet"
     assert specs(copy, 1, 2) == ["name: job\n", "name: job # other\n"]
     happen(there, STEP)
     copy.refresh()

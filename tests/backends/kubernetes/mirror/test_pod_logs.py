@@ -1,4 +1,4 @@
-"""Lines of pods, once each, whatever becomes of the streams."""
+"""Each line of the pods' logs is read once, even if streams break."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ def stamped(second: int, text: str, nanos: int = 0) -> bytes:
 
 @dataclass
 class Node:
-    """A kubelet: it has the lines of each pod, and breaks off when it is told to."""
+    """A kubelet with the log lines of each pod. A test may break its streams."""
 
     lines: dict[str, list[bytes]]
     breaks_after: int | None = None
@@ -77,7 +77,7 @@ def test_lines_go_to_the_files_of_their_ranks(run_dir: RunDir) -> None:
 def test_a_broken_stream_neither_loses_nor_doubles_a_line(
     run_dir: RunDir, breaks_after: int | None
 ) -> None:
-    # Two of one time, and the break may be between them; two with the same text as well.
+    # Two lines have the same time, and two also the same text. The break may be between them.
     times = [(1, 0), (1, 5), (1, 5), (2, 0), (2, 7), (3, 0)]
     texts = ["a", "b", "b", "c", "d", "e"]
     lines = [stamped(s, RANK_0 + text, n) for (s, n), text in zip(times, texts, strict=True)]

@@ -1,4 +1,4 @@
-"""What conditions, pods and events are told as: tables of objects as real clusters have them."""
+"""Status texts for conditions, pods and events, with objects as in real clusters."""
 
 from dataclasses import replace
 from typing import Any
@@ -70,7 +70,7 @@ def waiting(why: str, message: str = "", **last: Any) -> list[dict[str, Any]]:
 
 
 def going(node: str) -> dict[str, Any]:
-    """Deleted; its node may or may not have heard of it."""
+    """A deleted pod, with or without the confirmation of its node."""
     found = pod(phase="Running", containerStatuses=[{"state": {"running": {}}}])
     found["metadata"] |= {"namespace": "team-a", "deletionTimestamp": "2026-11-22T05:00:30Z"}
     found["spec"]["nodeName"] = node
@@ -220,7 +220,7 @@ def test_a_volume_that_cannot_be_mounted_is_named() -> None:
 
 
 def mounting(*events: dict[str, Any]) -> str:
-    """Of a pod that is being made for some time."""
+    """A pod that has been in ContainerCreating for some time."""
     given = pod(containerStatuses=waiting("ContainerCreating"))
     given["metadata"]["uid"] = "u2"
     found = pod_problem(given, events)
@@ -235,11 +235,11 @@ def test_a_failure_that_the_kubelet_overcame_is_no_problem(reason: str) -> None:
         for at in ("2026-11-22T05:00:00Z", "2026-11-22T05:00:40Z"):
             assert mounting(failed, event("run-1-worker-0", then, "", uid="u2", at=at)) == ""
     before = event("run-1-worker-0", "Pulled", "", uid="u2", at="2026-11-22T04:59:00Z")
-    assert mounting(before, failed) == reason, "an init container's image was there"
+    assert mounting(before, failed) == reason, "the image of an init container was present"
 
 
 def test_events_of_a_pods_predecessor_are_ignored() -> None:
-    """An operator gives a pod the name of the one that it replaces."""
+    """An operator gives a new pod the name of the one that it replaces."""
     assert mounting(event("run-1-worker-0", "FailedMount", "timed out", uid="u1")) == ""
     given = pod(containerStatuses=waiting("ImagePullBackOff", "Back-off"))
     given["metadata"]["uid"] = "u2"
@@ -296,7 +296,7 @@ def test_the_state_of_a_job_follows_from_its_conditions_and_pods(
 def test_the_end_of_a_job_is_read_from_its_object(
     given: dict[str, Any] | None, pods: list[dict[str, Any]], over: str | None
 ) -> None:
-    """Without an object it was deleted: to wait for it brings nothing."""
+    """A job without an object was deleted, so waiting is useless."""
     seen = sighting_of(observe(PYTORCHJOB, NAME, given, pods), a_launch(PLAIN, launch=3))
     assert (seen.over, seen.held) == (over, over is None)
     assert seen.leaving == bool(over and pods)
@@ -367,7 +367,7 @@ def test_without_the_right_to_events_only_the_reasons_for_waiting_are_missing() 
     lacks = condition("PodScheduled", "False", "Unschedulable", NO_GPUS)
     cluster.pods = (pod(conditions=lacks),)
     (seen,) = look(cluster, "team-a", PYTORCHJOB, [launch])
-    assert "may not list" not in seen.words, "the pod itself says why"
+    assert "may not list" not in seen.words, "the status of the pod has the reason"
 
 
 REFUSED = [
@@ -389,13 +389,13 @@ def test_events_explain_pods_that_were_never_created(message: str, what: str) ->
 
 
 def noted(one: dict[str, Any], **notes: str) -> Observed:
-    """Seen with what its pods wrote down."""
+    """The status of a job with a note of its pods."""
     seen = observe(PYTORCHJOB, NAME, one, [RUNNING], hosts=1)
     return with_notes(seen, one, {f"ndctl.dev/{key}": value for key, value in notes.items()})
 
 
 def test_a_changed_text_applied_under_the_same_launch_is_reported() -> None:
-    """Three pods of it would wait for the four that the run began with, for ever."""
+    """The text has three pods, the run has four. The pods would wait forever for the fourth."""
     seen = noted(job("Running", spec_hash="b"), runs="a")
     assert "differ from launch 3" in seen.words
     assert "`ndctl cancel run-1`, then `ndctl submit SPEC --resume` runs it" in seen.words
@@ -503,14 +503,14 @@ def test_the_reason_why_a_leader_is_ended_is_known(
     ],
 )
 def test_a_pods_start_is_that_of_its_current_container(state: dict[str, Any], begun: float) -> None:
-    """In a pod of JobSet a container is started again."""
+    """JobSet restarts a container within the same pod."""
     given = pod(containerStatuses=[{"state": state}])
     given["metadata"]["creationTimestamp"] = "1970-01-01T00:16:40Z"
     assert begun_at(given) == begun
 
 
 def evicted(about: str = "run-1-worker-0", node: str = "node-7") -> dict[str, Any]:
-    """As a kubelet says it before it kills."""
+    """The event that a kubelet writes before it kills a pod."""
     said = event(about, "Evicted", "The node was low on resource: memory. ")
     return {**said, "source": {"component": "kubelet", "host": node}}
 

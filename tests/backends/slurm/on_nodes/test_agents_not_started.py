@@ -1,4 +1,4 @@
-"""Why no agent began on a node, by what stands in its place."""
+"""Why no agent started on a node, found in the error output of its task."""
 
 from pathlib import Path
 
@@ -60,9 +60,9 @@ def test_a_node_is_known_by_the_number_of_its_task_in_this_very_run(tmp_path: Pa
     nodes = ("node1", "node2", "node4")
     assert agents_not_started.found(launch, environ, nodes) == {"node4": MISSING}
     assert agents_not_started.found(launch, environ, nodes[:2]) == {}, (
-        "an agent has come from the other"
+        "the agent of node4 has registered"
     )
     (folder / "7.0_1_log.err").write_text(f"{MISSING}\n")
     assert agents_not_started.found(launch, environ, ("node2",)) == {"node2": MISSING}, (
-        "a step of one's own"
+        "the node has a step of its own, because its agent was replaced"
     )

@@ -32,7 +32,7 @@ def test_a_snapshot_holds_ndctl_and_nothing_of_the_users_directory(tmp_path: Pat
 
 
 def test_ndctl_runs_from_its_snapshot_alone(tmp_path: Path) -> None:
-    """No file is left out that it needs, as its data."""
+    """The snapshot has all files that ndctl needs, including data files."""
     code_snapshot.take(code_snapshot.choose(TurnedClock()), tmp_path / "code")
     told = "import orchestrator; print(orchestrator.__file__)"
     done = run_command(
@@ -71,7 +71,7 @@ def test_only_some_of_many_skipped_files_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "most", "said"),
+    ("limit", "most", "message"),
     [
         ("MOST_FILES", 3, "4 files"),
         ("MOST_BYTES", 30, "the limits are"),
@@ -79,12 +79,12 @@ def test_only_some_of_many_skipped_files_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_too_large_for_code_is_refused_early(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, most: float, message: str
 ) -> None:
     seconds = count()
 
-    class Slow(TurnedClock):
-        """Each look takes a second."""
+    class OneSecondPerCall(TurnedClock):
+        """A clock that advances by one second per call."""
 
         def monotonic(self) -> float:
             return float(next(seconds))
@@ -94,16 +94,16 @@ def test_a_folder_too_large_for_code_is_refused_early(
     looked: list[Path] = []
     walk = code_snapshot._walk
 
-    def watched(home: Path) -> Iterator[Path]:
+    def counted_walk(home: Path) -> Iterator[Path]:
         for path in walk(home):
             looked.append(path)
             yield path
 
-    monkeypatch.setattr(code_snapshot, "_walk", watched)
-    with pytest.raises(Refused, match=said) as failed:
-        code_snapshot.choose(Slow() if limit == "MOST_S" else TurnedClock(), home)
+    monkeypatch.setattr(code_snapshot, "_walk", counted_walk)
+    with pytest.raises(Refused, match=message) as failed:
+        code_snapshot.choose(OneSecondPerCall() if limit == "MOST_S" else TurnedClock(), home)
     assert "nothing was written" in failed.value.fix
-    assert len(looked) <= 4, "it does not walk to the end first"
+    assert len(looked) <= 4, "the walk must stop at the limit"
 
 
 def test_an_interrupted_copy_keeps_the_former_snapshot(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Slurm's commands in an image; what they print was seen on 22.05."""
+"""Slurm's commands inside a container image. The outputs were captured on Slurm 22.05."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ NO_USER = Completed(1, "", "scontrol: error: Invalid user for SlurmUser slurm, i
 
 
 def image(ping: Completed | None, srun: Completed | None = None) -> Shell:
-    """An image by what `scontrol ping` answers there, and srun; None: nothing."""
+    """A shell in an image, with the answers of `scontrol ping` and srun. None: it times out."""
 
     def run(argv: Sequence[str], /, *, timeout: float) -> Completed:
         done = ping if argv[0] == "scontrol" else srun or Completed(0, "slurm-wlm 22.05.8\n", "")
@@ -53,7 +53,7 @@ def image(ping: Completed | None, srun: Completed | None = None) -> Shell:
 
 
 @pytest.mark.parametrize(
-    ("ping", "said"),
+    ("ping", "message"),
     [
         (NO_PROGRAM, "No such file or directory"),
         (NO_LIBRARY, "loading shared libraries"),
@@ -63,10 +63,12 @@ def image(ping: Completed | None, srun: Completed | None = None) -> Shell:
         (NO_USER, "SlurmUser"),
     ],
 )
-def test_an_image_without_what_slurms_commands_need_is_refused(ping: Completed, said: str) -> None:
+def test_an_image_without_what_slurms_commands_need_is_refused(
+    ping: Completed, message: str
+) -> None:
     with pytest.raises(CannotLead, match="do not work in the container") as refused:
         check_commands(image(ping))
-    assert said in refused.value.message
+    assert message in refused.value.message
     assert "/run/munge:/run/munge" in refused.value.fix
 
 
@@ -82,7 +84,7 @@ def test_a_slurmctld_that_is_down_is_not_the_images_fault(ping: Completed | None
 
 def test_the_leader_checks_commands_only_inside_a_container() -> None:
     inside = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "node1"}
-    slurm = FakeSlurm(trouble=lambda argv, before: NO_MUNGE, patience=80.0)
+    slurm = FakeSlurm(intercept=lambda argv, before: NO_MUNGE, max_timeout=80.0)
     backend = SlurmBackend(inside, TurnedClock(), slurm)
     contained = SlurmSpec(container=ContainerSpec(image="a.sqsh"))
     with pytest.raises(CannotLead):

@@ -1,4 +1,4 @@
-"""The job that a batch script carries is the job that was rendered."""
+"""The payload that a batch script carries."""
 
 import json
 from dataclasses import replace
@@ -12,13 +12,13 @@ from orchestrator.backends.slurm.on_nodes.embedded import PACKED, from_text, to_
 from orchestrator.backends.slurm.render import END, script
 from orchestrator.contract.submission_payload import Handover, renamed
 from orchestrator.errors import SpecError
-from tests.backends.handed import handed
+from tests.backends.handover import handover_of
 from tests.backends.slurm.slurm_launch import a_launch
 
 
 def a_handover() -> Handover:
     typed = {"spec": "/home/me/job.yaml", "overrides": ["train.steps=5"], "folder": ""}
-    return replace(handed(a_launch()), spec="name: job\ntrain: {steps: 5}\n", submitted=typed)
+    return replace(handover_of(a_launch()), spec="name: job\ntrain: {steps: 5}\n", submitted=typed)
 
 
 def test_the_embedded_payload_is_read_as_it_was_submitted() -> None:
@@ -28,7 +28,7 @@ def test_the_embedded_payload_is_read_as_it_was_submitted() -> None:
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_no_text_in_a_spec_ends_the_script_or_is_run_by_it(said: str) -> None:
-    """A here-document ends at a line of its own, and nothing in this one is expanded."""
+    """The payload is in a here-document. The shell expands nothing in it."""
     spec = "name: job\nresilience: " + json.dumps(said) + "\n"
     handover = replace(a_handover(), spec=spec)
     text = script(handover, "python", Path("/home/me"))

@@ -1,4 +1,4 @@
-"""How srun ended, as the leader of the next run hears of it."""
+"""How srun ended, which the leader of the next run reads from a note."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_a_killed_srun_is_reported_to_the_next_run_only(tmp_path: Path) -> None:
     assert found.what == "SIGKILL ended srun on node3 and with it all agents (code 137)"
     assert found.at == 5.0
     assert breakdown(launch, 1) is None
-    assert breakdown(launch, -1) is None, "there was no run before the first"
+    assert breakdown(launch, -1) is None, "the first run has no earlier run"
 
 
 def test_with_one_host_a_killed_srun_and_a_killed_agent_look_alike(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""An API server that answers from what a test gives it."""
+"""A fake API server with the objects that a test gives it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ from orchestrator.errors import BackendError
 
 
 @dataclass
-class SaidBefore:
+class FakeApi:
     objects: Mapping[str, Sequence[Object]] = field(default_factory=dict)
-    """Plural -> those that there are."""
+    """Plural of the kind -> objects."""
     paths: Mapping[str, Any] = field(default_factory=dict)
     refused: frozenset[str] = frozenset()
-    """`VERB PLURAL` in a namespace, `VERB PLURAL *` of the whole cluster."""
+    """Forbidden requests: `VERB PLURAL` in a namespace, `VERB PLURAL *` in the whole cluster."""
     expired: int = 0
-    """Lists that lose their next page before one goes through."""
+    """Number of lists that fail with an expired page before one succeeds."""
     context: str = "prod"
     namespace: str = "team-a"
     server: str = "https://10.0.0.1:6443"
     asked: list[str] = field(default_factory=list)
     refusals: Mapping[str, BackendError] = field(default_factory=dict)
-    """Kind -> why objects of it are not taken."""
+    """Kind -> error of a dry run."""
     warnings: tuple[str, ...] = ()
     tried: list[Object] = field(default_factory=list)
     """Objects of dry runs."""
@@ -63,7 +63,7 @@ class SaidBefore:
         return next((one for one in there if one["metadata"]["name"] == name), None)
 
     def apply(self, item: Object, namespace: str, *, dry_run: bool = False) -> Object:
-        assert dry_run, "nothing is made by who only looks"
+        assert dry_run, "a check must not create objects"
         self.tried.append(item)
         refusal = self.refusals.get(item["kind"])
         if refusal is not None:

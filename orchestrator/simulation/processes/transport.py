@@ -12,7 +12,7 @@ from orchestrator.agent.connection import NotAdmitted
 from orchestrator.contract.messages.agent_protocol import Claim, Register
 from orchestrator.leader.agent_sessions import report_in
 from orchestrator.leader.leader import Listen
-from orchestrator.simulation.world.network import Line
+from orchestrator.simulation.world.network import Connection
 
 if TYPE_CHECKING:
     from orchestrator.simulation.processes.agent_process import AgentProcess
@@ -22,47 +22,47 @@ RESET_S = 0.1
 """Seconds until the other end sees that a connection is closed."""
 
 
-class End:
-    """One end of a connection, which stands for a websocket."""
+class SimulatedWebsocket:
+    """One end of a simulated connection. It has the methods of an aiohttp websocket."""
 
-    def __init__(self, process: "AgentProcess", line: Line) -> None:
-        self.process, self.line = process, line
-        self.came: asyncio.Queue[WSMessage] = asyncio.Queue()
-        self.other: End = self
+    def __init__(self, process: "AgentProcess", connection: Connection) -> None:
+        self.process, self.connection = process, connection
+        self.inbox: asyncio.Queue[WSMessage] = asyncio.Queue()
+        self.other: SimulatedWebsocket = self
 
     async def send_str(self, data: str) -> None:
-        if not self.line.open:
+        if not self.connection.open:
             raise ConnectionResetError("the connection is closed")
         world, host = self.process.world, self.process.host.name
-        world.network.send(self.line, host, partial(self.other.hears, data))
+        world.network.send(self.connection, host, partial(self.other.deliver, data))
 
-    def hears(self, data: str) -> None:
+    def deliver(self, data: str) -> None:
         if self.process.alive:
-            self.came.put_nowait(WSMessage(WSMsgType.TEXT, data, None))
+            self.inbox.put_nowait(WSMessage(WSMsgType.TEXT, data, None))
 
     async def receive(self) -> WSMessage:
-        if not self.line.open and self.came.empty():
+        if not self.connection.open and self.inbox.empty():
             return CLOSED
-        return await self.came.get()
+        return await self.inbox.get()
 
     async def close(self) -> None:
-        self.hang_up()
+        self.disconnect()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Close the connection. Messages in flight are lost; a reachable peer sees the close."""
-        if not self.line.open:
+        if not self.connection.open:
             return
-        self.line.open = False
-        self.came.put_nowait(CLOSED)
+        self.connection.open = False
+        self.inbox.put_nowait(CLOSED)
         self.process.world.timeline.after(RESET_S, self._close_other)
 
     def _close_other(self) -> None:
-        if self.process.world.network.reaches(self.line.one, self.line.other):
-            self.other.came.put_nowait(CLOSED)
+        if self.process.world.network.reaches(self.connection.one, self.connection.other):
+            self.other.inbox.put_nowait(CLOSED)
 
-    def breaks(self) -> None:
-        self.came.put_nowait(CLOSED)
-        self.other.came.put_nowait(CLOSED)
+    def break_now(self) -> None:
+        self.inbox.put_nowait(CLOSED)
+        self.other.inbox.put_nowait(CLOSED)
 
 
 class SimulatedServer:
@@ -70,33 +70,33 @@ class SimulatedServer:
 
     def __init__(self, process: "AgentProcess", listen: Listen, cancel: Callable[[str], object]):
         self.process, self.listen, self.cancel = process, listen, cancel
-        self.ends: list[End] = []
+        self.websockets: list[SimulatedWebsocket] = []
         self.port = 0
 
     async def open(self, bind: str, port: int, folder: object) -> int:
-        self.port = self.process.world.drawn()
+        self.port = self.process.world.next_number()
         self.process.server = self
         return self.port
 
     async def close(self) -> None:
         self.process.server = None
-        for end in self.ends:
-            end.hang_up()
+        for websocket in self.websockets:
+            websocket.disconnect()
 
-    def takes(self, end: End) -> None:
-        self.ends.append(end)
-        self.process.loop.create_task(self._serve(end))
+    def accept(self, websocket: SimulatedWebsocket) -> None:
+        self.websockets.append(websocket)
+        self.process.loop.create_task(self._serve(websocket))
 
-    async def _serve(self, end: End) -> None:
-        message = await end.receive()
+    async def _serve(self, websocket: SimulatedWebsocket) -> None:
+        message = await websocket.receive()
         if message.type is not WSMsgType.TEXT:
             return
         register = report_in(message)
         if isinstance(
             register, Register
         ):  # otherwise messages were reordered, and the agent tries again
-            await self.listen(register, end)
-        end.hang_up()
+            await self.listen(register, websocket)
+        websocket.disconnect()
 
 
 class SimulatedConnector:
@@ -113,7 +113,7 @@ class SimulatedConnector:
     ) -> None:
         pass
 
-    async def connect(self, place: str, claim: Claim) -> End:
+    async def connect(self, place: str, claim: Claim) -> SimulatedWebsocket:
         world, mine = self.process.world, self.process.host.name
         host, _, port = place.partition(":")
         if not world.network.reaches(mine, host) or not world.hosts[host].up:
@@ -126,10 +126,13 @@ class SimulatedConnector:
             raise ConnectionRefusedError(f"no process listens at {place}")
         if claim.launch != server.process.launch:
             raise NotAdmitted(f"{place} leads another launch")
-        line = Line(mine, host)
-        end, other = End(self.process, line), End(server.process, line)
-        end.other, other.other = other, end
-        line.broken = end.breaks
-        self.process.ends.append(end)
-        server.takes(other)
-        return end
+        connection = Connection(mine, host)
+        websocket, other = (
+            SimulatedWebsocket(self.process, connection),
+            SimulatedWebsocket(server.process, connection),
+        )
+        websocket.other, other.other = other, websocket
+        connection.on_break = websocket.break_now
+        self.process.websockets.append(websocket)
+        server.accept(other)
+        return websocket

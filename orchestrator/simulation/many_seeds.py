@@ -17,7 +17,7 @@ SHOWN = 5
 
 
 @dataclass(slots=True)
-class Tally:
+class Summary:
     """Totals over many seeds."""
 
     seeds: int = 0
@@ -64,8 +64,8 @@ def outcomes(
         pool.join()
 
 
-def tally(found: Iterable[Outcome]) -> Tally:
-    total = Tally()
+def summarise(found: Iterable[Outcome]) -> Summary:
+    total = Summary()
     for outcome in found:
         total.add(outcome)
     total.broken.sort(key=lambda outcome: outcome.seed)
@@ -78,7 +78,7 @@ def command(seed: int, kinds: Sequence[str] = tuple(KINDS)) -> str:
     return f"ndctl simulate --seed {seed}{chosen} --trace"
 
 
-def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
+def text(total: Summary, kinds: Sequence[str], took_s: float) -> str:
     endings = ", ".join(f"{number} {name}" for name, number in sorted(total.endings.items()))
     lines = [
         f"{total.seeds} seeds: {endings or 'none ended'}, {len(total.broken)} broke a law",
@@ -96,18 +96,18 @@ def text(total: Tally, kinds: Sequence[str], took_s: float) -> str:
     return "\n".join(lines)
 
 
-def _faults(total: Tally) -> str:
+def _faults(total: Summary) -> str:
     """Totals of faults, and the kinds that mostly had no effect."""
     words = f"{total.faults.total()} faults, {total.happened.total()} had an effect"
     seldom = [
-        f"{kind} {total.happened[kind]} of {drawn}"
-        for kind, drawn in sorted(total.faults.items())
-        if 2 * total.happened[kind] < drawn
+        f"{kind} {total.happened[kind]} of {started}"
+        for kind, started in sorted(total.faults.items())
+        if 2 * total.happened[kind] < started
     ]
     return f"{words}; rarely: {', '.join(seldom)}" if seldom else words
 
 
-def as_json(total: Tally, kinds: Sequence[str], took_s: float) -> str:
+def as_json(total: Summary, kinds: Sequence[str], took_s: float) -> str:
     body = {
         **{each.name: getattr(total, each.name) for each in fields(total)},
         "seconds": took_s,
