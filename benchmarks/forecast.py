@@ -5,8 +5,9 @@ python -m benchmarks.forecast
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from benchmarks.timing import machine
 from orchestrator.app.planning.forecasts import Asked, forecast_spec

@@ -19,11 +19,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from benchmarks.jobs import metrics_of
 from benchmarks.timing import machine

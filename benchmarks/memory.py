@@ -11,8 +11,10 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.timing import machine
 from benchmarks.traced import Traced, traced

@@ -23,10 +23,12 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.read_json import read_json
@@ -70,8 +72,7 @@ HOST_SIGNALS = frozenset({"SIGKILL", "SIGBUS"})
 or a person."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strike:
+class Strike(Struct, frozen=True, kw_only=True):
     """A host was the culprit of an incident."""
 
     at: float
@@ -90,8 +91,7 @@ class Strike:
     """Weight of the strike on the day it is written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared:
+class Cleared(Struct, frozen=True, kw_only=True):
     """A user declared that the host is in order again."""
 
     at: float
@@ -99,8 +99,7 @@ class Cleared:
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinned:
+class Pinned(Struct, frozen=True, kw_only=True):
     """A user decided that the host must never, or always, be used, whatever its strikes."""
 
     at: float
@@ -110,8 +109,7 @@ class Pinned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unpinned:
+class Unpinned(Struct, frozen=True, kw_only=True):
     """The pin was removed, so the host's strikes count again."""
 
     at: float
@@ -122,8 +120,7 @@ class Unpinned:
 Line = Strike | Cleared | Pinned | Unpinned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OneLine:
+class OneLine(Struct, frozen=True, kw_only=True):
     """Content of a line of the file; exactly one field is set."""
 
     strike: Strike | None = None
@@ -132,8 +129,7 @@ class OneLine:
     unpinned: Unpinned | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Struct, frozen=True, kw_only=True):
     """What is recorded about one host."""
 
     host: str
@@ -158,8 +154,7 @@ def path_of(run_root: Path, cluster: str) -> Path:
     return run_root / FOLDER / f"{cluster}.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(Struct, frozen=True, kw_only=True):
     """The parts of an incident that decide whether the machine is the culprit."""
 
     kind: str

@@ -5,11 +5,12 @@ the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import fields
 
 from orchestrator.contract.codec import Problem, encode, join, key_of
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -26,8 +27,7 @@ from orchestrator.yaml_document import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Struct, frozen=True, kw_only=True):
     """A spec, and where in the file each of its values is."""
 
     spec: JobSpec
@@ -114,12 +114,12 @@ def dump_spec(spec: JobSpec) -> str:
 
 def _without_absent(spec: Any) -> Any:
     """`spec` encoded, without keys that are null because they were not given."""
-    if not is_dataclass(spec):
+    if not isinstance(spec, Struct):
         return encode(spec)
-    given = {f: getattr(spec, f.name) for f in fields(spec)}
+    given = [(f, getattr(spec, f.name)) for f in fields(spec)]
     return {
         key_of(f.name): _without_absent(value)
-        for f, value in given.items()
+        for f, value in given
         if not (value is None and f.default is None)
     }
 

@@ -1,4 +1,4 @@
-"""JSON schema of a job spec, derived from its dataclasses; editors use it for completion.
+"""JSON schema of a job spec, derived from its structs; editors use it for completion.
 
 It describes the possible values of each key. Conditions across keys (the warm-up must not exceed
 the steps, the micro batch must divide the global batch) are left to the loader, whose messages are
@@ -6,7 +6,6 @@ better.
 """
 
 import ast
-import dataclasses
 import functools
 import inspect
 import textwrap
@@ -15,7 +14,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union
 
-from orchestrator.contract.codec import MISSING, encode, fields_of
+from msgspec import NODEFAULT, Struct, structs
+
+from orchestrator.contract.codec import encode, fields_of, is_struct
 from orchestrator.contract.spec.data_spec import ValidationSpec
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.kubernetes_spec import EnvFrom, ValueFrom
@@ -49,11 +50,11 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": DIALECT, "title": "ndctl job spec"} | root | {"$defs": definitions}
 
 
-def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:
+def _object(cls: type[Struct], definitions: dict[str, Any]) -> dict[str, Any]:
     about, notes = _docstrings(cls)
     properties: dict[str, Any] = {}
     required: list[str] = []
-    defaults = {f.name: _default(f) for f in dataclasses.fields(cls)}
+    defaults = {f.name: _default(f) for f in structs.fields(cls)}
     for key, (name, kind, needed) in fields_of(cls).items():
         properties[key] = _type(kind, definitions)
         if name in notes:
@@ -78,11 +79,11 @@ def _together(cls: type) -> dict[str, Any]:
     return {"oneOf": given} if given else {}
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
+def _default(field: structs.FieldInfo) -> Any:
     """The field's default as JSON; None if there is no default or it is null."""
-    if field.default_factory is not MISSING:
+    if field.default_factory is not NODEFAULT:
         return encode(field.default_factory())
-    return None if field.default is MISSING else encode(field.default)
+    return None if field.default is NODEFAULT else encode(field.default)
 
 
 def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         return {"type": "array", "items": _type(args[0], definitions)}
     if origin is not None:
         return {"type": "object", "additionalProperties": _type(args[1], definitions)}
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if is_struct(kind):
         if kind.__name__ not in definitions:
             definitions[kind.__name__] = {}
             definitions[kind.__name__] = _object(kind, definitions)

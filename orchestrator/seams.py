@@ -2,9 +2,10 @@
 them; tests and the simulation replace them."""
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, runtime_checkable
+
+from msgspec import Struct, field
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.run_dir import RunDir
@@ -39,8 +40,7 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(Struct, frozen=True):
     code: int
     out: str
     err: str
@@ -51,8 +51,7 @@ class Shell(Protocol):
         """Run a command to its end. Raises TimeoutError; if the program is missing, code is 127."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostNotice:
+class HostNotice(Struct, frozen=True):
     """The scheduler flagged a host of the allocation."""
 
     host: str
@@ -68,8 +67,7 @@ RunPhase = Literal["running", "ending", "broken", "queued again", "over"]
 the job can still be requeued; `queued again`: it waits for its next run, or that has started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurrentRun:
+class CurrentRun(Struct, frozen=True, kw_only=True):
     """What the scheduler says about the run of the job to which the asking host belongs."""
 
     phase: RunPhase
@@ -84,8 +82,7 @@ class CurrentRun:
     """Time limit in Unix seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchStatus:
+class LaunchStatus(Struct, frozen=True):
     """Status of a launch in its scheduler."""
 
     words: str | None
@@ -279,8 +276,7 @@ class UnattendedAllocation(Protocol):
         """Release the hosts of a run whose job has ended. The leader calls it last."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExistingJob:
+class ExistingJob(Struct, frozen=True):
     """A job of some name that a cluster has already."""
 
     launch: int

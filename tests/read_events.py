@@ -1,7 +1,8 @@
 """Events with what their words mean, as the agents of their hosts find it out."""
 
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import (
     CheckpointFailed,

@@ -4,7 +4,6 @@ import math
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.cli import cli
 from orchestrator.contract.spec.failures import Remedy, Scope

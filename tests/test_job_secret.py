@@ -1,10 +1,10 @@
 """The secret of a job: its text, and what can and cannot be proved with it."""
 
 import ssl
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.agent_protocol import Claim
 from orchestrator.job_secret import (

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.spec.data_spec import DataSpec

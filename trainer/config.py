@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.trainer_config import TrainingConfig

@@ -7,8 +7,9 @@ at the same step, or it would restart forever.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.train_spec import SpikeSpec
 
@@ -35,8 +36,7 @@ class LossSpike(Unstable):
     """The loss was far above its recent median for too many steps in a row."""
 
 
-@dataclass(slots=True)
-class Skips:
+class Skips(Struct):
     total: int = 0
     """Updates skipped so far, for any reason."""
     bad_in_a_row: int = 0
@@ -61,8 +61,7 @@ class Skips:
         self.bad_in_a_row += 1
 
 
-@dataclass(slots=True)
-class Spikes:
+class Spikes(Struct):
     """Detects loss spikes.
 
     A loss is too high if it is more than `deviations` robust standard deviations (1.4826 times the

@@ -13,10 +13,10 @@ import secrets
 import signal
 from collections import deque
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any, assert_never
 
 import aiohttp
+from msgspec import Struct
 
 from orchestrator.agent.attempts import Attempts
 from orchestrator.agent.connection import Connector, Line, NotAdmitted, WebSockets, WrongLeader
@@ -81,8 +81,7 @@ REFUSALS = 3
 """Refusals in a row after which the agent concludes that it has the wrong secret."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(Struct, frozen=True, kw_only=True):
     place: HostPlace
     secret: JobSecret
     term: Term
@@ -104,8 +103,7 @@ class AgentConfig:
     """Checks the host when something broke on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentSeams:
+class AgentSeams(Struct, frozen=True):
     """The interfaces through which an agent reaches the network, storage, processes, threads."""
 
     connector: Connector

@@ -6,8 +6,10 @@ import re
 import shlex
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.rank_evidence import (
     STACK_LINES,

@@ -4,8 +4,9 @@ reports what their ranks and the host say."""
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.agent.host_processes import HostAttempt, Processes
 from orchestrator.contract.messages.agent_protocol import (

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.app.cancel_job import cancel, wait_until_ended
 from orchestrator.app.remote import MAX_PARALLEL, Found, kept_fresh
@@ -11,16 +12,14 @@ from orchestrator.journal.snapshot import replay
 from orchestrator.seams import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancelled:
+class Cancelled(Struct, frozen=True, kw_only=True):
     words: str
     """Which jobs were cancelled and which had ended before."""
     error: NdctlError | None
     """For the jobs that could not be cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Outcome(Struct, frozen=True):
     found: Found
     ended: str = ""
     """State of a job that had ended before."""

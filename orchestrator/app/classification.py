@@ -6,8 +6,9 @@ one way to classify a failure.
 
 import signal as signals
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, BinaryIO
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.messages.events import EvidenceGathered, RankExited
@@ -28,8 +29,7 @@ FAILED = 1
 """Exit code of a rank if none is given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classification:
+class Classification(Struct, frozen=True, kw_only=True):
     """All fields are None if no class matches."""
 
     class_: str | None

@@ -5,9 +5,10 @@ A job name alone is not enough if the run root of the job is not the default run
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from orchestrator.app.remote import Found
 from orchestrator.contract.codec import Invalid, decode, encode
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.load import Written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SubmittedFrom:
+class SubmittedFrom(Struct, frozen=True, kw_only=True):
     """`submitted.json`: how the job was submitted. It is used to print the command that resumes
     the job with the user's file, not with the copy in the run directory."""
 

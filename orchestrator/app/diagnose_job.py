@@ -1,9 +1,12 @@
 """`ndctl diagnose`: find the rank that blocks a job, from dumps and stacks."""
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from orchestrator.contract.files.run_dir import LAST_FILES, RunDir
 from orchestrator.contract.messages.actions import StartAttempt
@@ -88,8 +91,7 @@ def judge(
     return (last, after) if after.ranks or not stood else (scene, still)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     scene: HangEvidence
     diagnosis: Diagnosis
     attempt: int
@@ -166,8 +168,7 @@ def decided(snapshot: Snapshot | None, attempt: int) -> str:
     return action_taken(broke[-1], "") if broke else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """Plan and hosts of an attempt."""
 
     plan: Plan

@@ -3,9 +3,10 @@
 import shlex
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from orchestrator.app.schedulers import scheduler_of
 from orchestrator.errors import BackendError
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.host_strikes import Record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExcludedHost:
+class ExcludedHost(Struct, frozen=True, kw_only=True):
     name: str
     why: str
     """For example `until 2026-11-25 03:00:00 UTC: 2 strikes, last host-lost in llama: ...`."""

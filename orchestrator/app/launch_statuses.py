@@ -1,7 +1,8 @@
 """The state of jobs at their schedulers, combined with what is known on this machine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.app.remote import Found
 from orchestrator.app.schedulers import name_of, statuses_at_schedulers

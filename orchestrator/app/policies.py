@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import encode, nearest
 from orchestrator.contract.spec.failures import FailureRule, Remedy
@@ -38,8 +39,7 @@ SAME = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(Struct, frozen=True, kw_only=True):
     """The rules of a spec followed by ndctl's own."""
 
     classes: tuple[FailureRule, ...]
@@ -48,8 +48,7 @@ class Policy:
     max_allocations: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class Explained(Struct, frozen=True, kw_only=True):
     """What ndctl does about failures of one class."""
 
     name: str

@@ -3,9 +3,11 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.actions import StartAttempt
@@ -32,16 +34,14 @@ MAX_PARALLEL = 8
 """Jobs that are refreshed or cancelled at the same time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """Context and namespace of a cluster, from the command line."""
 
     context: str | None = None
     namespace: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A job that was found by its name."""
 
     run_dir: RunDir

@@ -1,7 +1,8 @@
 """The backend of a job. The only place where the command line chooses one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.job.hosts.host_pool import is_short

@@ -4,8 +4,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.backends.host_processes import LEAVE_S, await_free, end_holder
 from orchestrator.contract.check_results import Finding
@@ -19,8 +20,7 @@ from orchestrator.run_module import command
 from orchestrator.seams import Clock, LaunchStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentProcess:
+class AgentProcess(Struct, frozen=True, kw_only=True):
     """The command of one agent."""
 
     host: str

@@ -1,16 +1,16 @@
 """Results of the checks of a host, by `ndctl doctor` or before ranks start on the host."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 Verdict = Literal["ok", "note", "warns", "stops"]
 BEFORE_HOOK = "before hook"
 """Value of `Finding.what` for a host on which the spec's `hooks.before` failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     what: str
     verdict: Verdict
     """`stops`: a job cannot run; `warns`: it may run badly; `note`: information only."""

@@ -5,7 +5,8 @@ interval between saves follows from that rate and from the cost of a save (Young
 """
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 HOST_MTBF_S = 1000 / 6.5 * 86400
 """Prior for one host: 6.5 failures per 1,000 host-days (Kokolis et al. 2025, arXiv 2410.21680,
@@ -19,8 +20,7 @@ LONGEST_S = 3600.0
 limits conflict, `MOST_STALLED` wins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exposure:
+class Exposure(Struct, frozen=True, kw_only=True):
     """How long a job was observed, and how often it failed in that time."""
 
     failures: int = 0
@@ -34,8 +34,7 @@ class Exposure:
         return (expected_s + seen_s) / (PRIOR_FAILURES + self.failures)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavePace:
+class SavePace(Struct, frozen=True, kw_only=True):
     """What an attempt needs to know for `checkpoint.every: auto`."""
 
     exposure: Exposure = Exposure()
@@ -53,8 +52,7 @@ def daly_s(cost_s: float, mtbf_s: float) -> float:
     return young_s * (1 + math.sqrt(share) / 3 + share / 9) - cost_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Struct, frozen=True, kw_only=True):
     """Training time between two saves."""
 
     seconds: float

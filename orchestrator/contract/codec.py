@@ -1,35 +1,34 @@
-"""Frozen dataclasses to JSON values and back; decoding reports every problem at once.
+"""Structs (frozen values) to JSON values and back; decoding reports every problem at once.
 
 It reads what people write: the job spec, the trainer's configuration, inventories. Messages between
 programs are read by msgspec (`messages/wire.py`), and here only if msgspec cannot read them.
 
-The codec knows dataclasses, unions (told apart by a tag or by type), `Literal`, enums (by name),
-tuples, mappings and `Annotated` limits. It needs only the standard library. pydantic is not used,
-because importing it takes most of the time that `ndctl plan` may take (benchmarks/cli.py).
+The codec knows structs, unions (told apart by a tag or by type), `Literal`, enums (by name),
+tuples, mappings and `Annotated` limits. pydantic is not used, because importing it takes most of
+the time that `ndctl plan` may take (benchmarks/cli.py).
 """
 
-import dataclasses
 import functools
 import math
 import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Literal, TypeVar, Union, cast
+from typing import Any, Literal, TypeGuard, TypeVar, Union, cast
+
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.limits import OneOf
 
 T = TypeVar("T")
-MISSING = dataclasses.MISSING
 ABSENT: Any = object()
 """Stands for a value that is missing; null is a value."""
 TAG = "kind"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Struct, frozen=True, kw_only=True):
     """One thing wrong with one value."""
 
     path: str
@@ -63,25 +62,20 @@ def key_of(name: str) -> str:
 
 
 @functools.cache
-def fields_of(cls: type) -> dict[str, tuple[str, Any, bool]]:
-    """Key -> (field name, resolved type, is required) of a dataclass."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    return {
-        key_of(f.name): (
-            f.name,
-            hints[f.name],
-            f.default is MISSING and f.default_factory is MISSING,
-        )
-        for f in dataclasses.fields(cls)
-        if f.init
-    }
+def fields_of(cls: type[Struct]) -> dict[str, tuple[str, Any, bool]]:
+    """Key -> (field name, resolved type, is required) of a struct."""
+    return {key_of(f.name): (f.name, f.type, f.required) for f in structs.fields(cls)}
+
+
+def is_struct(kind: Any) -> TypeGuard[type[Struct]]:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def encode(value: Any) -> Any:
     """`value` as a value that `json.dumps` accepts."""
     if type(value) in SCALARS:  # tested first because most values are, such as 2,048 host names
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         return {
             key: (encode_tagged if is_tagged(kind) else encode)(getattr(value, name))
             for key, (name, kind, _) in fields_of(type(value)).items()
@@ -97,15 +91,15 @@ def encode(value: Any) -> Any:
 
 @functools.cache
 def is_tagged(kind: Any) -> bool:
-    """Whether `kind` is a union of dataclasses, so that a value must name its class."""
+    """Whether `kind` is a union of structs, so that a value must name its class."""
     members = typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else ()
     return bool(_tagged(members))
 
 
 @functools.cache
 def _tagged(kinds: tuple[Any, ...]) -> Mapping[str, Any]:
-    """Class name -> class if `kinds` are several dataclasses; else empty."""
-    if len(kinds) < 2 or not all(dataclasses.is_dataclass(kind) for kind in kinds):
+    """Class name -> class if `kinds` are several structs; else empty."""
+    if len(kinds) < 2 or not all(is_struct(kind) for kind in kinds):
         return {}
     return {kind.__name__: kind for kind in kinds}
 
@@ -116,7 +110,7 @@ def _origin(kind: Any) -> Any:
 
 
 def encode_tagged(value: Any) -> dict[str, Any]:
-    """A member of a union of dataclasses, with its class name under `kind`."""
+    """A member of a union of structs, with its class name under `kind`."""
     return {TAG: type(value).__name__} | cast(dict[str, Any], encode(value))
 
 
@@ -142,8 +136,8 @@ def words_of(kind: Any) -> str:
         return " or ".join(words_of(one) for one in args)
     if origin is Literal:
         return " or ".join(_show(choice) for choice in args)
-    if dataclasses.is_dataclass(kind):
-        return f"key: value pairs with the keys {', '.join(fields_of(cast(type, kind)))}"
+    if is_struct(kind):
+        return f"key: value pairs with the keys {', '.join(fields_of(kind))}"
     if origin is tuple:
         return "a list"
     if _is_enum(kind):
@@ -163,8 +157,8 @@ def _read(kind: Any, data: Any, path: str, problems: list[Problem]) -> Any:
         return _read_tuple(typing.get_args(kind)[0], data, path, problems)
     if origin is not None and issubclass(origin, Mapping):
         return _read_mapping(typing.get_args(kind), data, path, problems)
-    if dataclasses.is_dataclass(kind):
-        return _read_dataclass(cast(type, kind), data, path, problems)
+    if is_struct(kind):
+        return _read_struct(kind, data, path, problems)
     if _is_enum(kind):
         name = _read_literal(tuple(kind.__members__), data, path, problems)
         return None if name is None else kind[name]
@@ -179,7 +173,7 @@ def _read_limited(kind: Any, data: Any, path: str, problems: list[Problem]) -> A
         # The type is wrong. The message gives type and limits together, such as "must be a whole
         # number (at least 1)", so that the user corrects the value once.
         limit = words_of(kind)
-        problems += [dataclasses.replace(p, limit=limit) if p.path == path else p for p in found]
+        problems += [replace(p, limit=limit) if p.path == path else p for p in found]
         return None
     for limit in limits:
         if not limit.admits(value):
@@ -195,7 +189,7 @@ def _read_union(kinds: tuple[Any, ...], data: Any, path: str, problems: list[Pro
     kinds = tuple(kind for kind in kinds if kind is not types.NoneType)
     if tagged := _tagged(kinds):
         return _read_tagged(tagged, data, path, problems)
-    objects = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    objects = [kind for kind in kinds if is_struct(kind)]
     if isinstance(data, Mapping) and len(objects) == 1:
         # Only one member of the union is an object, so report the mistakes inside that object.
         return _read(objects[0], data, path, problems)
@@ -280,7 +274,7 @@ def _read_numbered(
     return found
 
 
-def _read_dataclass(cls: type, data: Any, path: str, problems: list[Problem]) -> Any:
+def _read_struct(cls: type[Struct], data: Any, path: str, problems: list[Problem]) -> Any:
     fields = fields_of(cls)
     if not isinstance(data, Mapping):
         fix = f"under {path or 'the top'}, use the keys {', '.join(fields)}"
@@ -306,15 +300,15 @@ def _read_dataclass(cls: type, data: Any, path: str, problems: list[Problem]) ->
     try:
         return cls(**values)
     except Invalid as exc:
-        problems += [dataclasses.replace(p, path=join(path, p.path)) for p in exc.problems]
+        problems += [replace(p, path=join(path, p.path)) for p in exc.problems]
         return None
 
 
 def _needed(kind: Any) -> str:
-    """What to add for a missing `kind`; for a dataclass, the keys that it requires."""
-    if not dataclasses.is_dataclass(kind):
+    """What to add for a missing `kind`; for a struct, the keys that it requires."""
+    if not is_struct(kind):
         return words_of(kind)
-    fields = fields_of(cast(type, kind))
+    fields = fields_of(kind)
     needed = [key for key, (_, _, required) in fields.items() if required]
     return f"with {', '.join(needed)}" if needed else f"with one of {', '.join(fields)}"
 

@@ -1,15 +1,15 @@
 """What a backend must start (one agent on each host), and what the scheduler granted for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True, kw_only=True):
     job: str
     run_dir: str
     """Absolute path on a file system that every host sees."""
@@ -37,8 +37,7 @@ Cause = Literal["cancelled", "preempted", "time-limit", "requeued", "drained", "
 ran for the job broke, such as the batch script of a Slurm job; the hosts are not claimed back."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True, kw_only=True):
     """Something that all agents depend on broke, such as srun; no host is the culprit."""
 
     what: str
@@ -46,8 +45,7 @@ class Breakdown:
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(Struct, frozen=True, kw_only=True):
     """What a scheduler granted, as the leader finds it at its start."""
 
     id: str

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.limits import AtLeast
 
@@ -11,8 +12,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """Outermost first: ranks with consecutive numbers differ in tp."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
+class Mesh(Struct, frozen=True, kw_only=True):
     pp: Annotated[int, AtLeast(1)] = 1
     dp_replicate: Annotated[int, AtLeast(1)] = 1
     dp_shard: Annotated[int, AtLeast(1)] = 1

@@ -1,15 +1,15 @@
 """A plan: how the planner splits a job over ranks."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Struct, frozen=True, kw_only=True):
     """Estimated bytes that a rank needs, by purpose; by default of the fullest rank."""
 
     peak_bytes: int
@@ -22,8 +22,7 @@ class Memory:
     """What is offloaded to host memory; not part of `items`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(Struct, frozen=True, kw_only=True):
     """What one rank sends in each step along one axis of the mesh, by one kind of collective."""
 
     axis: str
@@ -45,8 +44,7 @@ class Traffic:
     """Part of `seconds` that no computation hides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(Struct, frozen=True, kw_only=True):
     """Predicted time of one optimizer step."""
 
     step_s: float
@@ -60,8 +58,7 @@ class StepTime:
     """Accuracy of the prediction, and what it was calibrated on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True):
     """One way to run a job, with its predicted cost."""
 
     mesh: Mesh
@@ -77,8 +74,7 @@ class Choice:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
+class Rejected(Struct, frozen=True, kw_only=True):
     """Meshes that share one reason: a constraint that rules them out, or they are slower."""
 
     family: str
@@ -89,8 +85,7 @@ class Rejected:
     """Number of meshes: ways to write the number of ranks as a product of five degrees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementCost:
+class PlacementCost(Struct, frozen=True, kw_only=True):
     """Bytes per step that all ranks together send out of a host, out of a leaf switch, and so on
     upwards. Bytes that leave a leaf have also left a host."""
 
@@ -102,8 +97,7 @@ class PlacementCost:
     """The same cost if hosts were used in the order of their names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     mesh: Mesh
     micro_batch_size: int
     gradient_accumulation: int
@@ -163,8 +157,7 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankPlace:
+class RankPlace(Struct, frozen=True, kw_only=True):
     rank: int
     host: str
     local_rank: int

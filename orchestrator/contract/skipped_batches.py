@@ -6,16 +6,16 @@ it read the batches that follow. The number of steps stays the same.
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.spec.limits import AtLeast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True, order=True):
     """Batches of the stream, counted from 1; `last` is included."""
 
     first: Annotated[int, AtLeast(1)]

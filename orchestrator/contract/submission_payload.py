@@ -8,9 +8,11 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.launch import LaunchPlan
@@ -26,8 +28,7 @@ PACKED = ".gz"
 """Ending of the name of a compressed file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Handover(Struct, frozen=True, kw_only=True):
     job: JobSubmitted
     """The journal's first line of this launch."""
     spec: str
@@ -47,8 +48,7 @@ class Handover:
         return self.job.launch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Submission:
+class _Submission(Struct, frozen=True, kw_only=True):
     job: JobSubmitted
     new: bool
 

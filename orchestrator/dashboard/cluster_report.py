@@ -5,7 +5,7 @@ from the pods. The leader also writes a report to the cluster, which ndctl saves
 If the pods are gone, that report may contain later steps and checkpoints than the copy.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.dashboard.metrics import Metric, Progress
 from orchestrator.dashboard.view import CheckpointView, ReplayedJob

@@ -1,11 +1,11 @@
 """Complete commands about one job, ready to paste into the terminal where the user typed ndctl."""
 
-from dataclasses import dataclass
 from shlex import join, quote
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commands:
+
+class Commands(Struct, frozen=True, kw_only=True):
     job: str
     spec: str = "SPEC"
     """Spec file for a resubmission: the user's own file if known."""

@@ -9,9 +9,12 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.times import check_time
@@ -23,8 +26,7 @@ RECENT_STEPS = 32
 _CHUNK = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     attempt: int
     step: int
     loss: float | None = None
@@ -37,8 +39,7 @@ class Metric:
     """Unix seconds at the end of the step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """A summary of the metrics. Its size does not grow with the number of steps."""
 
     first: Metric | None = None

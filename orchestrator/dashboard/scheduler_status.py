@@ -5,7 +5,8 @@ have been suspended by the scheduler.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.job.state import Run
 from orchestrator.seams import Clock, LaunchStatus

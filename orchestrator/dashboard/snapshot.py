@@ -1,8 +1,9 @@
 """All data about one job at one time, for every view except the live dashboard."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.dashboard.cluster_report import apply_report
@@ -15,8 +16,7 @@ from orchestrator.journal import journal
 from orchestrator.seams import LaunchStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True, kw_only=True):
     run_dir: RunDir
     seen: ReplayedJob
     progress: Progress

@@ -6,8 +6,10 @@ elsewhere.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.mesh import Mesh
@@ -55,8 +57,7 @@ LEADER_START_S = 30.0
 """A leader that has not opened the journal after so long counts as failed to start."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedSave:
+class FailedSave(Struct, frozen=True, kw_only=True):
     """The last failed save, and the number of failed saves in a row."""
 
     step: int
@@ -69,8 +70,7 @@ class FailedSave:
     """Advice of the failure class of `why`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointView:
+class CheckpointView(Struct, frozen=True, kw_only=True):
     """The newest complete checkpoint, according to the journal."""
 
     step: int = 0
@@ -87,8 +87,7 @@ class CheckpointView:
         return f"step-{self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedJob:
+class ReplayedJob(Struct, frozen=True, kw_only=True):
     """What the views read from the journal: the job state and what it does not contain."""
 
     run: Run = field(default_factory=Run)
@@ -211,8 +210,7 @@ def _checkpoint(
             return CheckpointView(step=step, at=complete_at, passed_over=passed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """The state of a job as users see it."""
 
     state: State
@@ -294,8 +292,7 @@ def _scheduler_state(
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRow:
+class HostRow(Struct, frozen=True, kw_only=True):
     name: str
     first_rank: int
     ranks: tuple[Health, ...]
@@ -306,8 +303,7 @@ class HostRow:
         return min(self.ranks, key=WORST_FIRST.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     name: str
     state: State
     reason: str

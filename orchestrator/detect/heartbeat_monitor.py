@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import get_args
 
+from msgspec import Struct
+
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (
     CheckpointSlow,
@@ -69,8 +71,7 @@ FEW_SAVES = 3
 SAVES_KEPT = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     hang: float | None
     """Seconds; None adapts to the observed step time."""
     init: float

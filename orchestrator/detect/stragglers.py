@@ -9,6 +9,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.messages.agent_protocol import RankDigest
 from orchestrator.contract.messages.events import StragglerFound, StragglerGone
@@ -39,8 +41,7 @@ class _Sum:
     total_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(Struct, frozen=True):
     """Mean values over some steps."""
 
     own_s: Mapping[int, float]
@@ -151,8 +152,7 @@ class Stragglers:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     usual_s: float
     slow: frozenset[int]
     """Ranks that stand out and cost more than `COST`."""

@@ -1,10 +1,11 @@
 """Finds the class of a failure with ordered rules: the first match wins, user rules come first."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import FailureRule, Reading
@@ -27,8 +28,7 @@ PIECE = 50
 """Lines of a whole log that are matched at once; a `Text` of so few lines never drops a line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureSigns:
+class FailureSigns(Struct, frozen=True, kw_only=True):
     """Evidence from one process, or from the kernel log of its host."""
 
     lines: tuple[str, ...] = ()
@@ -46,8 +46,7 @@ class FailureSigns:
         return Text.of(self.lines) if self.said is None else self.said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classified:
+class Classified(Struct, frozen=True, kw_only=True):
     rule: FailureRule
     line: str
     """The matching line; empty if a signal or exit code matched."""
@@ -55,8 +54,7 @@ class Classified:
     """The pattern that matched `line`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _Table(Struct, frozen=True, kw_only=True):
     """The rules of `classes.yaml`, in the order in which they are tried."""
 
     classes: tuple[FailureRule, ...]

@@ -1,7 +1,8 @@
 """Check a Kubernetes cluster and the user's permissions. Read-only."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import ApiReader
@@ -37,8 +38,7 @@ from orchestrator.inventory.kubernetes.standing import shut
 from orchestrator.inventory.kubernetes.taints import tolerations_of
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     handover: Handover
     table: GpuTable
     """GPU models by node labels."""

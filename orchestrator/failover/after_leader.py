@@ -6,7 +6,8 @@ it. The job is requeued only if too few hosts are left.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.failover.journal_watch import runs_without_leader
@@ -25,35 +26,30 @@ NOTICE_SLACK_S = 75.0
 received that warning."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """Exit: the job is over, or other processes continue it."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAgain:
+class QueueAgain(Struct, frozen=True):
     without: tuple[str, ...]
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ClearHost:
+class ClearHost(Struct, frozen=True):
     """End all processes on the former leader's host, which the scheduler still counts as part of
     the run. If that works, the host works too."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class TakeOver:
+class TakeOver(Struct, frozen=True):
     how: str
     """How the former leader ended, as far as known."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskAgain:
+class AskAgain(Struct, frozen=True):
     why: str
 
 

@@ -5,8 +5,9 @@ all hosts see, shows the difference: a live leader writes that it lost this host
 about it.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.contract.files.run_dir import RunDir
@@ -28,8 +29,7 @@ STRANGER_S = 120.0
 leader (90 s by default)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """The state of the journal as this host reads it."""
 
     run: Run

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from msgspec import Struct
+
 from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.errors import BackendError, InUse, JobError
@@ -62,8 +64,7 @@ SEE_S = 30.0
 before it to act."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """What an agent holds when it becomes the leader."""
 
     name: str

@@ -5,9 +5,10 @@ it twice. A directory that cannot be read is not gone: a failing file server (EI
 timeout) may recover.
 """
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.seams import Clock
@@ -20,8 +21,7 @@ class RunDirGone(Exception):
     """The run directory was moved, removed or replaced by another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
+class Loss(Struct, frozen=True):
     what: str
     at: float
     """When it was first seen, on the monotonic clock, ..."""

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.agent.agent import WARNINGS, Agent
 from orchestrator.contract.files import exit_codes
@@ -25,8 +26,7 @@ Lead = Callable[[Agent, "asyncio.Task[int]", Claim], Awaitable[int | None]]
 follow another leader again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FollowingSeams:
+class FollowingSeams(Struct, frozen=True, kw_only=True):
     """What an agent that does not lead uses of the world outside it, besides the agent's seams."""
 
     backend_named: Callable[[str], AllocationBackend]

@@ -7,7 +7,8 @@ simulations begin with all hosts available.
 """
 
 import math
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.checkpoint_interval import daly_s
 from orchestrator.forecast.setting import Setting

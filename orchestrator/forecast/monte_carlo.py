@@ -1,8 +1,10 @@
 """Simulates one setting many times: the mean and the spread of its outcomes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean, quantiles
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.forecast import closed_form
 from orchestrator.forecast.history import history
@@ -12,8 +14,7 @@ AROUND = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the best interval that are simulated too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(Struct, frozen=True, kw_only=True):
     """The simulated outcome of one setting."""
 
     setting: Setting
@@ -40,8 +41,7 @@ class Expected:
         return self.effective * setting.hosts / (setting.hosts + setting.spares)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class Forecast(Struct, frozen=True, kw_only=True):
     expected: Expected
     """With the spec's own interval and spares."""
     best: Expected

@@ -1,9 +1,11 @@
 """How often a host breaks a job, by cause: tables with their sources, by ndctl or a site."""
 
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import nearest
 from orchestrator.contract.spec.limits import Above, AtLeast
@@ -17,8 +19,7 @@ DAY_S = 86400.0
 Detected = Literal["exit", "host", "hang", "planned"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureClass:
+class FailureClass(Struct, frozen=True, kw_only=True):
     name: str
     count: Annotated[float, Above(0)]
     """Number of failures seen on all hosts of the table over all its days."""
@@ -26,8 +27,7 @@ class FailureClass:
     host: Literal["leaves", "stays"] = "leaves"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class Rates(Struct, frozen=True, kw_only=True):
     name: str
     source: str
     hosts: Annotated[float, Above(0)]
@@ -78,8 +78,7 @@ class Rates:
         return replace(self, classes=classes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Tables:
+class _Tables(Struct, frozen=True, kw_only=True):
     tables: tuple[Rates, ...]
 
 

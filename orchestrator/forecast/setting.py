@@ -1,13 +1,12 @@
 """The input of a forecast: failures, saves and hosts of a job."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 PARTS = ("training", "detection", "restart", "lost work", "checkpoint stalls", "queue")
 """Where the time of a job goes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hazard:
+class Hazard(Struct, frozen=True, kw_only=True):
     """One kind of failure, with its rate for the whole job."""
 
     name: str
@@ -19,8 +18,7 @@ class Hazard:
     """Announced, so that a checkpoint is written first and no work is lost."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     hosts: int
     """Hosts that the job trains on."""
     spares: int

@@ -1,8 +1,10 @@
 """Builds the input of a forecast from a spec, its plan and assumptions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Annotated
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.checkpoint_interval import Interval, interval_of
 from orchestrator.contract.plan import Plan
@@ -26,8 +28,7 @@ EXIT_S = 2.0
 """Seconds until ndctl detects that a rank ended (benchmarks/results/measurements.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
+class Assumptions(Struct, frozen=True, kw_only=True):
     """What spec, plan and inventory do not say. None: computed, or one of the assumptions above."""
 
     rates: Rates
@@ -41,8 +42,7 @@ class Assumptions:
     """Hosts that the job can use. None: local jobs, which always have the hosts they request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class Basis(Struct, frozen=True, kw_only=True):
     """A setting, with the source of its numbers."""
 
     setting: Setting

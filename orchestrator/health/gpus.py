@@ -5,8 +5,9 @@ The parsers are pure and follow the documentation of nvidia-smi.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.seams import Completed, Shell
@@ -32,8 +33,7 @@ FATAL_XIDS: Mapping[int, str] = {
 YES = ("yes", "1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     bus_id: str
     name: str
     uncorrected: int | None
@@ -42,8 +42,7 @@ class Gpu:
     """Memory pages will be retired at the next reset."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Xid:
+class Xid(Struct, frozen=True, kw_only=True):
     bus_id: str
     number: int
     at_s: float

@@ -7,8 +7,9 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.check_results import Finding, Verdict
 from orchestrator.health.clocks_and_names import Resolve, addresses_of
@@ -31,8 +32,7 @@ PROBE = ".ndctl-preflight-"
 """Prefix of files that test whether a folder is writable."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """What the job needs of the host."""
 
     devices: int
@@ -41,8 +41,7 @@ class Wanted:
     """Address for other hosts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class Sight(Struct, frozen=True, kw_only=True):
     """What the checks read of a host; tests replace it."""
 
     shell: Shell

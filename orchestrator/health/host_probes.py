@@ -6,9 +6,10 @@ Each probe has a timeout. A probe that fails is recorded with its reason.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.failures import FailureRule
@@ -28,8 +29,7 @@ STAMP_SLACK_S = 5.0
 MEMORY = ("MemTotal", "MemAvailable", "SwapFree", "Shmem")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostProbe:
+class HostProbe(Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     memory: Mapping[str, str] | None = None
     """Fields of /proc/meminfo."""

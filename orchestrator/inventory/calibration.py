@@ -5,8 +5,9 @@ and source. All come from measurements of single operations, none from the train
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
 
@@ -16,8 +17,7 @@ Share = Annotated[float, Above(0), AtMost(1)]
 Amount = Annotated[float, AtLeast(0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
+class Tile(Struct, frozen=True, kw_only=True):
     """Part of the result of a matrix product that one processor computes at a time."""
 
     rows: Count
@@ -26,8 +26,7 @@ class Tile:
     """Relative to the first kind of tiles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkCalibration:
+class LinkCalibration(Struct, frozen=True, kw_only=True):
     """See `calibration/links.toml`."""
 
     share: Share
@@ -35,8 +34,7 @@ class LinkCalibration:
     base_s: Amount
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """See `calibration/devices.toml` for what each number means."""
 
     gemm: Mapping[str, Share]

@@ -3,9 +3,11 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid, Problem, nearest
 from orchestrator.contract.devices import PROFILE_NAMES
@@ -34,8 +36,7 @@ def check_profile(name: str | None) -> None:
     raise Invalid([Problem(path="profile", value=name, limit=limit, fix=fix)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlikeHosts:
+class AlikeHosts(Struct, frozen=True, kw_only=True):
     """The short form: all hosts are equal."""
 
     profile: str
@@ -55,8 +56,7 @@ class AlikeHosts:
         return (self.hosts_per_leaf, self.hosts_per_spine, self.hosts_per_core)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostEntry:
+class HostEntry(Struct, frozen=True, kw_only=True):
     name: str
     """A name, or several equal hosts: `node-[001-016]`."""
     devices: Annotated[int, AtLeast(0), AtMost(1_024)] | None = None
@@ -76,8 +76,7 @@ class HostEntry:
             raise Invalid([Problem(path="name", value=self.name, limit=limit, fix=fix)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedHosts:
+class ListedHosts(Struct, frozen=True, kw_only=True):
     hosts: tuple[HostEntry, ...]
     profile: str | None = None
     """For hosts that do not say."""

@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.inventory.hosts import Host, Inventory
 from orchestrator.inventory.profile import Profile

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from orchestrator.contract.codec import Invalid, Problem, nearest
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.inventory.profile import Profile
@@ -17,8 +19,7 @@ from orchestrator.yaml_document import decode_document, parse, read_text
 EXAMPLE = "gpus: [{type: h100, profile: h100-sxm-80gb}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuEntry:
+class GpuEntry(Struct, frozen=True, kw_only=True):
     profile: str | None
     """Name of a profile, or path of its file relative to the table's folder. None: the GPUs are
     known but have no profile, so later entries are not tried."""
@@ -58,8 +59,7 @@ def _compiles(pattern: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class _File(Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuEntry, ...]
 
 

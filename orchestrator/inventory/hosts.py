@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from orchestrator.inventory.profile import Fabric, Profile
 
@@ -22,8 +23,7 @@ State = Literal[
 """In the terms of the host's cluster: Slurm drains, Kubernetes cordons and taints."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(Struct, frozen=True, kw_only=True):
     name: str
     devices: int
     """Accelerators, or on a CPU cluster the ranks that the host runs."""
@@ -44,8 +44,7 @@ class Host:
     ends with the host. Names are unique in the inventory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Struct, frozen=True, kw_only=True):
     hosts: tuple[Host, ...]
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, get_args
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost
@@ -24,8 +25,7 @@ LinkKind = Literal[
 devices without peer access, through a buffer in host memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     kind: LinkKind
     bytes_per_s: Annotated[float, Above(0)]
     """Link rate of one device in one direction; a collective reaches less."""
@@ -33,8 +33,7 @@ class Link:
     """Latency of one message, or of one step of a ring."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Struct, frozen=True, kw_only=True):
     name: str
     device: Literal["cuda", "cpu"]
     memory_bytes: Annotated[int, AtLeast(1)]
@@ -98,8 +97,7 @@ def raise_for(problems: list[Problem]) -> None:
         raise Invalid(problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fabric:
+class Fabric(Struct, frozen=True, kw_only=True):
     """The cluster before hosts are chosen: all hosts are alike."""
 
     profile: Profile

@@ -4,7 +4,7 @@ The walk of a dead rank: `rank_exited` keeps the exit and stops the other ranks,
 called for each host, and with the last one `conclude` and `recover` decide what is next.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import (
@@ -39,7 +39,6 @@ from orchestrator.job.stage import Diagnosing, Holding, Running, Starting, Stopp
 from orchestrator.job.start import start_if_ready, wait
 from orchestrator.job.state import (
     Run,
-    changed,
     has_successors,
     is_placed,
     with_deadline,
@@ -188,7 +187,7 @@ def host_stopped(run: Run, event: HostStopped) -> Result:
         found = replace(found, stopped=(*found.stopped, event))
         interruption = replace(interruption, findings=found)
     done = with_ended(run.attempt.done, event.host, finished=event.finished)
-    run = changed(run, attempt=changed(run.attempt, done=done), interruption=interruption)
+    run = replace(run, attempt=replace(run.attempt, done=done), interruption=interruption)
     # A host that finished alone ends nothing: its peers are still writing the last checkpoint.
     if isinstance(run.stage, Stopping) or failed or all_done(run):
         return stop_or_conclude(run, event.at, f"torchrun ended on {event.host}")

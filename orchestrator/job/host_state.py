@@ -1,13 +1,13 @@
 """What a job knows about its hosts, and about the scheduler that granted them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from orchestrator.contract.launch import Allocation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostState:
+class HostState(Struct, frozen=True, kw_only=True):
     name: str
     address: str
     devices: int
@@ -32,24 +32,21 @@ class HostState:
     """The scheduler was asked for another host in its place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Away:
+class Away(Struct, frozen=True, kw_only=True):
     """How often the scheduler was asked to replace a host."""
 
     times: int
     last_at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replaced:
+class Replaced(Struct, frozen=True, kw_only=True):
     """A host that the job replaced for good."""
 
     at: float
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hosts:
+class Hosts(Struct, frozen=True, kw_only=True):
     """The hosts of this launch, and the excluded ones."""
 
     by_name: Mapping[str, HostState] = field(default_factory=dict)
@@ -80,8 +77,7 @@ class Hosts:
     """Hosts that were replaced since the newest attempt began."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerState:
+class SchedulerState(Struct, frozen=True, kw_only=True):
     """What the scheduler granted, and what the job asked it for."""
 
     leader: str = ""

@@ -1,7 +1,8 @@
 """Incidents: what went wrong, who caused it, and what was done about it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import Remedy, Scope
@@ -12,8 +13,7 @@ PREFLIGHT = "preflight"
 """Kind of the incident of a host that failed a check before ranks started on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incident:
+class Incident(Struct, frozen=True, kw_only=True):
     """One failure and what followed from it."""
 
     id: int
@@ -63,8 +63,7 @@ def evidence_lines(incident: Incident) -> tuple[str, ...]:
     return (*found.notes[:MOST_EVIDENCE], *tail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Struct, frozen=True, kw_only=True):
     """Everything that went wrong so far, and how much of each budget is spent."""
 
     incidents: tuple[Incident, ...] = ()

@@ -1,15 +1,15 @@
 """Why an attempt stops, or why the next one does not start yet."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.messages.events import StragglerFound
 from orchestrator.diagnosis.cause.findings import Findings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class Leaving(Struct, frozen=True, kw_only=True):
     """An orderly stop without a culprit. Ranks are expected to exit during it."""
 
     cause: Cause | Literal["growing"] | None
@@ -27,8 +27,7 @@ class Leaving:
         return self.cause == "growing" or self.straggler is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
+class Interruption(Struct, frozen=True, kw_only=True):
     """Why the attempt stops. It is not a part of a stage, because it passes from one to the next:
     from `Diagnosing` to `Stopping`, and through the stages between two attempts."""
 

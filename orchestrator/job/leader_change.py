@@ -1,7 +1,8 @@
 """A person submits the job, or a new leader starts: what stays of the state before."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files.last_metric import Reached
 from orchestrator.contract.launch import Allocation

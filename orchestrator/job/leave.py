@@ -1,6 +1,6 @@
 """The job leaves its hosts: it ends, or goes back to the scheduler's queue."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Action, Ending, EndJob, Requeue
 from orchestrator.contract.messages.events import RunDirLost

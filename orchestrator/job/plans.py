@@ -1,20 +1,18 @@
 """The plans of a job, and the planner's answer to a plan that did not fit into memory."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from orchestrator.contract.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
+class JobPlan(Struct, frozen=True, kw_only=True):
     """A plan and the number under which the run directory has it."""
 
     plan: Plan
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refit:
+class Refit(Struct, frozen=True, kw_only=True):
     """The planner's answer to a plan that did not fit into memory."""
 
     found: JobPlan | None
@@ -28,16 +26,14 @@ class Refit:
     """Each of `ways` as an option of `ndctl submit`, without its price."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rollback:
+class Rollback(Struct, frozen=True, kw_only=True):
     to: int
     """Step of the checkpoint; 0 for the beginning."""
     since: int
     """The first bad step after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
+class Shortage(Struct, frozen=True, kw_only=True):
     """The present plan does not fit into the devices' memory."""
 
     device_bytes: int
@@ -48,8 +44,7 @@ class Shortage:
     """The reason if the job ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
+class Plans(Struct, frozen=True, kw_only=True):
     """Plans that replace the submitted one, and open questions to the planner."""
 
     refitted: JobPlan | None = None

@@ -1,16 +1,15 @@
 """How far a job has trained: in its present attempt, and in all of them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from orchestrator.contract.messages.events import StragglerFound
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.job.plans import Rollback
 
 
-# Without slots, so that `changed` can copy it.
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """The present attempt; between two attempts the last one."""
 
     number: int = 0
@@ -27,9 +26,7 @@ class Attempt:
     """Rank that keeps its peers waiting -> when and by how much."""
 
 
-# Without slots, so that `changed` can copy it.
-@dataclass(frozen=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """Checkpoints and training time of all attempts."""
 
     saved: int = 0

@@ -4,8 +4,9 @@ Every stage has `since`, the time at which it began, and `reason`, why it was en
 print. A stage with a `deadline` has lasted too long at that time.
 """
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.messages.actions import Ending
 
@@ -26,8 +27,7 @@ State = Literal[
 ENDED: tuple[State, ...] = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(Struct, frozen=True, kw_only=True, tag=True):
     """No leader has started in this launch yet."""
 
     title: ClassVar = "submitted"
@@ -35,8 +35,7 @@ class Submitted:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True, tag=True):
     """Agents register; the next attempt starts once there are enough usable hosts."""
 
     title: ClassVar = "waiting for agents"
@@ -45,8 +44,7 @@ class Waiting:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(Struct, frozen=True, kw_only=True, tag=True):
     """A pause before a restart, because the failure may be transient. Agents may come and go."""
 
     title: ClassVar = "waiting before a restart"
@@ -55,8 +53,7 @@ class Holding:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checking:
+class Checking(Struct, frozen=True, kw_only=True, tag=True):
     """All hosts run the check before the start together."""
 
     title: ClassVar = "checking hosts"
@@ -67,8 +64,7 @@ class Checking:
     """Hosts that run the check, without those whose agent was lost since it began."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Starting:
+class Starting(Struct, frozen=True, kw_only=True, tag=True):
     """Ranks start; none has finished a step of this attempt."""
 
     title: ClassVar = "starting ranks"
@@ -76,15 +72,13 @@ class Starting:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
+class Running(Struct, frozen=True, kw_only=True, tag=True):
     title: ClassVar = "training"
     since: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosing:
+class Diagnosing(Struct, frozen=True, kw_only=True, tag=True):
     """Ranks hang; agents collect evidence while the ranks still run."""
 
     title: ClassVar = "gathering evidence"
@@ -96,8 +90,7 @@ class Diagnosing:
     else to `Starting`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
+class Stopping(Struct, frozen=True, kw_only=True, tag=True):
     """Agents stop the ranks. The attempt is concluded when no process is left."""
 
     title: ClassVar = "stopping ranks"
@@ -106,8 +99,7 @@ class Stopping:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queued:
+class Queued(Struct, frozen=True, kw_only=True, tag=True):
     """The allocation was given back, and the job is in the scheduler's queue again."""
 
     title: ClassVar = "back in the scheduler's queue"
@@ -115,8 +107,7 @@ class Queued:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True, tag=True):
     title: ClassVar = "ended"
     since: float
     reason: str

@@ -1,7 +1,8 @@
 """Between two attempts: wait for hosts, check them, and start the next attempt."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import CheckHosts, StartAttempt
 from orchestrator.job.failures import oom_replan

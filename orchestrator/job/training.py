@@ -1,7 +1,8 @@
 """What ranks report while they train: steps, checkpoints, drills."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import (
     CheckpointIntervalChanged,
@@ -18,7 +19,7 @@ from orchestrator.job.hosts.straggler_replacement import replace_straggler
 from orchestrator.job.incident import Incident
 from orchestrator.job.leave import Result
 from orchestrator.job.stage import Running, Starting
-from orchestrator.job.state import Run, changed
+from orchestrator.job.state import Run
 
 MOST_SAVES = 16
 """Steps of checkpoints that the state keeps; a job keeps fewer checkpoints."""
@@ -61,10 +62,10 @@ def _with_resumed_step(run: Run, event: TrainingResumed) -> Iterator[Incident]:
 def step_reached(run: Run, event: StepReached) -> Result:
     since = run.progress.stepped_at if isinstance(run.stage, Running) else event.at
     trained_s = run.progress.trained_s + max(0.0, event.at - since)
-    run = changed(
+    run = replace(
         run,
-        attempt=changed(run.attempt, step=event.step),
-        progress=changed(run.progress, stepped_at=event.at, trained_s=trained_s),
+        attempt=replace(run.attempt, step=event.step),
+        progress=replace(run.progress, stepped_at=event.at, trained_s=trained_s),
     )
     if not isinstance(run.stage, Starting):
         return run, ()

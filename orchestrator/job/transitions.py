@@ -13,8 +13,9 @@ So replaying a journal's events gives the same state and the same actions.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, get_args
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import (
     AgentLost,
@@ -92,7 +93,7 @@ from orchestrator.job.stage import (
     Submitted,
     Waiting,
 )
-from orchestrator.job.state import Run, changed
+from orchestrator.job.state import Run
 from orchestrator.job.training import (
     checkpoint_saved,
     drill_happened,
@@ -205,7 +206,7 @@ def step(run: Run, event: Event) -> Result:
     after, actions = handler(run, event)
     if after is run and not actions:
         return run, ()
-    return changed(after, last_at=_seen_at(event)), actions
+    return replace(after, last_at=_seen_at(event)), actions
 
 
 def fold(events: Iterable[Event], run: Run | None = None) -> Run:

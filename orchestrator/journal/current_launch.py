@@ -6,8 +6,9 @@ the journal anyway and uses only the journal.
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import write_whole
@@ -18,8 +19,7 @@ from orchestrator.contract.read_json import read_json
 from orchestrator.journal.journal import Tail
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class Launched(Struct, frozen=True, kw_only=True):
     backend: str
     launch: LaunchPlan
 

@@ -16,13 +16,13 @@ import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import msgspec
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, decode, encode_tagged
 from orchestrator.contract.messages import wire
@@ -43,8 +43,7 @@ LOCK_PATIENCE_S = 2.0
 LOCK_POLL_S = 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """One line of the journal."""
 
     seq: int
@@ -52,8 +51,7 @@ class Entry:
     actions: tuple[Action, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(Struct, frozen=True, kw_only=True):
     """A position between two lines of a journal."""
 
     lines: int = 0

@@ -3,9 +3,10 @@
 import json
 import os
 import secrets
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files.access import access_of
 from orchestrator.contract.files.atomic_write import write_whole

@@ -13,18 +13,16 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields, make_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, decode, encode
 from orchestrator.contract.files.atomic_write import written_beside
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.read_json import read_json
-from orchestrator.job.stage import Stage
 from orchestrator.job.state import Run
 from orchestrator.job.transitions import fold
 from orchestrator.journal.journal import Place, Tail
@@ -42,8 +40,7 @@ ReadBefore = Callable[[int, int], bytes]
 """Reads `length` bytes of the journal that end at an offset; fewer if it is shorter."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class Head(Struct, frozen=True, kw_only=True):
     """First line of a snapshot."""
 
     v: int
@@ -56,8 +53,6 @@ class Head:
     """Digest of the journal's last bytes before `place`."""
     run: str
     """Digest of the second line."""
-    stage: str
-    """Class of the job's stage. msgspec does not write which member of a union a dataclass is."""
 
 
 class Unfit(ValueError):
@@ -91,7 +86,6 @@ def to_bytes(folded: Folded, maker: str, read_before: ReadBefore) -> bytes:
         place=place,
         before=_before(place, read_before),
         run=sha256(run).hexdigest(),
-        stage=type(folded.run.stage).__name__,
     )
     return json.dumps(encode(head)).encode() + b"\n" + run + b"\n"
 
@@ -103,27 +97,9 @@ def from_bytes(data: bytes, maker: str, read_before: ReadBefore) -> Folded:
     if not run.endswith(b"\n") or sha256(run[:-1]).hexdigest() != head.run:
         raise Unfit("it is incomplete")
     try:
-        return Folded(run=_decoded(run, head.stage), place=head.place)
-    except (KeyError, ValueError, RecursionError) as exc:
+        return Folded(run=msgspec.json.decode(run, type=Run), place=head.place)
+    except (ValueError, RecursionError) as exc:
         raise Unfit(f"it cannot be read: {exc!r}") from exc
-
-
-def _decoded(data: bytes, stage: str) -> Run:
-    """msgspec cannot read a union of dataclasses, so it needs a type with exactly this stage."""
-    saved = msgspec.json.decode(data, type=_saved_as()[stage])
-    return Run(**{each.name: getattr(saved, each.name) for each in fields(Run)})
-
-
-@functools.cache
-def _saved_as() -> dict[str, Any]:
-    """Name of a stage -> a dataclass like `Run` whose `stage` is of that class."""
-    hints = get_type_hints(Run)
-    return {
-        kind.__name__: make_dataclass(
-            f"Saved{kind.__name__}", list({**hints, "stage": kind}.items()), kw_only=True
-        )
-        for kind in get_args(Stage)
-    }
 
 
 def _head(line: bytes, maker: str, read_before: ReadBefore) -> Head:

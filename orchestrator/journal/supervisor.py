@@ -1,9 +1,10 @@
 """Journals events and the decisions of `step` on them. The leader performs the actions."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self
+
+from msgspec import Struct, field
 
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.events import Event, RankExited, Tick
@@ -43,8 +44,7 @@ class OpenJournal(Lines, Protocol):
     ) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class Folded(Struct, frozen=True, kw_only=True):
     """The fold of the journal up to `place`."""
 
     run: Run = field(default_factory=Run)

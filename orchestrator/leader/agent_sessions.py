@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import WSMessage, WSMsgType
+from msgspec import Struct
 
 from orchestrator.agent.connection import Line
 from orchestrator.contract.messages import wire
@@ -43,8 +44,7 @@ class AgentSession:
     """It was connected to the former leader, and has not connected to this one yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Silence:
+class Silence(Struct, frozen=True):
     host: str
     why: str
     silent_s: float

@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.agent.rank_socket import free_port
 from orchestrator.contract.check_results import Finding
@@ -70,8 +72,7 @@ Replanner = Callable[[Plan, Sequence[str], Mapping[str, tuple[str, ...]]], JobPl
 hosts. Raises PlanError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planners:
+class Planners(Struct, frozen=True, kw_only=True):
     fewer: Replanner
     less: Refitter
 

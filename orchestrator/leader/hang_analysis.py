@@ -7,8 +7,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import GatherEvidence
 from orchestrator.contract.messages.agent_protocol import Evidence, Gather

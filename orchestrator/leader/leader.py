@@ -9,12 +9,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, assert_never
 
 from aiohttp import WSMsgType
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.agent.connection import Line
 from orchestrator.agent.rank_socket import free_port
@@ -107,8 +108,7 @@ class SteadyClock:
         return self.offset + self.clock.monotonic()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     """The allocation and the history that a leader finds when it starts."""
 
     term: Term
@@ -144,8 +144,7 @@ Listen = Callable[[Register, Line], Awaitable[None]]
 message, for each agent that has proved that it is of the job."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderSeams:
+class LeaderSeams(Struct, frozen=True):
     """The interfaces through which a leader reaches the network, storage and threads."""
 
     server: Callable[[Listen, Callable[[str], object]], Server]

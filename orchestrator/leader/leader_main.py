@@ -12,10 +12,11 @@ import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig
 from orchestrator.contract.files import exit_codes
@@ -43,8 +44,7 @@ ORDERED = (exit_codes.OK, exit_codes.REQUEUED)
 """Exit codes of an agent that its leader ordered to exit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRecords:
+class HostRecords(Struct, frozen=True, kw_only=True):
     """What earlier jobs and people recorded about the hosts of the cluster."""
 
     path: Path
@@ -57,8 +57,7 @@ class HostRecords:
     """Hosts whose strikes a person cleared -> when, Unix seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeadingSeams:
+class LeadingSeams(Struct, frozen=True, kw_only=True):
     """What a leading process uses of the world outside it. The worker runs all that may block."""
 
     storage: FailoverStorage
@@ -78,8 +77,7 @@ class LeadingSeams:
     worker: Worker = asyncio.to_thread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listening:
+class Listening(Struct, frozen=True, kw_only=True):
     """Where the leader listens for agents."""
 
     bind: str

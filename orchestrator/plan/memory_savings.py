@@ -5,8 +5,10 @@ recomputation), ordered by step time. Then come those of `search/smallest_change
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import AXES
@@ -23,8 +25,7 @@ ANOTHER_JOB = frozenset({"data.sequence_length", "model.lora", "cluster.hosts"})
 """Keys whose change affects what is trained, or the hosts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemorySaving:
+class MemorySaving(Struct, frozen=True, kw_only=True):
     edits: Edits
     """Changed keys of the spec."""
     price: str

@@ -1,8 +1,9 @@
 """Plans a job: from its spec, the inventory and the model's config to one plan with its reasons."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import PlacementCost, Plan, Traffic

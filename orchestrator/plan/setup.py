@@ -1,8 +1,9 @@
 """A fully decided way to run a job: the input of the memory and cost models."""
 
 import math
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -14,8 +15,7 @@ from orchestrator.plan.model.shape import ModelShape
 Checkpointing = Literal["none", "selective", "full", "every_k"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class Setup(Struct, frozen=True, kw_only=True):
     shape: ModelShape
     tokens: int
     """Tokens of a sequence."""

@@ -2,9 +2,10 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import (
@@ -22,8 +23,7 @@ STAGES_AT_ONCE = 3
 (`_add_unshard_reshard`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLayers:
+class StageLayers(Struct, frozen=True, kw_only=True):
     """The layers of one rank along pp."""
 
     stages: tuple[int, ...]
@@ -34,8 +34,7 @@ class StageLayers:
     is_last: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageRank:
+class StageRank(Struct, frozen=True, kw_only=True):
     """The layers of a rank, and how many activations it keeps."""
 
     layers: int

@@ -1,8 +1,9 @@
 """Creates the trainer's configuration for a plan."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 from orchestrator.contract.files.trainer_config import TrainingConfig
 from orchestrator.contract.plan import Plan

@@ -2,8 +2,9 @@
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from orchestrator.job.transitions import step
 from orchestrator.journal.supervisor import Decide
@@ -24,8 +25,7 @@ EXIT_WITHIN_S = 1200.0
 MOST_EVENTS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     seed: int
     ending: str
     """`SUCCEEDED`, `FAILED`, `CANCELLED`; empty if a law was broken."""

@@ -1,9 +1,11 @@
 """Scenarios: a seed chooses the job, the cluster and the faults with their times."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
 from orchestrator.contract.spec.policy import PolicyRule, Same
@@ -42,8 +44,7 @@ KINDS: dict[str, str] = {
 SINGLE = tuple(kind for kind in KINDS if kind != "double")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Struct, frozen=True):
     kind: str
     at: float
     pick: float
@@ -55,8 +56,7 @@ class Fault:
         return f"{self.kind} at {self.at:.1f} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(Struct, frozen=True, kw_only=True):
     seed: int
     scheduled: bool
     """Whether a scheduler chooses the hosts; if not, the spec lists them."""
@@ -197,8 +197,7 @@ SCOPES: tuple[tuple[Scope, ...], ...] = (
 SAME: tuple[Same, ...] = ("class", "host", "strike", "error", "start", "checkpoint", "any")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Choices:
+class _Choices(Struct, frozen=True, kw_only=True):
     """Choices that a user may make about failures."""
 
     policy: tuple[PolicyRule, ...]

@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.flight_recorder import Asking, gather_dumps
 from orchestrator.agent.evidence.rank_evidence import gather_stacks, process_state

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 from aiohttp import ClientWSTimeout, WSMsgType, web
+from msgspec.structs import replace
 
 from orchestrator.agent import host_processes
 from orchestrator.agent.agent import ENDED_S, FIND_LEADER_S, LISTEN_S, Agent, AgentConfig

@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.agent.attempt import Attempt, keepers_killed
 from orchestrator.agent.evidence.rank_evidence import process_state

@@ -10,10 +10,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.agent.attempt import Attempt
 from orchestrator.agent.evidence.evidence_collector import gather_last, with_last_lines

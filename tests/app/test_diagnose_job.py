@@ -3,11 +3,11 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from orchestrator.app.diagnose_job import diagnose_job, job_text, story_of
 from orchestrator.app.submission import submit_job

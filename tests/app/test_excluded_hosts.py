@@ -1,10 +1,10 @@
 """Hosts that a job does without: why, until when, and what to type."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.app.excluded_hosts import excluded_hosts, excluded_while_queued

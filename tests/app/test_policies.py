@@ -1,13 +1,13 @@
 """`ndctl policy`: the rules for a class of failure, and their table in docs/recover.md."""
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec.structs import fields
 
 from orchestrator.app.policies import explain, explained_text, listed_text, policy_of
 from orchestrator.cli import cli

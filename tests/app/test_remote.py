@@ -4,10 +4,11 @@ import fcntl
 import json
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.app import cancel_job, remote
 from orchestrator.app.launch_statuses import launch_statuses

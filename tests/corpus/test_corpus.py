@@ -1,13 +1,14 @@
 """The corpus is in order, and the benchmark counts what it says it counts."""
 
+import dataclasses
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from benchmarks import corpus
 from benchmarks.corpus import (
@@ -152,19 +153,19 @@ def test_a_class_is_right_if_its_name_and_scope_are(found: Classification, expec
 
 
 def test_no_known_class_is_right_if_a_case_accepts_unknown() -> None:
-    assert grade(replace(CASE, accepts=("unknown",)), NOTHING) is Grade.RIGHT
+    assert grade(dataclasses.replace(CASE, accepts=("unknown",)), NOTHING) is Grade.RIGHT
 
 
 def test_a_broken_host_that_stays_is_missed_and_a_healthy_one_that_leaves_excluded() -> None:
     assert outcome(CASE, replace(FOUND, excludes_host=False)).missed
     assert not outcome(CASE, FOUND).missed
-    healthy = replace(CASE, excludes_host=False)
+    healthy = dataclasses.replace(CASE, excludes_host=False)
     assert outcome(healthy, FOUND).excluded
     assert not outcome(healthy, replace(FOUND, excludes_host=False)).excluded
 
 
 def test_a_host_on_which_operators_differ_counts_in_no_column() -> None:
-    doubtful = outcome(replace(CASE, excludes_host="either"), FOUND)
+    doubtful = outcome(dataclasses.replace(CASE, excludes_host="either"), FOUND)
     columns = (doubtful.missed, doubtful.excluded, doubtful.broken, doubtful.healthy)
     assert columns == (False, False, False, False)
 
@@ -194,7 +195,7 @@ def test_naming_an_innocent_rank_is_the_worst_outcome_of_a_dump() -> None:
 
 
 def test_naming_no_culprit_is_right_if_the_evidence_is_thin() -> None:
-    thin = replace(DUMP, or_none=True, kinds=("not-known",))
+    thin = dataclasses.replace(DUMP, or_none=True, kinds=("not-known",))
     found = replace(VERDICT, kind="not-known", ranks=())
     assert dump_outcome(thin, found).grade is Grade.RIGHT
 
@@ -213,9 +214,9 @@ def outcomes(right: int, wrong: int = 0, missed: int = 0, excluded: int = 0) -> 
     one = Outcome(name="a", file="f", grade=Grade.RIGHT, expected="", got="", broken=True)
     return [
         *[one] * (right - missed - excluded),
-        *[replace(one, grade=Grade.WRONG, name="w")] * wrong,
-        *[replace(one, missed=True, name="m")] * missed,
-        *[replace(one, broken=False, healthy=True, excluded=True, name="e")] * excluded,
+        *[dataclasses.replace(one, grade=Grade.WRONG, name="w")] * wrong,
+        *[dataclasses.replace(one, missed=True, name="m")] * missed,
+        *[dataclasses.replace(one, broken=False, healthy=True, excluded=True, name="e")] * excluded,
     ]
 
 

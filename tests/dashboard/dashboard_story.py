@@ -1,8 +1,10 @@
 """Jobs told as events: entries as the real supervisor decides them."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import Allocation, LaunchPlan
 from orchestrator.contract.mesh import Mesh

@@ -1,9 +1,9 @@
 """Jobs that wait in a scheduler's queue, or were put back there, have no leader and go on."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir

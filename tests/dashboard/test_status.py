@@ -3,13 +3,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import UTC
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.files.run_dir import RunDir

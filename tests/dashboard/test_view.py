@@ -1,7 +1,7 @@
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
 from orchestrator.contract.messages.events import (

@@ -1,9 +1,9 @@
 """Detectors: hangs, health and progress, out of digests and a clock."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.agent_protocol import RankDigest, StepTimes
 from orchestrator.contract.messages.events import (

@@ -5,13 +5,16 @@ truth about who did it. `blocking` is gloo: one operation at a time, no members 
 dump. Else NCCL: the program runs ahead of its device.
 """
 
+import dataclasses
 import random
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import prod
 from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.verdicts import HangEvidence, RankFacts
@@ -310,7 +313,7 @@ def active_only(found: "Standstill") -> "Standstill":
     dumps = {
         rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()
     }
-    return replace(found, scene=replace(found.scene, dumps=dumps))
+    return dataclasses.replace(found, scene=dataclasses.replace(found.scene, dumps=dumps))
 
 
 def _under_way(raw: dict[str, Any]) -> list[dict[str, Any]]:
@@ -392,11 +395,11 @@ def _spoil(draw: random.Random, ops: list[SimOp], at: int, fault: Fault) -> None
     if fault == "skip":
         del ops[at]
     elif fault == "shape":
-        ops[at] = replace(ops[at], numel=ops[at].numel + 1)
+        ops[at] = dataclasses.replace(ops[at], numel=ops[at].numel + 1)
     elif fault == "dtype":
-        ops[at] = replace(ops[at], dtype="Float")
+        ops[at] = dataclasses.replace(ops[at], dtype="Float")
     elif fault == "kind":
-        ops[at] = replace(ops[at], kind="broadcast")
+        ops[at] = dataclasses.replace(ops[at], kind="broadcast")
     elif at + 1 < len(ops):
         ops[at], ops[at + 1] = ops[at + 1], ops[at]
 

@@ -1,10 +1,10 @@
 """Dumps that hold what was under way and nothing else, as `onlyActive` has NCCL's recorder write
 them. They do not say what is complete, so less is known; no healthy rank may be named for that."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.diagnosis.dumps.dump import RankDump, condense
 from orchestrator.diagnosis.dumps.dump_summary import from_text, to_text

@@ -1,8 +1,7 @@
 """The benchmark of the diagnosis fails at each of the limits that it states."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.diagnosis import Score, score
 from orchestrator.diagnosis.hang.analyse import analyse

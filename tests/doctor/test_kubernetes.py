@@ -1,9 +1,9 @@
 """A cluster's answers, as an API server that is in order gives them, and in less order."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec, RunVolume

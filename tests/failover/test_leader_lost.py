@@ -9,12 +9,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.fence import Fence, GivenUp, check_leader, read_fence, write_fence
 from orchestrator.contract.files.leader_file import Term

@@ -1,10 +1,10 @@
 import math
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.forecast import closed_form
 from orchestrator.forecast.history import Account, history

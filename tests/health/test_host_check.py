@@ -5,10 +5,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding, Verdict, troubles, why_unfit
 from orchestrator.health.clocks_and_names import addresses_of, clock_skew, name_resolves
@@ -37,7 +37,7 @@ def a_sight(root: Path, **more: object) -> Sight:
         resolve=lambda _: ("10.0.0.1",),
         owns=lambda address: address == "10.0.0.1",
     )
-    return replace(seen, **more)  # type: ignore[arg-type]
+    return replace(seen, **more)
 
 
 def wanted(root: Path, address: str = "10.0.0.1", devices: int = 2) -> Wanted:

@@ -1,10 +1,9 @@
 """Hosts and their order."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.hosts import Host, Inventory, natural

@@ -1,11 +1,11 @@
 """Hardware as data: complete, sourced, and open to a user's own numbers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.devices import PROFILE_NAMES

@@ -1,8 +1,10 @@
 """A cluster in memory that obeys the supervisor, mostly, and a witness of what must always hold."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, assert_never, get_args
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import Allocation, Cause
 from orchestrator.contract.messages.actions import (

@@ -1,9 +1,9 @@
 """What a job does about a host that is drained, by `cluster.slurm.on_drain`."""
 
-from dataclasses import replace
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt, StopAttempt
 from orchestrator.contract.messages.events import HostFlagged, HostOpened

@@ -1,13 +1,13 @@
 """Which rule decides about a failure, and what comes of it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.messages.actions import (

@@ -1,10 +1,10 @@
 """Memory that was too short, and training that went astray: what is done about either."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.messages.actions import Action, EndJob, Replan, StartAttempt

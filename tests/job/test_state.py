@@ -1,25 +1,9 @@
-"""Parts of the state that are built for speed behave as the plain ones."""
+"""A part of the state that is built for speed behaves as a plain dictionary."""
 
-from dataclasses import replace
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.job.progress import Attempt
-from orchestrator.job.state import EndedHosts, changed
-
-
-def test_changed_is_replace_and_leaves_the_record_alone() -> None:
-    before = Attempt(number=3, placement=("a", "b"))
-    after = changed(before, step=7, drills=(1,))
-    assert after == replace(before, step=7, drills=(1,))
-    assert before == Attempt(number=3, placement=("a", "b"))
-
-
-def test_changed_refuses_a_field_that_does_not_exist() -> None:
-    with pytest.raises(TypeError, match=r"not a field of Attempt: {'steps'}"):
-        changed(Attempt(), steps=7)
+from orchestrator.job.state import EndedHosts
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sampled_from("abcd"), st.booleans())))

@@ -1,9 +1,9 @@
 """The way of a job by table: starting, training, failing, restarting, ending."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.checkpoint_interval import Exposure, SavePace
@@ -329,7 +329,7 @@ def test_the_state_is_the_fold_of_all_events() -> None:
     assert fold(event for event, _ in job.all) == job.run
     ignored: list[Event] = [
         submitted(at=START),
-        RankExited(**{f: getattr(raised(0, "x"), f) for f in RankExited.__slots__}),
+        RankExited(**{f: getattr(raised(0, "x"), f) for f in RankExited.__struct_fields__}),
         AgentRegistered(at=START, host="host-0", address="::1", devices=2, pid=1, incarnation="1"),
     ]
     assert isinstance(fold(ignored).stage, Submitted)

@@ -1,10 +1,10 @@
 """What a scheduler does to a job: hosts granted, wanted back, gone for good; leave; come back."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import BEFORE_HOOK, Finding
 from orchestrator.contract.launch import Breakdown, Cause

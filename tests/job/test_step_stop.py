@@ -1,8 +1,7 @@
 """How an attempt ends before its time: stopping, hangs and their evidence, drills."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.actions import (

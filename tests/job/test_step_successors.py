@@ -1,10 +1,10 @@
 """A scheduler that replaces hosts itself: the others wait in place for the successor."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.messages.actions import (

@@ -1,9 +1,9 @@
 """The table of stages and events is complete, and a pair that cannot happen is counted."""
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import (
     AgentLost,

@@ -4,11 +4,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import fields
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, RunVolume

@@ -1,9 +1,9 @@
 """Jobs of the same name, and changes that a leader makes to its job, on a real API server."""
 
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.backend import KubernetesBackend
 from orchestrator.backends.kubernetes.render import names, objects, spec_hash

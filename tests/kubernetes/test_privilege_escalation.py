@@ -11,13 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPSConnection
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import names, objects, text
 from orchestrator.backends.kubernetes.resources import JOB_KINDS

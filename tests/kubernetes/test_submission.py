@@ -6,12 +6,13 @@ In each case there is either a whole job that is recorded locally, or nothing.
 import copy
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from orchestrator.app.planning import plans
 from orchestrator.app.submission import submit_job

@@ -3,11 +3,11 @@
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import Allocation

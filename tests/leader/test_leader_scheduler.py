@@ -4,11 +4,11 @@ import asyncio
 import resource
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files.fence import Fence, GivenUp, read_fence, write_fence
 from orchestrator.contract.launch import Allocation, Cause

@@ -4,7 +4,6 @@ import fcntl
 import os
 import signal
 import stat
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.host_strikes import (
     HALF_LIFE_S,

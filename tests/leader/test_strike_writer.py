@@ -1,7 +1,8 @@
 """Which incidents are written down against hosts, for the jobs that come after."""
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import EvidenceGathered

@@ -1,11 +1,11 @@
 """The plan of a spec, and refusals with their fixes."""
 
-from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.trainer_config import TrainingConfig

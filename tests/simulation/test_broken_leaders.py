@@ -2,10 +2,10 @@
 same faults."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.agent.agent import Agent
 from orchestrator.contract.files.fence import Fence

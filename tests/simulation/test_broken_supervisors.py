@@ -1,9 +1,9 @@
 """Supervisors with a defect: the simulation must find the law that each one breaks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Action, Requeue, StartAttempt
 from orchestrator.contract.messages.events import (

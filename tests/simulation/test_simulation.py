@@ -5,10 +5,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from orchestrator.cli import cli
 from orchestrator.contract.messages.events import AgentLost, StepReached

@@ -1,9 +1,9 @@
 """If the scheduler replaces single hosts, the pods on the other hosts stay in place."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import (
     AgentLost,

@@ -5,10 +5,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
 from orchestrator import host_strikes
 from orchestrator.contract.spec.slurm_spec import ContainerSpec, SlurmSpec

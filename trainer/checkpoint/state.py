@@ -8,13 +8,14 @@ progress                         JSON of `Progress`
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
-from orchestrator.contract.codec import decode
+from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.read_json import read_json
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.model_spec import LoraSpec
@@ -28,8 +29,7 @@ OPTIMIZER = "optimizer."
 PROGRESS = "progress"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that decides which tokens a step reads. It must not change at a resume."""
 
     seed: int
@@ -41,11 +41,10 @@ class Stream:
     """Fingerprint of the frozen model under adapters, which is not in the checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """What an export needs besides the weights, so that it does not need the run directory."""
 
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """Model config of transformers."""
     tokenizer: str = ""
     """The value of `data.tokenizer`."""
@@ -55,20 +54,19 @@ class Origin:
     """Source of the frozen model under the adapters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the job. The learning rate and the data position follow from the step."""
 
     step: int
     stream: Stream
-    skips: Skips = field(default_factory=Skips)
-    origin: Origin = field(default_factory=Origin)
+    skips: Skips = msgspec.field(default_factory=Skips)
+    origin: Origin = msgspec.field(default_factory=Origin)
     skipped: tuple[Window, ...] = ()
     """Data that is skipped on purpose, in the past or in the future."""
-    spikes: Spikes = field(default_factory=Spikes)
+    spikes: Spikes = msgspec.field(default_factory=Spikes)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(encode(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Progress":

@@ -10,7 +10,8 @@ import math
 import socket
 import struct
 import traceback
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files import progress
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint

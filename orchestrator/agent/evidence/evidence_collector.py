@@ -7,7 +7,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.agent.attempt import TAIL_S, Attempt
 from orchestrator.agent.evidence.flight_recorder import Asking, Dumps, gather_dumps, last_dumps
@@ -39,8 +41,7 @@ ranks survived them. It covers the drift of the kernel's clock, which no time se
 the delay between a fault and its effect."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     """The evidence for the leader, and what only the traces get."""
 
     evidence: Evidence

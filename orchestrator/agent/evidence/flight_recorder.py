@@ -8,8 +8,11 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.rank_evidence import (
     READ_S,
@@ -36,8 +39,7 @@ Stamps = dict[int, tuple[int, int] | None]
 """Rank -> time of the last write to its dump in ns, and its size in bytes; None: no dump."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asking:
+class Asking(Struct, frozen=True, kw_only=True):
     """Where ranks write their dumps, and how to ask for them."""
 
     traces: Path

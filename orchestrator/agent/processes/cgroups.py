@@ -8,15 +8,15 @@ https://docs.kernel.org/scheduler/sched-bwc.html (cpu.stat).
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 Count = Callable[[], int | None]
 """How often something happened since the group was created; None if that is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Counter:
+class Counter(Struct, frozen=True):
     controller: str
     of_v2: str
     """The file with the counter."""

@@ -18,9 +18,10 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TextIO
+
+from msgspec import Struct
 
 from orchestrator.agent.processes.exec_in_fork import (
     FAILED,
@@ -35,8 +36,7 @@ from orchestrator.contract.files.env import TORCHRUN_PID
 from orchestrator.contract.read_json import read_json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """Run `command` (torchrun) with its output in `log`, after all imports."""
 
     command: tuple[str, ...]
@@ -45,8 +45,7 @@ class Run:
     log: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class Try(Struct, frozen=True, kw_only=True):
     """Run `command`, which needs only the first of the modules. The answer has its output."""
 
     command: tuple[str, ...]
@@ -59,14 +58,12 @@ class Try:
 LaunchOrder = Run | Try
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
+class Begun(Struct, frozen=True, kw_only=True):
     pid: int
     """No other process gets it before the next order, so it is safe to signal until then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     code: int
     """The exit code; negative if a signal ended it."""
     out: str

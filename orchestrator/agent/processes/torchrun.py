@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import encode
 from orchestrator.contract.files import env
@@ -15,8 +16,7 @@ from orchestrator.run_module import command
 KEEPER = Path(__file__).with_name("rank_watcher.py")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPlace:
+class HostPlace(Struct, frozen=True, kw_only=True):
     """The host of an agent, and the paths that it uses there."""
 
     python: str

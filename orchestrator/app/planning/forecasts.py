@@ -1,8 +1,9 @@
 """`ndctl forecast`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.app.planning.plans import Planned, inventory_at, plan_spec
 from orchestrator.errors import PlanError
@@ -11,8 +12,7 @@ from orchestrator.forecast.rates import Rates, rates_of
 from orchestrator.forecast.settings import Assumptions, Basis, basis_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """Options of the command. None: computed from the plan, or a default."""
 
     days: float
@@ -28,8 +28,7 @@ class Asked:
     seed: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Told(Struct, frozen=True, kw_only=True):
     found: Forecast
     basis: Basis
     rates: Rates

@@ -1,9 +1,11 @@
 """The hosts that a job is planned for: from an inventory file, the spec, or the cluster."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Problem
 from orchestrator.contract.devices import GPU_NAMES
@@ -26,8 +28,7 @@ Purpose = Literal["look", "render", "submit"]
 machine, so no Kubernetes cluster is asked. `submit`: to run it now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     spec: JobSpec
     """Includes what the plan requests from the scheduler, such as a topology."""
     plan: Plan
@@ -72,8 +73,7 @@ def planned_hosts(
     return replace(found, notes=(*found.notes, gang.note)) if gang and gang.note else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class Given(Struct, frozen=True, kw_only=True):
     """Nodes of an existing allocation."""
 
     nodes: tuple[str, ...]

@@ -1,9 +1,11 @@
 """Read and plan a spec: `ndctl validate`, `plan`, `inventory`, and the first part of `submit`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.app.planning.planned_hosts import (
     Given,
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.plan.show.zero import ZeroTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class Planned(Struct, frozen=True, kw_only=True):
     """A spec with its plan."""
 
     spec: JobSpec
@@ -210,8 +211,7 @@ def _planned(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountedHosts:
+class CountedHosts(Struct, frozen=True, kw_only=True):
     """Hosts, and notes on how they were counted."""
 
     inventory: "Inventory"

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
+from msgspec import Struct
+
 from orchestrator.app.cancel_job import cancel
 from orchestrator.app.commands import commands_of
 from orchestrator.app.excluded_hosts import excluded_hosts
@@ -66,8 +68,7 @@ reason follow. Slurm writes the same line if srun was killed, but then srun has 
 Say = Callable[[str], object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class Here(Struct, frozen=True, kw_only=True):
     """A job whose run directory is written, and the nodes of its allocation."""
 
     launch: LaunchPlan

@@ -7,9 +7,11 @@ validate` stays fast. `resume_check.py` checks the checkpoint of a job that resu
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.codec import Problem
@@ -31,8 +33,7 @@ OF_A_TOKENIZER = re.compile(
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class Looked(Struct, frozen=True, kw_only=True):
     problems: tuple[Problem, ...] = ()
     """Errors of the spec that the trainer would report."""
     unchecked: str = ""

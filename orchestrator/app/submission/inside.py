@@ -11,9 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from orchestrator import run_module
 from orchestrator.app.planning.planned_hosts import Given
@@ -45,8 +46,7 @@ FIRST_S = 15.0
 """Delay of the errors of the other tasks, so that the first one reports first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Struct, frozen=True, kw_only=True):
     """Arguments of the command line."""
 
     spec: Path
@@ -56,8 +56,7 @@ class Wanted:
     new: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """Slurm task of this process."""
 
     job_id: str
@@ -121,8 +120,7 @@ def named(wanted: Wanted, array_task: str | None) -> tuple[str, ...]:
     return (*overrides, f"name='{name}-{array_task}'")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCommand:
+class AgentCommand(Struct, frozen=True, kw_only=True):
     """The command of the agent, which replaces this process."""
 
     argv: list[str]

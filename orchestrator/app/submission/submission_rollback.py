@@ -7,8 +7,9 @@ answer, they stay, because it may have the job.
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.files.run_dir import RunDir
@@ -16,8 +17,7 @@ from orchestrator.journal.journal import Journal, Place
 from orchestrator.seams import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
+class Before(Struct, frozen=True, kw_only=True):
     """A run directory as it was before a submission wrote into it."""
 
     run_dir: RunDir

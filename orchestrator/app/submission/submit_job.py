@@ -4,8 +4,10 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.app.commands import remember, submitted_from
 from orchestrator.app.excluded_hosts import excluded_hosts
@@ -41,8 +43,7 @@ from orchestrator.seams import Clock, ExistingJob, JobCopy, RemoteScheduler, Sub
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(Struct, frozen=True, kw_only=True):
     planned: Planned
     run_root: Path
     drills: tuple[Drill, ...] = ()
@@ -117,8 +118,7 @@ def render_token(submission: Submission) -> str:
     return text([token_secret(launch_of(submission, 1), draw())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
+class DryRun(Struct, frozen=True, kw_only=True):
     text: str
     """What `submit` would write and start, with the results of the scheduler's checks as
     comments."""
@@ -206,8 +206,7 @@ def check(submission: Submission, environ: Mapping[str, str], clock: Clock) -> t
     return said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(Struct, frozen=True, kw_only=True):
     run_dir: RunDir
     known: int
     """Number of journal lines before the submission."""

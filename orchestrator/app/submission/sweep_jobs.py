@@ -7,8 +7,10 @@ submitted.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.app.planning.plans import plan_and_look
 from orchestrator.app.submission import submit_job
@@ -25,8 +27,7 @@ MOST = 1000
 """Maximum number of combinations. More are probably a mistake."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(Struct, frozen=True, kw_only=True):
     spec: Path
     overrides: tuple[str, ...]
     keys: tuple[str, ...]
@@ -39,8 +40,7 @@ class Sweep:
     """Maximum number of jobs that run at the same time (Slurm)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Element:
+class Element(Struct, frozen=True, kw_only=True):
     values: tuple[str, ...]
     """Items like `KEY=VALUE`."""
     submission: Submission

@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 from orchestrator.agent.log_forwarder import LogForwarder
 from orchestrator.backends.kubernetes.mirror.pod_logs import JOURNAL_MARK, METRICS_MARK
@@ -48,8 +49,7 @@ NOT_WHAT_RUNS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pod:
+class Pod(Struct, frozen=True, kw_only=True):
     """Identity of this pod, from the downward API and the operator."""
 
     host: str

@@ -1,7 +1,9 @@
 """Read nodes and the resources that pods use from the API server."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Expired, Forbidden, Missing
 from orchestrator.backends.kubernetes.api.client import ApiReader
@@ -30,8 +32,7 @@ ANY = tuple({*Use().resources, *Use(device=None).resources})
 """Resource names of GPUs, used without a spec."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True):
     """One snapshot of the cluster."""
 
     nodes: tuple[Node, ...]
@@ -42,8 +43,7 @@ class Cluster:
         return inventory_of(self.nodes, self.used, table, use)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsFor:
+class HostsFor(Struct, frozen=True, kw_only=True):
     """The hosts that a job is planned for."""
 
     inventory: Inventory

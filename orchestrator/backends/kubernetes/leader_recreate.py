@@ -7,8 +7,10 @@ node, a few times. If it starts nowhere, the nodes are not the cause.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
@@ -51,8 +53,7 @@ CLOCKS_S = 3.0
 """Clock difference between the API server and the nodes, which report whole seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fate:
+class Fate(Struct, frozen=True, kw_only=True):
     """The decision about the leader's pod."""
 
     pod: Object

@@ -1,8 +1,9 @@
 """The kinds of objects that ndctl reads and writes, and where each keeps the fields we need."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.kubernetes_spec import Kind
 
@@ -10,8 +11,7 @@ Object = Mapping[str, Any]
 """A Kubernetes object as parsed JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Struct, frozen=True):
     group: str
     """Empty: the core group."""
     version: str
@@ -85,8 +85,7 @@ def _api_version(resource: Resource) -> str:
     return f"{resource.group}/{resource.version}" if resource.group else resource.version
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobKind:
+class JobKind(Struct, frozen=True, kw_only=True):
     """The differences between the custom resources that can run a job."""
 
     resource: Resource

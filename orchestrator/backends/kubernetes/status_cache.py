@@ -1,7 +1,8 @@
 """The status of jobs, with as few API requests as possible."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api

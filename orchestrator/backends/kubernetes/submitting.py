@@ -8,8 +8,9 @@ any moment: of the ConfigMap if a create fails, and of the job afterwards.
 import contextlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
 from orchestrator.backends.kubernetes.api.client import Api, ApiReader
@@ -53,8 +54,7 @@ FRESH_S = 30.0
 LOOK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Helper:
+class Helper(Struct, frozen=True):
     """A helper object of the job, such as its ConfigMap."""
 
     resource: Resource

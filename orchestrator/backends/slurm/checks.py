@@ -6,8 +6,9 @@ Pure, except that the run root and the interpreter are looked up on this machine
 import grp
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.node_fit import fits, is_away, mib, most_in_one_partition
 from orchestrator.contract.codec import Invalid, Problem

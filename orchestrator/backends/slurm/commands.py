@@ -5,7 +5,8 @@ All code that runs Slurm commands uses this module.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.errors import BackendError, Unanswered
 from orchestrator.seams import Clock, Completed, Shell
@@ -30,8 +31,7 @@ for nodes that are down or drained. Some versions queue both."""
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Slurm:
+class Slurm(Struct, frozen=True):
     shell: Shell
     clock: Clock
     instead: str = ""

@@ -7,7 +7,8 @@ again is not excluded either if the job needs it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.backends.slurm.node_fit import is_away, most_in_one_partition
 from orchestrator.contract.launch import LaunchPlan
@@ -16,8 +17,7 @@ from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.nodes import Node
 
 
-@dataclass(frozen=True, slots=True)
-class LeftOut:
+class LeftOut(Struct, frozen=True):
     names: tuple[str, ...]
     dropped: Mapping[str, str]
     """Hosts that are not excluded although it was requested -> reason."""

@@ -6,9 +6,10 @@ left.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm import job_lookup, render
 from orchestrator.backends.slurm.backend import CLEAR_S, POLL_S, SlurmBackend

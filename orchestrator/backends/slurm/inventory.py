@@ -1,7 +1,9 @@
 """Read the hosts of a Slurm cluster."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.contract.codec import Invalid
@@ -23,8 +25,7 @@ PARTITIONS = ("scontrol", "show", "partitions", "-a", "-o")
 TOPOLOGY = ("scontrol", "show", "topology")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(Struct, frozen=True, kw_only=True):
     """Nodes and topology from one query."""
 
     nodes: tuple[Node, ...]
@@ -43,8 +44,7 @@ class Cluster:
         return Inventory(hosts=tuple(hosts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsFor:
+class HostsFor(Struct, frozen=True, kw_only=True):
     """Hosts to plan a job for."""
 
     inventory: Inventory

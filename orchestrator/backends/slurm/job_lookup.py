@@ -6,8 +6,9 @@ A job counts as gone only if slurmctld says twice that it does not know the job.
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.backends.slurm import observe, pending_hints, render
 from orchestrator.backends.slurm.commands import UNKNOWN_JOB, Slurm, refusal
@@ -28,8 +29,7 @@ RESUME = {"SUSPENDED": "scontrol resume {id}", "STOPPED": "scancel --signal=CONT
 a stopped job keeps them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finder:
+class Finder(Struct, frozen=True):
     slurm: Slurm
     any_job: bool = False
     """Accept a job by its id alone, even if it does not belong to the launch."""

@@ -8,9 +8,10 @@ import contextlib
 import re
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from typing import Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.launch import Cause
 from orchestrator.contract.spec.slurm_spec import seconds
@@ -54,8 +55,7 @@ STATES: Mapping[str, Meaning] = {
 NODE_FAIL keeps its id and becomes PENDING."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True, kw_only=True):
     id: str
     state: str
     """Slurm's state without flags and without `by UID`."""

@@ -8,8 +8,9 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from orchestrator import run_module
 from orchestrator.backends.slurm.on_nodes import embedded

@@ -4,9 +4,10 @@ import grp
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from orchestrator.contract.launch import LaunchPlan
@@ -15,8 +16,7 @@ SET_GROUP = 0o2000
 """The setgid bit: new files in the folder get the folder's group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     mode: int
     """Permissions of the run directory, as chmod takes them."""
     group: int | None = None

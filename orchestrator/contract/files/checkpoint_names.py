@@ -8,10 +8,11 @@ not. Later damage shows only in the checksums, for which all files must be read.
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.read_json import read_json
@@ -22,16 +23,14 @@ MARKER = "COMPLETE"
 checksum in hexadecimal digits) and `trained` (a `Trained`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedCheckpoint:
+class SkippedCheckpoint(Struct, frozen=True):
     """A checkpoint that cannot be resumed from."""
 
     name: str
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Trained(Struct, frozen=True, kw_only=True):
     """Parts of the spec that must not change when a job resumes from the checkpoint. `submit`
     compares them, so that a job that its ranks would refuse is not queued."""
 

@@ -9,10 +9,11 @@ import os
 import stat
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 Format = Literal["text", "jsonl", "parquet", "dataset", "tokens"]
 INSTALLED = {"site-packages", "dist-packages", "__pycache__"}
@@ -22,8 +23,7 @@ SAVED_DATASET = "state.json"
 SAVED_SPLITS = "dataset_dict.json"
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     """A regular file, or the folder of a dataset."""
 
     path: str
@@ -35,8 +35,7 @@ class File:
     is_dataset: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     format: Format
     files: tuple[File, ...]
 

@@ -2,9 +2,10 @@
 
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+from msgspec import Struct
 
 ATTEMPT = "NDCTL_ATTEMPT"
 """Number of this launch of all ranks, from 1."""
@@ -51,8 +52,7 @@ TOKEN = "NDCTL_TOKEN"
 """The job's secret, if a backend cannot pass the file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnv:
+class RankEnv(Struct, frozen=True, kw_only=True):
     """Identity of this rank. With the defaults, `python -m trainer` alone is one rank of one."""
 
     rank: int = 0

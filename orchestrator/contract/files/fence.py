@@ -7,8 +7,10 @@ metric. The leader writes it before it starts a new attempt.
 
 import errno
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from orchestrator.contract.files.atomic_write import write_whole
 from orchestrator.contract.read_json import read_json
@@ -16,8 +18,7 @@ from orchestrator.contract.read_json import read_json
 STALE_TRIES = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fence:
+class Fence(Struct, frozen=True, kw_only=True):
     leader: str
     """Random id of the leader."""
     attempt: int

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.read_json import read_json
 
@@ -11,8 +12,7 @@ END_BYTES = 64 * 1024
 """Bytes at the end of the file that are read: hundreds of lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class Reached(Struct, frozen=True, kw_only=True):
     attempt: int
     step: int
     at: float

@@ -29,8 +29,9 @@
 """
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.contract.files.access import Access
 
@@ -42,8 +43,7 @@ LAST_FILES = "last-flight-"
 recorder marks a failed operation as completed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunDir:
+class RunDir(Struct, frozen=True):
     path: Path
 
     def make(self, access: Access | None = None) -> None:

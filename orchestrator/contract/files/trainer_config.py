@@ -1,8 +1,9 @@
 """The CONFIG of `torchrun -m trainer CONFIG`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.mesh import Mesh
@@ -14,8 +15,7 @@ from orchestrator.contract.spec.parallel_spec import ParallelSpec
 from orchestrator.contract.spec.train_spec import TrainSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
+class TrainingConfig(Struct, frozen=True, kw_only=True):
     model: ModelSpec
     data: DataSpec
     train: TrainSpec

@@ -1,7 +1,8 @@
 """Actions that `step` decides: commands that are idempotent per attempt, each with its reason."""
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.skipped_batches import Window
 from orchestrator.contract.spec.drills import Drill
@@ -9,8 +10,7 @@ from orchestrator.contract.spec.drills import Drill
 Ending = Literal["SUCCEEDED", "FAILED", "CANCELLED"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAttempt:
+class StartAttempt(Struct, frozen=True, kw_only=True):
     attempt: int
     hosts: tuple[str, ...]
     """In node-rank order."""
@@ -25,8 +25,7 @@ class StartAttempt:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAttempt:
+class StopAttempt(Struct, frozen=True, kw_only=True):
     """Send SIGTERM to every rank, and SIGKILL after the grace period."""
 
     attempt: int
@@ -36,8 +35,7 @@ class StopAttempt:
     """Hosts on which an ended attempt may have left ranks; empty: the hosts of the current one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherEvidence:
+class GatherEvidence(Struct, frozen=True, kw_only=True):
     attempt: int
     timeout_s: float
     reason: str
@@ -45,16 +43,14 @@ class GatherEvidence:
     """The attempt is over: collect what its ranks wrote when they ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeHang:
+class JudgeHang(Struct, frozen=True, kw_only=True):
     """Analyse the evidence received so far while the ranks are being stopped."""
 
     attempt: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaceAgent:
+class ReplaceAgent(Struct, frozen=True, kw_only=True):
     """Ask the backend for a new agent for a host whose agent is gone."""
 
     host: str
@@ -65,16 +61,14 @@ class ReplaceAgent:
     """The scheduler itself keeps jobs off the bad host, for a time that it decides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndJob:
+class EndJob(Struct, frozen=True, kw_only=True):
     """Every agent exits, and the allocation is given back."""
 
     state: Ending
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckHosts:
+class CheckHosts(Struct, frozen=True, kw_only=True):
     """Check the hosts together with one small all-reduce."""
 
     check: int
@@ -83,8 +77,7 @@ class CheckHosts:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replan:
+class Replan(Struct, frozen=True, kw_only=True):
     """Search a plan for fewer hosts, or for less memory, at the same global batch."""
 
     hosts: int
@@ -95,8 +88,7 @@ class Replan:
     """The job continues with the new plan. False: only the alternatives are needed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class Requeue(Struct, frozen=True, kw_only=True):
     """Every agent exits, and the scheduler is asked for other hosts."""
 
     exclude: tuple[str, ...]

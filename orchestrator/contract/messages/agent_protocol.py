@@ -9,8 +9,9 @@ POST to `/v1/cancel` cancels the job, in the same two steps. The job's secret is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.checkpoint_interval import SavePace
 from orchestrator.contract.messages.events import AgentEvent, AgentRegistered, EvidenceGathered
@@ -36,8 +37,7 @@ PULSE_S = 1.0
 Purpose = Literal["agent", "cancel"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(Struct, frozen=True, kw_only=True):
     """What a client says about itself and its purpose."""
 
     purpose: Purpose
@@ -48,8 +48,7 @@ class Claim:
     """Incarnation of an agent, as in its `Register`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class Proof(Struct, frozen=True, kw_only=True):
     """Sent in the header `Authorization`, as JSON after `SCHEME`."""
 
     claim: Claim
@@ -57,8 +56,7 @@ class Proof:
     """HMAC-SHA256 over the random number of this connection and the claim, with the host's key."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Register:
+class Register(Struct, frozen=True, kw_only=True):
     """The first message of an agent on each connection."""
 
     agent: AgentRegistered
@@ -68,8 +66,7 @@ class Register:
     """Unix seconds of the agent's clock."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """Round-trip time between two hosts that are neighbours on the ring of all hosts."""
 
     peer: str
@@ -77,8 +74,7 @@ class Link:
     """Median of a few round trips."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class Checked(Struct, frozen=True, kw_only=True):
     """Result of the small all-reduce over several hosts, as one of them saw it."""
 
     check: int
@@ -96,8 +92,7 @@ class Checked:
     """What went wrong, with the peer that it waited for if that is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True, kw_only=True):
     """A rank's training steps since the previous digest. Time in other phases between two steps is
     not included."""
 
@@ -110,8 +105,7 @@ class StepTimes:
     """Part of `total_s`: the rank's own work before the first collective of each step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankDigest:
+class RankDigest(Struct, frozen=True, kw_only=True):
     """The latest state of one rank."""
 
     rank: int
@@ -131,8 +125,7 @@ class RankDigest:
     """None: no step was done since the previous digest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class Digest(Struct, frozen=True, kw_only=True):
     """Sent each second. Also sent at once when a rank finishes its first step of an attempt, and
     when the host's ranks have stood still for the leader's `still_s`."""
 
@@ -140,8 +133,7 @@ class Digest:
     ranks: tuple[RankDigest, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """`EvidenceGathered`, with the dumps that are too large for the journal."""
 
     event: EvidenceGathered
@@ -149,8 +141,7 @@ class Evidence:
     """Rank -> reduced dump of its flight recorder (`diagnosis/dumps/dump_summary.py`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
+class Port(Struct, frozen=True, kw_only=True):
     """A free port on the host that will be node 0 of `attempt`."""
 
     attempt: int
@@ -160,8 +151,7 @@ class Port:
 Report = Register | Digest | Evidence | Port | Checked | AgentEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Pulse(Struct, frozen=True, kw_only=True):
     """Shows that the leader is alive."""
 
     launch: int
@@ -169,15 +159,13 @@ class Pulse:
     """The agent must report ranks at once that stand still for this many seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferPort:
+class OfferPort(Struct, frozen=True, kw_only=True):
     """Find a free port for torchrun's rendezvous of `attempt`, and report it."""
 
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckFabric:
+class CheckFabric(Struct, frozen=True, kw_only=True):
     """Take part in a small all-reduce, one process per host."""
 
     check: int
@@ -190,8 +178,7 @@ class CheckFabric:
     timeout_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     attempt: int
     node_rank: int
     nodes: int
@@ -213,22 +200,19 @@ class Start:
     """The failure classes of the spec, also used to classify lines of the host's kernel log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Struct, frozen=True, kw_only=True):
     attempt: int
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
+class Gather(Struct, frozen=True, kw_only=True):
     attempt: int
     timeout_s: float
     ended: bool = False
     """The attempt is over: collect what the ranks wrote when they ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(Struct, frozen=True, kw_only=True):
     """Stop and exit, because the job is over or its hosts are given back."""
 
     reason: str

@@ -9,8 +9,10 @@ them (`stamped`). Some events influence no decision and are journalled only for 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import Finding
 from orchestrator.contract.files.checkpoint_names import SkippedCheckpoint
@@ -30,8 +32,7 @@ Above = Literal["keeper", "torchrun", "launcher"]
 """A process that started a rank. The kernel kills the rank when this process dies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSubmitted:
+class JobSubmitted(Struct, frozen=True, kw_only=True):
     """A user submitted the job, or with `resume` its continuation."""
 
     at: float
@@ -66,8 +67,7 @@ class JobSubmitted:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderStarted:
+class LeaderStarted(Struct, frozen=True, kw_only=True):
     at: float
     host: str
     pid: int
@@ -89,8 +89,7 @@ class LeaderStarted:
     """How far the newest attempt got, according to its metrics."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentRegistered:
+class AgentRegistered(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     host: str
     address: str
@@ -106,8 +105,7 @@ class AgentRegistered:
     """Why the scheduler itself ended the previous agent there; empty: it gave no reason."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentLost:
+class AgentLost(Struct, frozen=True, kw_only=True):
     at: float
     host: str
     why: str
@@ -120,8 +118,7 @@ class AgentLost:
     which of the hosts was cut off."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingResumed:
+class TrainingResumed(Struct, frozen=True, kw_only=True):
     """Rank 0 loaded the state of `step`, or started at step 0."""
 
     at: float = 0.0
@@ -130,8 +127,7 @@ class TrainingResumed:
     passed_over: tuple[SkippedCheckpoint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReached:
+class StepReached(Struct, frozen=True, kw_only=True):
     """The first step of an attempt, and then one at intervals for the record; not every step."""
 
     at: float = 0.0
@@ -141,15 +137,13 @@ class StepReached:
     tokens_per_second: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved:
+class CheckpointSaved(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     attempt: int
     step: Step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed:
+class CheckpointFailed(Struct, frozen=True, kw_only=True):
     """The checkpoint of `step` could not be written. Training continues and tries again."""
 
     at: float = 0.0
@@ -160,8 +154,7 @@ class CheckpointFailed:
     """The failure class of `why`, filled in by the agent; None: no class matches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSlow:
+class CheckpointSlow(Struct, frozen=True, kw_only=True):
     """The checkpoint of `step` stopped training for much longer than the previous ones."""
 
     at: float = 0.0
@@ -173,8 +166,7 @@ class CheckpointSlow:
     """Median of the attempt's previous checkpoints."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JournalDelayed:
+class JournalDelayed(Struct, frozen=True, kw_only=True):
     """The write of the events before this one took `waited_s` seconds. The leader acts on nothing
     that is not on disk, so what it did about them came that much later."""
 
@@ -184,8 +176,7 @@ class JournalDelayed:
     """The last error of a write; empty if the write was only slow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointIntervalChanged:
+class CheckpointIntervalChanged(Struct, frozen=True, kw_only=True):
     """From `step` on, checkpoints are written every `new` steps."""
 
     at: float = 0.0
@@ -196,8 +187,7 @@ class CheckpointIntervalChanged:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChanged:
+class HealthChanged(Struct, frozen=True, kw_only=True):
     """The health of ranks changed. All ranks that change to the same health at the same time share
     one event, because a standstill affects all of them."""
 
@@ -209,8 +199,7 @@ class HealthChanged:
     """Seconds since the last message of the rank that was silent longest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerFound:
+class StragglerFound(Struct, frozen=True, kw_only=True):
     """A rank's own work, without its waiting, has delayed its peers for some time."""
 
     at: float = 0.0
@@ -228,8 +217,7 @@ class StragglerFound:
     """How much faster the whole job would be without it; None: the job's rate is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerGone:
+class StragglerGone(Struct, frozen=True, kw_only=True):
     """The rank is as fast as its peers again."""
 
     at: float = 0.0
@@ -240,8 +228,7 @@ class StragglerGone:
     peers_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillHappened:
+class DrillHappened(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     attempt: int
     drill: int
@@ -249,8 +236,7 @@ class DrillHappened:
     step: Step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankError:
+class RankError(Struct, frozen=True, kw_only=True):
     """The Python exception that ended a rank."""
 
     error: str
@@ -261,8 +247,7 @@ class RankError:
     """The first bad step, if training went wrong over several steps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankExited:
+class RankExited(Struct, frozen=True, kw_only=True):
     """A rank's process ended.
 
     The rank's watcher reports every end with the fields up to `step`. The agent fills in the rest,
@@ -294,8 +279,7 @@ class RankExited:
     """The parent process that `signal` killed, and with it the rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangDetected:
+class HangDetected(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     attempt: int
     phase: Phase
@@ -307,8 +291,7 @@ class HangDetected:
     """Ranks that reported fewer steps than the others; empty if all reported the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangOver:
+class HangOver(Struct, frozen=True, kw_only=True):
     """Ranks that seemed to hang made progress again before they were stopped."""
 
     at: float = 0.0
@@ -319,8 +302,7 @@ class HangOver:
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEvidence:
+class RankEvidence(Struct, frozen=True, kw_only=True):
     """What is known about one rank at a hang."""
 
     rank: int
@@ -344,8 +326,7 @@ class RankEvidence:
     """Its control group used up its CPU quota in that time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvidenceGathered:
+class EvidenceGathered(Struct, frozen=True, kw_only=True):
     at: float = 0.0
     attempt: int
     host: str
@@ -371,8 +352,7 @@ class EvidenceGathered:
     """Sent without a request, after a rank ended on the host. No other host is asked then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangJudged:
+class HangJudged(Struct, frozen=True, kw_only=True):
     """The verdict over the evidence of all ranks (`orchestrator/diagnosis/`)."""
 
     at: float
@@ -400,8 +380,7 @@ class HangJudged:
     """Seconds that the analysis took."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostStopped:
+class HostStopped(Struct, frozen=True, kw_only=True):
     """Every process of the attempt on this host is gone."""
 
     at: float = 0.0
@@ -418,14 +397,12 @@ class HostStopped:
     0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelRequested:
+class CancelRequested(Struct, frozen=True, kw_only=True):
     at: float
     by: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveAsked:
+class LeaveAsked(Struct, frozen=True, kw_only=True):
     """The scheduler takes the allocation back or is about to. Sent when the signal arrives, and
     again after the scheduler was asked for the cause."""
 
@@ -436,8 +413,7 @@ class LeaveAsked:
     """The signal, or the scheduler's answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLeaving:
+class HostLeaving(Struct, frozen=True, kw_only=True):
     """The scheduler takes this host away, and its agent ends soon. Another agent may take its
     place, on this host or another."""
 
@@ -446,8 +422,7 @@ class HostLeaving:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFlagged:
+class HostFlagged(Struct, frozen=True, kw_only=True):
     """The scheduler has flagged a host of the allocation, for example as draining."""
 
     at: float
@@ -458,16 +433,14 @@ class HostFlagged:
     """Running work may finish there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostOpened:
+class HostOpened(Struct, frozen=True, kw_only=True):
     """A flagged host is no longer flagged."""
 
     at: float
     host: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostUnavailable:
+class HostUnavailable(Struct, frozen=True, kw_only=True):
     """The backend can start no more agents on a host."""
 
     at: float
@@ -475,8 +448,7 @@ class HostUnavailable:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostsChecked:
+class HostsChecked(Struct, frozen=True, kw_only=True):
     """The hosts were checked together before ranks start on them."""
 
     at: float
@@ -485,8 +457,7 @@ class HostsChecked:
     """Host -> what is wrong with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replanned:
+class Replanned(Struct, frozen=True, kw_only=True):
     """A plan for the requested number of hosts was found."""
 
     at: float
@@ -498,8 +469,7 @@ class Replanned:
     """What differs from the previous plan, if that one did not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplanRefused:
+class ReplanRefused(Struct, frozen=True, kw_only=True):
     at: float
     hosts: int
     why: str
@@ -511,16 +481,14 @@ class ReplanRefused:
     """The same without the cost; empty in journals of older versions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDirLost:
+class RunDirLost(Struct, frozen=True, kw_only=True):
     """The run directory was moved or removed. If it was moved, its journal has this event."""
 
     at: float
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequeueRefused:
+class RequeueRefused(Struct, frozen=True, kw_only=True):
     """The scheduler refuses to requeue the job, and asking again is useless."""
 
     at: float
@@ -529,8 +497,7 @@ class RequeueRefused:
     """Because the job was cancelled in the scheduler."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(Struct, frozen=True, kw_only=True):
     """Time passed. Journalled only if a deadline was reached."""
 
     at: float

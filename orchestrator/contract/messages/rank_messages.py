@@ -5,7 +5,7 @@ Sending never fails training. A heartbeat that cannot be sent at once is lost. M
 sent only once may wait up to a second for room in the agent's socket.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.events import RankError, RankEvent
@@ -16,8 +16,7 @@ MAX_BYTES = 60_000
 """Longer text is cut before it is sent."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStarted:
+class RankStarted(Struct, frozen=True, kw_only=True):
     """The rank's process exists."""
 
     attempt: int
@@ -26,8 +25,7 @@ class RankStarted:
     pid: ProcessId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class Beat(Struct, frozen=True, kw_only=True):
     """A heartbeat: a step was done, or another phase began."""
 
     attempt: int
@@ -44,8 +42,7 @@ class Beat:
     """Seconds of the step before the rank entered its first collective."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRaised:
+class RankRaised(Struct, frozen=True, kw_only=True):
     """The rank is about to die of a Python exception. Its watcher copies the error into
     `RankExited`.
     """

@@ -1,6 +1,6 @@
 """JSON that programs of ndctl write for each other: journal lines, messages, datagrams; by msgspec.
 
-A value is one member of a union of dataclasses. Its class name comes first, under `kind`.
+A value is one member of a union of structs. Its class name comes first, under `kind`.
 
 msgspec reads about 20 times as fast as the codec (`codec.py`), which reads what people write.
 msgspec ignores keys that it does not know, so its value is used only if encoding it again gives
@@ -9,7 +9,6 @@ such as a line of an older ndctl or damaged text, goes to the codec, which reads
 is wrong with it.
 """
 
-import dataclasses
 import functools
 import json
 import types
@@ -29,7 +28,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """A member of a union of dataclasses as one line of JSON, without a newline."""
+    """A member of a union of structs as one line of JSON, without a newline."""
     kind: Any = type(value)
     try:
         body = _encoder.encode(value)
@@ -104,15 +103,15 @@ def limit_check(kind: Any) -> Check | None:
         return _items_check(args[0], lambda value: value)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _items_check(args[1], lambda value: value.values())
-    if dataclasses.is_dataclass(kind):
-        fields = codec.fields_of(typing.cast(type, kind)).values()
+    if codec.is_struct(kind):
+        fields = codec.fields_of(kind).values()
         checks = [(name, check) for name, of, _ in fields if (check := limit_check(of))]
         return _fields_check(checks) if checks else None
     return None
 
 
 def _union_check(kinds: tuple[Any, ...]) -> Check | None:
-    """msgspec reads unions of scalars and at most one dataclass, so the type tells the member."""
+    """msgspec reads unions of scalars and at most one struct, so the type tells the member."""
     checks = [(_bare_type(kind), check) for kind in kinds if (check := limit_check(kind))]
     if not checks:
         return None

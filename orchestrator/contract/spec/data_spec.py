@@ -1,7 +1,8 @@
 """What a job reads: where its text or tokens are, and how they become sequences."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches
@@ -10,8 +11,7 @@ Files = Annotated[str, Matches(r".+", "a file name or a glob, not empty", "corpu
 Column = Annotated[str, Matches(r".+", "a column's name, not empty", "text")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidationSpec:
+class ValidationSpec(Struct, frozen=True, kw_only=True):
     """Held-out data. Give exactly one of the two keys."""
 
     files: Files | None = None
@@ -33,8 +33,7 @@ class ValidationSpec:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSpec:
+class DataSpec(Struct, frozen=True, kw_only=True):
     files: Files
     """A glob of files, `**` for any depth; `{stdlib}` is Python's own library folder."""
     format: Literal["auto", "text", "jsonl", "parquet", "dataset", "tokens"] = "auto"

@@ -1,8 +1,9 @@
 """Drills: faults that a user orders, to see how a job recovers before it runs for weeks."""
 
 import re
-from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import AtLeast
@@ -39,8 +40,7 @@ FAULTS: tuple[Fault, ...] = get_args(Fault)
 FORM = f"FAULT:rank=R@step=S with FAULT one of {', '.join(FAULTS)}; or kill:host=H@step=S"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drill:
+class Drill(Struct, frozen=True, kw_only=True):
     """One fault at one step. It happens once, even if the step runs again after a restart."""
 
     id: int

@@ -1,8 +1,9 @@
 """Failure classes as data: the type of ndctl's rules and of those that a spec adds."""
 
 import signal
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem, nearest
 from orchestrator.contract.messages.rank_phase import Phase
@@ -37,8 +38,7 @@ KINDS = (
 """Kinds of incident: how the failure was detected, independent of its cause."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureRule:
+class FailureRule(Struct, frozen=True, kw_only=True):
     """Matches if every condition that it gives matches. Of several patterns (or signals, exit
     codes, kinds, phases) one is enough."""
 
@@ -87,8 +87,7 @@ class FailureRule:
             raise Invalid(problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """The failure class of a message from a process, a launcher or a kernel. It is decided once,
     where the message was seen, and stored, because another version may have other rules."""
 
@@ -106,8 +105,7 @@ class Reading:
     """The pattern that matched the line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitReading:
+class ExitReading(Struct, frozen=True, kw_only=True):
     """What the end of one rank means, as far as this rank alone shows."""
 
     failure: Reading | None = None

@@ -6,8 +6,9 @@ the job. Each part of a spec has a file in this folder.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.devices import GPU_NAMES
@@ -23,8 +24,7 @@ from orchestrator.contract.spec.train_spec import TrainSpec
 from orchestrator.contract.spec.types import MOST_HOSTS, Auto, Count, Devices, Hosts, Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSpec:
+class ClusterSpec(Struct, frozen=True, kw_only=True):
     backend: Literal["local", "slurm", "kubernetes"] = "local"
     """Where the job runs. `local` runs every host as processes of this machine."""
     hosts: Hosts = 1
@@ -49,8 +49,7 @@ class ClusterSpec:
             raise Invalid([Problem(path="gpu", value=self.gpu, limit=limit, fix=fix)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSpec:
+class CheckpointSpec(Struct, frozen=True, kw_only=True):
     every_steps: Count = 100
     every: Auto | None = None
     """`auto`: start with `every_steps`. After the first save, the interval follows from how long a
@@ -65,8 +64,7 @@ class CheckpointSpec:
     """Compare the files with their checksums before resuming from a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResilienceSpec:
+class ResilienceSpec(Struct, frozen=True, kw_only=True):
     max_restarts: Annotated[int, AtLeast(0)] = 5
     """Restarts in a row without a new checkpoint, after which the job fails."""
     max_allocations: Count = 3
@@ -130,8 +128,7 @@ KUBERNETES_NAME = Matches(
 """On Kubernetes the job's name is part of host names and the value of a label."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(Struct, frozen=True, kw_only=True):
     name: Annotated[str, NAME]
     """Name of the run directory below `run_root`. Kubernetes allows only lower case, digits and -.
     """

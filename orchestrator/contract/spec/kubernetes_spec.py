@@ -1,8 +1,9 @@
 """What a job needs to say about a site's Kubernetes, in Kubernetes' own terms."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.secret_names import is_plain_secret
@@ -47,8 +48,7 @@ Kind = Literal["pytorchjob", "jobset", "trainjob"]
 Trainer v2."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunVolume:
+class RunVolume(Struct, frozen=True, kw_only=True):
     """The volume of the run directories. Every pod mounts it at `cluster.kubernetes.run_root`. Give
     one of the two keys; the volume must be readable and writable from all nodes."""
 
@@ -71,8 +71,7 @@ class RunVolume:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MountedVolume:
+class MountedVolume(Struct, frozen=True, kw_only=True):
     """One more volume in every pod, from exactly one source."""
 
     name: Name
@@ -102,8 +101,7 @@ class MountedVolume:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueFrom:
+class ValueFrom(Struct, frozen=True, kw_only=True):
     """The value of a variable. The kubelet reads it from a Secret or ConfigMap of the namespace
     when the pod starts. ndctl neither reads nor stores it."""
 
@@ -115,8 +113,7 @@ class ValueFrom:
         _check_one_source(self.secret, self.config_map)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvFrom:
+class EnvFrom(Struct, frozen=True, kw_only=True):
     """A Secret or ConfigMap of the namespace. Each of its keys becomes a variable. A variable of
     `env` wins over one of the same name here."""
 
@@ -136,8 +133,7 @@ def _check_one_source(secret: str | None, config_map: str | None) -> None:
         raise Invalid([Problem(path="", value=given, limit=limit, fix=fix)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Toleration:
+class Toleration(Struct, frozen=True, kw_only=True):
     key: str = ""
     """Empty: every taint."""
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -162,8 +158,7 @@ class Toleration:
             raise Invalid(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyRequest:
+class TopologyRequest(Struct, frozen=True, kw_only=True):
     """Where the pods of a job should run, in labels of nodes. What is None or empty is not
     requested."""
 
@@ -197,8 +192,7 @@ class TopologyRequest:
             raise Invalid(problems)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KubernetesSpec:
+class KubernetesSpec(Struct, frozen=True, kw_only=True):
     kind: Kind = "pytorchjob"
     context: str | None = None
     """Context of the kubeconfig; None: its current one."""

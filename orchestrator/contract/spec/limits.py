@@ -1,12 +1,12 @@
 """Limits that an `Annotated` type puts on its values. Each can describe itself."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class AtLeast:
+
+class AtLeast(Struct, frozen=True):
     low: float
 
     def __str__(self) -> str:
@@ -20,8 +20,7 @@ class AtLeast:
         return bool(value >= self.low)
 
 
-@dataclass(frozen=True, slots=True)
-class AtMost:
+class AtMost(Struct, frozen=True):
     high: float
 
     def __str__(self) -> str:
@@ -35,8 +34,7 @@ class AtMost:
         return bool(value <= self.high)
 
 
-@dataclass(frozen=True, slots=True)
-class Above:
+class Above(Struct, frozen=True):
     low: float
 
     def __str__(self) -> str:
@@ -50,8 +48,7 @@ class Above:
         return bool(value > self.low)
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(Struct, frozen=True):
     pattern: str
     words: str
     """The pattern in words, as the end of "must be …"."""
@@ -68,8 +65,7 @@ class Matches:
         return re.fullmatch(self.pattern, value) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf:
+class OneOf(Struct, frozen=True):
     """For names that come from data. Names that are part of the language are a `Literal`."""
 
     names: tuple[str, ...]

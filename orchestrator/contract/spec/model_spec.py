@@ -1,8 +1,9 @@
 """Which model is trained, from which weights, and which part of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, Matches, OneOf
@@ -10,8 +11,7 @@ from orchestrator.contract.spec.model_presets import PRESETS
 from orchestrator.contract.spec.types import Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSpec:
+class LoraSpec(Struct, frozen=True, kw_only=True):
     """Low-rank adapters (Hu et al. 2021) by PEFT. The model is frozen, the adapters are trained."""
 
     rank: Count = 8
@@ -23,8 +23,7 @@ class LoraSpec:
     """`nf4` stores the frozen weights in 4 bits (QLoRA, Dettmers et al. 2023)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True, kw_only=True):
     """Exactly one of preset, config and path names the transformers model."""
 
     preset: Annotated[str, OneOf(tuple(PRESETS))] | None = None

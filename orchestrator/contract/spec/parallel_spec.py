@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Literal, Self
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, fields, replace
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.mesh import AXES, Mesh
@@ -13,8 +15,7 @@ from orchestrator.contract.spec.types import Auto, Count
 Depth = Annotated[int, AtLeast(0)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FsdpSpec:
+class FsdpSpec(Struct, frozen=True, kw_only=True):
     """Options of FSDP2, used by `parallel.data: fsdp`."""
 
     wrap: Annotated[str, Matches(r"\w+", "a class name, or auto", "LlamaDecoderLayer")] = "auto"
@@ -37,8 +38,7 @@ class FsdpSpec:
         return True if self.reshard_after_forward == "auto" else self.reshard_after_forward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSpec:
+class PipelineSpec(Struct, frozen=True, kw_only=True):
     """How micro batches pass through the stages, for pp above 1."""
 
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zbv"] | Auto = "auto"
@@ -77,8 +77,7 @@ class PipelineSpec:
         return 2 if self.schedule in ("interleaved_1f1b", "zbv") else 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSpec:
+class ParallelSpec(Struct, frozen=True, kw_only=True):
     """Degrees of the mesh, outermost first, and the method on each axis.
 
     `auto` leaves a degree to the planner. Without a planner dp_shard gets the ranks that the other

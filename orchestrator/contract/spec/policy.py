@@ -1,8 +1,9 @@
 """Rules for failures, as data: the type of ndctl's rules and of those that a spec adds."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.messages.rank_phase import Phase
@@ -38,8 +39,7 @@ RENAMED = {
 name is refused, so that a decision never names a rule that `ndctl policy` does not list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRule:
+class PolicyRule(Struct, frozen=True, kw_only=True):
     """Matches a failure when every condition that it gives matches. An empty condition matches
     anything."""
 

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.secret_names import is_plain_secret
@@ -60,8 +61,7 @@ Mode = Literal[700, 750, 755, 770, 775]
 """As chmod takes it. A leading zero makes no difference: YAML 1.2 reads the same number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerSpec:
+class ContainerSpec(Struct, frozen=True, kw_only=True):
     """A container for agents and ranks, by NVIDIA's pyxis (srun's --container-… options)."""
 
     image: Word
@@ -74,8 +74,7 @@ class ContainerSpec:
     """The interpreter inside the image; it must have ndctl installed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HooksSpec:
+class HooksSpec(Struct, frozen=True, kw_only=True):
     """Lines of bash that run on each host in each run of the job. They have the job's variables and
     folder, and NDCTL_RUN_DIR and NDCTL_HOST."""
 
@@ -90,8 +89,7 @@ class HooksSpec:
     """Seconds for `after`. If Slurm takes the hosts back, it allows at most KillWait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlurmSpec:
+class SlurmSpec(Struct, frozen=True, kw_only=True):
     partition: Word | tuple[Word, ...] | None = None
     """One partition, or several from which Slurm chooses one. None: the cluster's default."""
     account: Word | None = None

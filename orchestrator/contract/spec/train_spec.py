@@ -1,15 +1,15 @@
 """How the model is trained: steps, batch, number formats, optimizer, checks and metrics."""
 
-from dataclasses import dataclass, field
 from typing import Annotated, Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches
 from orchestrator.contract.spec.types import Auto, Count, Dtype
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSpec:
+class OptimizerSpec(Struct, frozen=True, kw_only=True):
     name: Literal["adamw", "adam", "nadam", "radam", "adafactor", "sgd"] = "adamw"
     """One of torch.optim."""
     lr: Annotated[float, Above(0)] = 3.0e-4
@@ -22,15 +22,13 @@ class OptimizerSpec:
     eps: Annotated[float, Above(0)] = 1.0e-8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleSpec:
+class ScheduleSpec(Struct, frozen=True, kw_only=True):
     kind: Literal["constant", "linear", "cosine"] = "cosine"
     """Learning rate after the warm-up; linear and cosine end at zero."""
     warmup_steps: Annotated[int, AtLeast(0)] = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileSpec:
+class ProfileSpec(Struct, frozen=True, kw_only=True):
     """A torch.profiler trace and a memory snapshot, under `profiles/` of the run directory."""
 
     at_step: Count
@@ -39,8 +37,7 @@ class ProfileSpec:
     ranks: tuple[Annotated[int, AtLeast(0)], ...] = (0,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpikeSpec:
+class SpikeSpec(Struct, frozen=True, kw_only=True):
     """When a finite loss counts as a spike. The check is off by default."""
 
     deviations: Annotated[float, Above(0)] = 8.0
@@ -53,8 +50,7 @@ class SpikeSpec:
     """Number of consecutive steps above the limit that count as a spike; fewer are ignored."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSpec:
+class TrainSpec(Struct, frozen=True, kw_only=True):
     steps: Count
     """Optimizer steps of the whole job."""
     global_batch_size: Count

@@ -6,11 +6,12 @@ this module reads no clock.
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from types import TracebackType
 from typing import Self
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
@@ -56,8 +57,7 @@ PRINTED_EVENTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class Printed(Struct, frozen=True, kw_only=True):
     """What was printed so far."""
 
     run: Run = field(default_factory=Run)

@@ -1,7 +1,8 @@
 """The loops of `ndctl submit --follow` and `ndctl logs`, which run until the job ends."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.files.run_dir import RunDir

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
+
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.seams import Clock
 
@@ -29,8 +31,7 @@ STAMP = re.compile(
 COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFile:
+class LogFile(Struct, frozen=True, kw_only=True):
     path: Path
     host: str
     rank: int | None
@@ -44,8 +45,7 @@ class LogFile:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLine:
+class LogLine(Struct, frozen=True, kw_only=True):
     file: LogFile
     text: str
 

@@ -3,9 +3,9 @@
 import itertools
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 
+from msgspec import Struct
 from rich.text import Text
 
 from orchestrator.contract.mesh import AXES
@@ -132,8 +132,7 @@ def _short(view: View, zone: tzinfo | None) -> list[Text]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(Struct, frozen=True, kw_only=True):
     """A section of the body with a flexible height."""
 
     min_lines: int

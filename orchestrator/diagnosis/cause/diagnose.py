@@ -9,8 +9,9 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from enum import IntEnum
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.spec.failures import FailureRule, Reading

@@ -2,7 +2,8 @@
 
 import signal
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import RankExited

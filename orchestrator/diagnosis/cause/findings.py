@@ -1,6 +1,6 @@
 """Everything that is known so far about a failure of the present attempt."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from orchestrator.contract.launch import Breakdown
 from orchestrator.contract.messages.events import (
@@ -13,8 +13,7 @@ from orchestrator.contract.messages.events import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class Findings(Struct, frozen=True, kw_only=True):
     """Signs of one failure, in the order in which they came. `diagnose` turns them into a verdict
     when the attempt has ended."""
 

@@ -1,7 +1,8 @@
 """What the loss of an agent, a leader, an allocation or a launch means."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import Breakdown
 from orchestrator.contract.messages.events import AgentLost, HostStopped

@@ -6,7 +6,7 @@ what they had called as they exit. After the last exit the agents are asked for 
 analysed like the evidence of a hang.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.diagnosis.cause.exits import is_mismatch

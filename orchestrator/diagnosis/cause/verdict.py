@@ -1,14 +1,14 @@
 """What a failure was and who caused it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from orchestrator.contract.messages.rank_phase import Phase
 from orchestrator.contract.spec.failures import Reading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class Culprit(Struct, frozen=True, kw_only=True):
     """The host and the rank that caused a failure. A field is None where that is not known, or
     where no host or rank caused it."""
 
@@ -25,8 +25,7 @@ NOBODY = Culprit()
 """No culprit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: str | None = None
     log_tail: tuple[str, ...] = ()
@@ -37,8 +36,7 @@ class Evidence:
     """How the cause is known, and what evidence is missing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The first cause of a failure, or what one sign would mean if it were the first cause."""
 
     kind: str

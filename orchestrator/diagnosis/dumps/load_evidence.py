@@ -13,9 +13,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.files.atomic_write import UNFINISHED
 from orchestrator.contract.files.run_dir import LAST_FILES

@@ -5,7 +5,7 @@ ranks that wait for no other rank. Process states and stacks confirm the result,
 dumps. If the evidence does not point to one rank, the verdict has no culprit and no host.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.diagnosis.hang.evidence_index import STARVED, EvidenceIndex
 from orchestrator.diagnosis.hang.mismatch import mismatch, skipped, strayed

@@ -6,7 +6,8 @@ operation, or all dumps agree and the culprit is the one rank without a dump.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.diagnosis.hang.evidence_index import SHOWN, SURE, EvidenceIndex, named
 from orchestrator.diagnosis.hang.groups import Stuck, calls_of_kin, ended_in

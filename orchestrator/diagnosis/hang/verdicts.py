@@ -1,8 +1,9 @@
 """Evidence about a hang, and the verdict on it. Plain values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.contract.spec.failures import Scope
 from orchestrator.diagnosis.dumps.dump import RankDump
@@ -26,8 +27,7 @@ it completed on none. stopped: its process does not run. alone: its stack differ
 together: all ranks are at the same place, and none waits for another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True, kw_only=True):
     """What is known about a rank besides its dump."""
 
     rank: int
@@ -52,8 +52,7 @@ class RankFacts:
     """Its control group was throttled (cpu.max) in that time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangEvidence:
+class HangEvidence(Struct, frozen=True, kw_only=True):
     """All evidence of one incident."""
 
     dumps: Mapping[int, RankDump] = field(default_factory=dict)
@@ -72,8 +71,7 @@ class HangEvidence:
         return None if facts is None else facts.host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(Struct, frozen=True, kw_only=True):
     """An operation that ranks wait in."""
 
     group: str
@@ -88,8 +86,7 @@ class Waiting:
     """Ranks without a dump."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     kind: Kind
     scope: Scope | None
     """None: unknown."""

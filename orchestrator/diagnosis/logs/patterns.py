@@ -9,9 +9,10 @@ import logging
 import re
 from bisect import bisect_right
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     import re2
@@ -60,8 +61,7 @@ FIXES = (
 BACKREFERENCE = re.compile(r"\\[1-9]|\(\?P=")
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
+class Text(Struct, frozen=True):
     """The limited end of a text, in which patterns are searched line by line."""
 
     lines: tuple[str, ...]

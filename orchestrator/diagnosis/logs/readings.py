@@ -6,8 +6,10 @@ neither the leader's event loop nor a fold of the journal ever searches foreign 
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import RankError
@@ -85,8 +87,7 @@ TIMEOUTS = (
 """Messages of a rank whose collective timed out: it detected a hang itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(Struct, frozen=True, kw_only=True):
     """How a rank ended, and what it printed."""
 
     exit_code: int | None
@@ -98,8 +99,7 @@ class End:
     phase: Phase | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Words(Struct, frozen=True, kw_only=True):
     """Text of a rank, prepared for the search."""
 
     said: Text

@@ -6,9 +6,11 @@ done so. If only the program must be restarted, the host stays usable.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.failures import FailureRule, Remedy, Scope
 
@@ -17,8 +19,7 @@ SOURCE = "https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 IGNORE = "IGNORE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Xid:
+class Xid(Struct, frozen=True, kw_only=True):
     code: int
     mnemonic: str
     action: str
@@ -26,13 +27,11 @@ class Xid:
     says: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _Table(Struct, frozen=True, kw_only=True):
     codes: tuple[Xid, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Class:
+class _Class(Struct, frozen=True, kw_only=True):
     name: str
     scope: Scope
     action: Remedy

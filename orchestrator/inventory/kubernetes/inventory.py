@@ -1,8 +1,9 @@
 """Converts Kubernetes' nodes and the requests of their pods to an `Inventory`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
+
+from msgspec import Struct, field
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, Toleration
@@ -22,8 +23,7 @@ CPU = "cpu"
 USUAL = KubernetesSpec()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Use(Struct, frozen=True, kw_only=True):
     """What a job's pods request from the nodes."""
 
     device: str | None = USUAL.gpu_resource

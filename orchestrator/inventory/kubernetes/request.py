@@ -5,7 +5,9 @@ labels: pods should run on nodes that share a value of them, and on devices of o
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, TopologyRequest
@@ -15,8 +17,7 @@ from orchestrator.inventory.kubernetes.nodes import Node
 from orchestrator.inventory.kubernetes.topology import levels_of, switches_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """What the plan adds to a spec, and notes for the user."""
 
     topology: TopologyRequest

@@ -1,8 +1,9 @@
 """Decides whether a node is open for a job's pods, and which own nodes a job should leave."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.kubernetes_spec import Toleration
 from orchestrator.inventory.hosts import State
@@ -10,8 +11,7 @@ from orchestrator.inventory.kubernetes.nodes import READY, Node, parse_node
 from orchestrator.inventory.kubernetes.taints import CORDONED, is_tolerated, untolerated
 
 
-@dataclass(frozen=True, slots=True)
-class Shut:
+class Shut(Struct, frozen=True):
     """A node that is closed for the job's pods."""
 
     node: str

@@ -3,16 +3,16 @@
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 ENTRY = re.compile(r"(?:[^,(]|\([^)]*\))+")
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 COUNT = re.compile(r"(\d+)([KMGT]?)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gres:
+class Gres(Struct, frozen=True, kw_only=True):
     name: str
     type: str | None
     count: int

@@ -1,7 +1,9 @@
 """Converts Slurm's nodes and topology to an `Inventory`."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.inventory.gpus import GpuTable
@@ -14,8 +16,7 @@ from orchestrator.inventory.slurm.standing import Standing, standing_of
 from orchestrator.inventory.slurm.topology import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
+class Use(Struct, frozen=True, kw_only=True):
     """What a job requests from the nodes, as far as it decides which are free for it."""
 
     exclusive: bool = False

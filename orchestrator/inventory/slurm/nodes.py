@@ -1,15 +1,15 @@
 """Parses `scontrol --details -o show nodes`: what a node has, and whether it is free."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from orchestrator.inventory.slurm.gres import gpu_count, gpu_type, gpus_of_tres, parse_gres
 from orchestrator.inventory.slurm.records import reason, records, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     name: str
     state: str
     """Base state, such as `IDLE`, `MIXED`, `DOWN`."""

@@ -1,14 +1,13 @@
 """Parses `scontrol -o show partitions`."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from orchestrator.contract.spec.slurm_spec import seconds
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.records import records, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class Partition(Struct, frozen=True, kw_only=True):
     name: str
     state: str
     """UP, DOWN, DRAIN or INACTIVE."""

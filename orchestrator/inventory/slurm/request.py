@@ -6,7 +6,9 @@ number of leaf switches or the number of hosts per block, and excludes hosts tha
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.plan import Plan
 from orchestrator.contract.spec.slurm_spec import SlurmSpec
@@ -15,8 +17,7 @@ from orchestrator.inventory.slurm.hostlist import expand, fold
 from orchestrator.inventory.slurm.topology import Topology
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyRequest:
+class TopologyRequest(Struct, frozen=True, kw_only=True):
     switches: int | None = None
     """Largest number of leaf switches. Slurm waits for it (`max_switch_wait`), then uses more."""
     segment: int | None = None

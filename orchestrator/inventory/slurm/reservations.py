@@ -2,15 +2,15 @@
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, tzinfo
+
+from msgspec import Struct
 
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.records import records, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+class Reservation(Struct, frozen=True, kw_only=True):
     name: str
     begins_at: float
     """Unix seconds."""

@@ -1,7 +1,8 @@
 """Decides whether a node is free for a job, by its state, its flags and the GPUs in use."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.inventory.hosts import State
 from orchestrator.inventory.slurm.nodes import Node
@@ -36,8 +37,7 @@ BASES: Mapping[str, tuple[State, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     state: State
     reason: str = ""
     """Why it is not free: in Slurm's words, with the administrator's note."""

@@ -1,15 +1,15 @@
 """Parses `scontrol show topology`: a tree of switches, or blocks; and the part of an allocation."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from orchestrator.inventory.slurm.hostlist import expand
 from orchestrator.inventory.slurm.records import records, value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(Struct, frozen=True, kw_only=True):
     kind: Literal["tree", "block", "flat"] = "flat"
     switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Host -> its switches, outermost first; empty for a block topology."""

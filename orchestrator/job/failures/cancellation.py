@@ -4,7 +4,7 @@ People cancel jobs that hang, so a failure before the cancellation is still an i
 that broke gets its strike. Whatever exits after that may have exited because of the cancellation.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import CancelRequested
 from orchestrator.job.attempt_end import all_done, conclude, stop

@@ -4,7 +4,7 @@ The result of the analysis is an event, so a fold of the journal costs nothing, 
 there are. Ranks that make progress before they are stopped were not stuck: the attempt continues.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import JudgeHang
 from orchestrator.contract.messages.events import (

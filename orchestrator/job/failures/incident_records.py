@@ -3,7 +3,8 @@ it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import BEFORE_HOOK
 from orchestrator.contract.messages.rank_phase import Phase

@@ -7,8 +7,9 @@ Where hosts have successors, nothing is requeued, and a failed attempt counts as
 leaders count instead: those lost in a row before they had started an attempt.
 """
 
-from dataclasses import replace
 from datetime import UTC, datetime
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import LeaderStarted
 from orchestrator.job.failures.policy import BEFORE_FIX

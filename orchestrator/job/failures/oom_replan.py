@@ -5,7 +5,8 @@ comes twice, and each one needs less than the one before.
 """
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Replan
 from orchestrator.contract.spec.failures import Reading

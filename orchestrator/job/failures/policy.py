@@ -5,11 +5,12 @@ state of the job holds all incidents that rules count, and the jitter of a wait 
 and attempt, so a replay decides the same.
 """
 
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator import host_strikes
 from orchestrator.contract.messages.events import JobSubmitted
@@ -38,8 +39,7 @@ OOM_ON_CPU = "on-oom-cpu"
 INVALID_CONFIGURATION = "invalid-configuration"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     action: Remedy
     rule: str
     """The name of the rule that decided."""
@@ -60,8 +60,7 @@ class Decision:
         return f"{self.reason} (rule {self.rule}){BEFORE_FIX + self.fix if self.fix else ''}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Classified:
+class Classified(Struct, frozen=True, kw_only=True):
     """A verdict with what rules look at."""
 
     name: str
@@ -176,8 +175,7 @@ def default_rules() -> tuple[PolicyRule, ...]:
     return decode_document(_Table, document).rules
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _Table(Struct, frozen=True, kw_only=True):
     rules: tuple[PolicyRule, ...]
 
 
@@ -236,8 +234,7 @@ def backoff_s(rule: PolicyRule, times: int, job: str, attempt: int) -> float:
 # What can be done
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Found(Struct, frozen=True, kw_only=True):
     action: Remedy
     words: str
     without: str | None = None

@@ -6,7 +6,8 @@ the attempt, in each later checkpoint, and in the sample ledger.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import RankExited
 from orchestrator.contract.skipped_batches import Window, batch_of, merge_windows

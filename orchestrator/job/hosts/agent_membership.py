@@ -1,6 +1,6 @@
 """Agents register, are lost, and come back: what follows from each."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.check_results import why_unfit
 from orchestrator.contract.messages.actions import Action, ReplaceAgent, StopAttempt

@@ -4,7 +4,7 @@ Each is an incident as soon as that is known, and the job does not wait for it. 
 concerned, the job ends without a culprit: what is missing is missing everywhere.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import HostUnavailable
 from orchestrator.job.failures.incident_records import left_out

@@ -1,7 +1,8 @@
 """Excludes hosts from the rest of the job."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.job.host_state import Replaced
 from orchestrator.job.state import Run

@@ -5,7 +5,8 @@ it back, it has no better host just now, and to ask again at once would only kee
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
 from orchestrator.job.host_state import Away, HostState

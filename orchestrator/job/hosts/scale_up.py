@@ -5,7 +5,7 @@ that no new plan is needed; and only once in a while, so that a host that comes 
 stop it all the time. Nothing failed, so this costs no restart.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import ReplaceAgent
 from orchestrator.job.interruption import Leaving

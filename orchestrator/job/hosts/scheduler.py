@@ -3,7 +3,7 @@
 None of this has a culprit.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import Breakdown, Cause
 from orchestrator.contract.messages.events import (

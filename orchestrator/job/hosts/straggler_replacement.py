@@ -5,7 +5,7 @@ next checkpoint. Nothing failed, so this costs no restart. This job does not use
 the host gets half a strike for other jobs, because slowness may pass.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import StragglerFound, StragglerGone
 from orchestrator.host_strikes import STRAGGLER, Strike

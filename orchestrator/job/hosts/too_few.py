@@ -1,6 +1,6 @@
 """Too few hosts for the plan: wait, ask for others, shrink, or give the allocation back."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Replan
 from orchestrator.host_strikes import HOOK

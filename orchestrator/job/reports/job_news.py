@@ -1,8 +1,10 @@
 """Events on the cluster's job object: which changes of a job deserve one, and their short texts."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.launch import LaunchPlan
@@ -23,8 +25,7 @@ SAME_S = 600.0
 """Seconds before the same text is sent again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(Struct, frozen=True, kw_only=True):
     reason: Reason
     text: str
     warning: bool = False
@@ -110,8 +111,7 @@ def _incident(incident: Incident) -> str:
     return f"{incident.kind}{drill} at step {incident.step}, {who}: {incident.cause}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Struct, frozen=True, kw_only=True):
     """A rate limit for events: no repetitions, and not too many. The cluster keeps the events of
     all jobs in one store."""
 

@@ -1,7 +1,8 @@
 """A short report of a job, for places without its journal: the cluster's object, and copies."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid, decode
 from orchestrator.contract.files.run_dir import RunDir
@@ -11,8 +12,7 @@ from orchestrator.job.stage import State
 from orchestrator.job.state import Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobReport:
+class JobReport(Struct, frozen=True, kw_only=True):
     launch: int
     """The number of the submission."""
     state: State

@@ -2,9 +2,10 @@
 
 import math
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.read_json import read_json
 
@@ -12,8 +13,7 @@ READ_BYTES = 1 << 16
 MOST_STEPS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class Pace(Struct, frozen=True, kw_only=True):
     attempt: int
     step: int
     """The last one."""

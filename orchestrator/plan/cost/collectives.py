@@ -6,7 +6,9 @@ start-up time, a latency per hop, and the bytes divided by the bus bandwidth.
 """
 
 import math
-from dataclasses import dataclass, field
+from functools import cached_property
+
+from msgspec import Struct
 
 from orchestrator.plan.cost.groups import Group
 
@@ -35,8 +37,7 @@ def exchange_bytes(size: int, own: float) -> float:
     return own * (size - 1) / size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class Wire(Struct, frozen=True, kw_only=True, dict=True):
     """The calibrated links between the ranks of a group."""
 
     group: Group
@@ -56,25 +57,28 @@ class Wire:
     contention: float
     """Seconds by which one second of a collective delays the computation that overlaps with it."""
 
-    gather_fixed_s: float = field(init=False)
-    """Seconds of an all-gather that do not depend on its size."""
-    gather_s_per_byte: float = field(init=False)
-    all_reduce_costs: tuple[tuple[float, float], ...] = field(init=False)
-    """For a ring and for trees: fixed seconds, and seconds per byte, of an all-reduce."""
-
-    def __post_init__(self) -> None:
+    @cached_property
+    def gather_fixed_s(self) -> float:
+        """Seconds of an all-gather that do not depend on its size."""
         size, blocks = self.group.size, self.group.blocks
-        start = self.base_s + self.half_bytes / self.bus_bytes_per_s
-        near, far = size - blocks, blocks - 1
-        ring = start + near * self.hop_s + far * self.far_hop_s
-        deep = math.ceil(math.log2(blocks))
-        tree = start + 2 * ((self.group.per_block - 1) * self.hop_s + deep * self.far_hop_s)
-        per_byte = ring_gather_bytes(size, 1) / self.bus_bytes_per_s
+        return self.start_s + (size - blocks) * self.hop_s + (blocks - 1) * self.far_hop_s
+
+    @cached_property
+    def gather_s_per_byte(self) -> float:
+        return ring_gather_bytes(self.group.size, 1) / self.bus_bytes_per_s
+
+    @cached_property
+    def all_reduce_costs(self) -> tuple[tuple[float, float], ...]:
+        """For a ring and for trees: fixed seconds, and seconds per byte, of an all-reduce."""
+        size, deep = self.group.size, math.ceil(math.log2(self.group.blocks))
+        hops_s = (self.group.per_block - 1) * self.hop_s + deep * self.far_hop_s
         tree_per_byte = tree_all_reduce_bytes(size, 1) / (TREE_SHARE * self.bus_bytes_per_s)
-        store = object.__setattr__  # the dataclass is frozen
-        store(self, "gather_fixed_s", ring)
-        store(self, "gather_s_per_byte", per_byte)
-        store(self, "all_reduce_costs", ((2 * ring - start, 2 * per_byte), (tree, tree_per_byte)))
+        ring = (2 * self.gather_fixed_s - self.start_s, 2 * self.gather_s_per_byte)
+        return ring, (self.start_s + 2 * hops_s, tree_per_byte)
+
+    @property
+    def start_s(self) -> float:
+        return self.base_s + self.half_bytes / self.bus_bytes_per_s
 
     def gather_s(self, whole: float) -> float:
         """Seconds of an all-gather or reduce-scatter in a ring."""

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from orchestrator.plan.cost.collective import Flow
 from orchestrator.plan.cost.collectives import (
     Wire,
@@ -26,8 +28,7 @@ BUCKET_BYTES = 25 * 2**20
 """Size of the trainer's buckets (`trainer/parallel/buckets.py`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class Windows(Struct, frozen=True, kw_only=True):
     """Seconds of computation that a collective can overlap with: per layer, and for the head."""
 
     forward: float
@@ -72,8 +73,7 @@ class Regather(NamedTuple):
     """Passes through other stages between the start of the gather and its use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gathers:
+class Gathers(Struct, frozen=True, kw_only=True):
     """How often a step gathers the weights of a rank."""
 
     forward: int

@@ -5,8 +5,9 @@ group along an axis has `size` ranks, every `stride`-th one.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from orchestrator.inventory.profile import Fabric
 
@@ -27,8 +28,7 @@ def pattern_of(axis: str, collective: str) -> Pattern:
     return "pairs" if collective == "all-to-all" else "ring"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     size: int
     per_block: int
     """Ranks of the group in one NVLink block. A host in no block counts as a block."""

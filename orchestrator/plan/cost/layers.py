@@ -6,9 +6,10 @@ or fused, as with torch.compile.
 """
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.cost.kernels import attention_s, matmul_s, move_s
@@ -17,8 +18,7 @@ from orchestrator.plan.model.shape import ModelShape
 from orchestrator.plan.sizes import COMPUTE_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class Slice(Struct, frozen=True, kw_only=True):
     """One rank's part of a micro batch, and the settings that its time depends on."""
 
     sequences: int
@@ -40,8 +40,7 @@ class Slice:
         return self.sequences * self.tokens // self.cp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class Passes(Struct, frozen=True, kw_only=True):
     """Seconds of one micro batch on the device, and the number of operations that the host
     starts."""
 
@@ -61,8 +60,7 @@ class Passes:
         return self.inputs + self.weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fusion:
+class Fusion(Struct, frozen=True, kw_only=True):
     """Bytes read and written per value of 2 bytes, forward and backward, for each kind of
     operation."""
 

@@ -5,8 +5,9 @@ It ignores recomputation, the host, data-parallel traffic and the optimizer. The
 skip most setups. `tests/plan/cost/test_lower_bound.py` checks that it never exceeds `timeline`.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.contract.spec.pipeline_spec import SPLITS_BACKWARD
@@ -25,8 +26,7 @@ from orchestrator.plan.cost.tp_cp_traffic import context_traffic, outer_traffic,
 from orchestrator.plan.model.shape import ModelShape
 
 
-@dataclass(frozen=True, slots=True)
-class LowerBound:
+class LowerBound(Struct, frozen=True):
     """Seconds of one micro batch, forward and backward, with tp and cp traffic."""
 
     layer: float

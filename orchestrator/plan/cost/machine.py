@@ -1,6 +1,7 @@
 """The hardware as the cost model sees it: achievable rates instead of nominal ones."""
 
-from dataclasses import dataclass, field, replace
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from orchestrator.inventory.calibration import Calibration
 from orchestrator.inventory.profile import Fabric, Profile
@@ -17,8 +18,7 @@ LEAST_TAKEN = 0.25
 host: NCCL uses at least two channels per link."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Machine:
+class Machine(Struct, frozen=True, eq=False):
     """Compared by identity, because it is a key of caches (`lru_cache`)."""
 
     fabric: Fabric

@@ -2,8 +2,9 @@
 traffic."""
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.parallel_spec import PipelineSpec
 from orchestrator.plan.cost.dp_traffic import Windows
@@ -30,8 +31,7 @@ UNIT_CALLS = 3
 """FSDP calls per unit: two gathers and one reduction, with their hooks and copies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassOptions:
+class PassOptions(Struct, frozen=True, kw_only=True):
     """The settings, besides `Slice`, that the time of a micro batch depends on."""
 
     checkpointing: Checkpointing
@@ -43,8 +43,7 @@ class PassOptions:
     """FSDP is used; the host runs its hooks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(Struct, frozen=True, kw_only=True):
     """Seconds of one micro batch on one kind of rank along pp."""
 
     rank: StageLayers
@@ -62,8 +61,7 @@ class Stage:
         return self.compute + self.recompute + self.traffic + self.host
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatch(Struct, frozen=True, kw_only=True):
     stages: tuple[tuple[Stage, int], ...]
     """Each kind of rank, and the number of ranks of this kind."""
     slowest: Stage
@@ -75,8 +73,7 @@ class MicroBatch:
     """Seconds of exposed tp traffic per layer, forward and backward."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(Struct, frozen=True, kw_only=True):
     passes: Passes
     merging: float
     """Forward seconds to merge attention from the blocks of cp ranks."""

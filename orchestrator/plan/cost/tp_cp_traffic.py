@@ -1,7 +1,8 @@
 """The tp and cp traffic inside the model, for one micro batch."""
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from orchestrator.plan.cost.collectives import exchange_bytes, ring_gather_bytes
 from orchestrator.plan.cost.groups import Group
@@ -16,8 +17,7 @@ MERGED_BYTES = 20
 output, in float32 and in the kernel's type (`trainer/parallel/context/blocks.py`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(Struct, frozen=True, kw_only=True):
     """One collective in one direction."""
 
     sent: float = 0.0
@@ -26,8 +26,7 @@ class Times:
     exposed: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisTraffic:
+class AxisTraffic(Struct, frozen=True, kw_only=True):
     axis: str
     collective: str
     what: str

@@ -1,8 +1,9 @@
 """The FSDP units of one rank: weights that are gathered, and gradients reduced, together."""
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
@@ -10,16 +11,14 @@ from orchestrator.plan.sizes import LARGE
 from orchestrator.plan.stages import StageLayers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(Struct, frozen=True, kw_only=True):
     """Bytes of one unit after pp and tp splits."""
 
     gathered: float = 0.0
     reduced: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Units:
+class Units(Struct, frozen=True, kw_only=True):
     layer: Unit
     layers: int
     embedding: Unit

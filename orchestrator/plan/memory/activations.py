@@ -7,9 +7,10 @@ trainer's allocations.
 """
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
@@ -26,8 +27,7 @@ class LayerUsage(NamedTuple):
     """Elements of weight gradients of this layer that exist on this rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Struct, frozen=True):
     """Bytes per token of a rank's part of the sequence."""
 
     whole: float
@@ -48,8 +48,7 @@ def layer_of(setup: Setup) -> Layer:
     return _layer(setup.shape, setup.mesh.tp, _values(setup), ulysses, kind, setup.lora)
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
+class _Values(Struct, frozen=True):
     """Bytes per value."""
 
     size: int
@@ -99,8 +98,7 @@ def _layer(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Bytes per token that a layer stores without checkpointing."""
 
     attention: float

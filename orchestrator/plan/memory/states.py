@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from orchestrator.contract.spec.model_spec import LoraSpec
 from orchestrator.plan.model.shape import ModelShape
@@ -19,8 +20,7 @@ MOMENTS = {"adamw": 2, "adam": 2, "nadam": 2, "radam": 2, "adafactor": 0, "sgd":
 are few (Shazeer and Stern 2018)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PerParameter:
+class PerParameter(Struct, frozen=True, kw_only=True):
     """Bytes of the model states per parameter."""
 
     weights: int = 4
@@ -50,8 +50,7 @@ def model_states(parameters: int, ranks: int, level: int, each: PerParameter) ->
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """One or several tensors on one rank."""
 
     whole: int
@@ -69,8 +68,7 @@ class Piece:
 NOTHING = Piece(0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
+class Units(Struct, frozen=True, dict=True):
     """One rank's part of the model, by FSDP unit."""
 
     layer: Piece
@@ -85,11 +83,10 @@ class Units:
     late_root: Piece
     """Part of the root that is used after the layers. Its gradient is computed first and reduced
     last."""
-    all: Piece = field(init=False)
 
-    def __post_init__(self) -> None:
-        every = self.layer.times(self.layers) + self.embedding + self.head + self.root
-        object.__setattr__(self, "all", every)
+    @cached_property
+    def all(self) -> Piece:
+        return self.layer.times(self.layers) + self.embedding + self.head + self.root
 
 
 Tensor = tuple[int, int, int | None]
@@ -186,8 +183,7 @@ def layer_tensors(shape: ModelShape) -> Iterator[Tensor]:
         yield hidden, 1, None
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(Struct, frozen=True):
     """Bytes of the model states on a device."""
 
     parameters: int

@@ -1,10 +1,10 @@
 """The shape of a model, and its exact number of parameters."""
 
-from dataclasses import dataclass, field, fields
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
+# A search looks the shape up in caches thousands of times.
+class ModelShape(Struct, frozen=True, kw_only=True, cache_hash=True):
     model_type: str
     vocab_size: int
     hidden_size: int
@@ -48,15 +48,6 @@ class ModelShape:
     """Probable mistakes in the config."""
     untrainable: str | None = None
     """Why the bundled trainer cannot train this model, although it can be planned."""
-    _hash: int = field(init=False, repr=False, compare=False)
-    """Computed once, because a search looks the shape up in caches thousands of times."""
-
-    def __post_init__(self) -> None:
-        values = tuple(getattr(self, one.name) for one in fields(self) if one.init)
-        object.__setattr__(self, "_hash", hash(values))
-
-    def __hash__(self) -> int:
-        return self._hash
 
     @property
     def query_size(self) -> int:

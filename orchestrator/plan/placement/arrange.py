@@ -3,7 +3,8 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
@@ -25,8 +26,7 @@ MOST_EXCHANGED = 2048
 many, and greedy packing alone is close to the bound for more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrangement:
+class Arrangement(Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...]
     """In node order."""
     spares: tuple[str, ...]

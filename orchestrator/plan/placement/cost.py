@@ -1,8 +1,9 @@
 """The cost of a placement: bytes per step, counted once for each switch level that they cross."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter, ne
+
+from msgspec import Struct
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Traffic
@@ -10,8 +11,7 @@ from orchestrator.plan.placement.edges import Edges, edges_of, flows_of
 from orchestrator.plan.placement.tree import Tree, tree_over
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(Struct, frozen=True, kw_only=True):
     crossing: tuple[int, ...]
     """Bytes per step that leave a host, a leaf switch, a spine, and so on. Bytes that leave a leaf
     are also among those that leave a host."""

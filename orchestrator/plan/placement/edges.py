@@ -9,7 +9,8 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.plan import Traffic
@@ -19,8 +20,7 @@ UNKNOWN_STEP = 16
 """Assumed ratio of an axis's traffic to that of the next outer axis, if no traffic is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(Struct, frozen=True):
     axes: tuple[str, ...]
     """Axes of the group, outermost first."""
     pattern: Pattern

@@ -13,6 +13,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.plan.placement.edges import Flow, strides
 from orchestrator.plan.placement.tree import Switch, Tree
@@ -21,8 +23,7 @@ TILES = 6
 """Tiles per level that are tried, those with the lowest estimated cost first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Struct, frozen=True):
     """The nodes of a mesh by axis, outermost first, without axes inside a host."""
 
     axes: tuple[str, ...]
@@ -72,8 +73,7 @@ Tile = tuple[int, ...]
 """Number of nodes along each axis of the grid."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     order: tuple[int, ...]
     """The nodes, neighbours in the grid next to each other."""
     cuts: tuple[int, ...]

@@ -2,7 +2,8 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from orchestrator.contract.plan import Plan, Traffic
 from orchestrator.errors import PlanError

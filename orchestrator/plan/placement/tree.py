@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 
 @dataclass(slots=True)
 class Switch:
@@ -17,8 +19,7 @@ class Switch:
         return len(self.hosts) + sum(child.size for child in self.children)
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     names: tuple[str, ...]
     above: tuple[tuple[int, ...], ...]
     """For each level, leaves first: the number of the switch above each host."""

@@ -6,8 +6,9 @@ changes the training itself, so it costs more than a change of the split.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh
@@ -35,8 +36,7 @@ FARTHEST = 2
 """The largest pp or cp tried, as a multiple of the requested one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Struct, frozen=True):
     edits: Edits
     mesh: Mesh
 

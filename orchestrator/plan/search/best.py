@@ -12,8 +12,11 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Memory, Rejected
@@ -42,8 +45,7 @@ LEVELS = 2
 ROUNDING = 1 - 1e-8
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     options: tuple[Option, ...]
     """The best mesh and up to `SHOWN` alternatives, the best first; empty if nothing fits."""
     rejected: tuple[Rejected, ...]

@@ -1,9 +1,10 @@
 """Changed values of a spec, which a refusal proposes as `--set KEY=VALUE`."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from shlex import quote
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.contract.spec.model_spec import LoraSpec

@@ -1,6 +1,6 @@
 """The hosts that a plan uses: their hardware, and the fewest that suffice."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import JobSpec
 from orchestrator.inventory.hosts import Inventory

@@ -1,9 +1,10 @@
 """The types of the table in `rules.py`: `Rule`, its input `Case` and its result `Broken`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
+
+from msgspec import Struct
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -16,8 +17,7 @@ Blocks = Sequence[int]
 """Hosts of each NVLink block, the largest first, as in `Fabric.blocks`."""
 
 
-@dataclass(frozen=True)
-class Hosts:
+class Hosts(Struct, frozen=True, dict=True):
     """The properties of the hosts that the rules read."""
 
     devices: int
@@ -66,8 +66,7 @@ class Broken(NamedTuple):
     """The values of this mesh, appended to the limit when a single mesh is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     name: str
     scope: Literal["job", "mesh", "schedule"]
     """`job`: the same answer for every mesh. `mesh`: depends on the degrees. `schedule`: depends on
@@ -83,8 +82,7 @@ class Rule:
     """Shown if no changed spec with a plan was found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """One rule that a mesh breaks, as shown to the user."""
 
     rule: str

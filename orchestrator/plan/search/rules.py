@@ -10,9 +10,10 @@ under the first rule that it breaks, so the order decides what `ndctl plan` list
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
+
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import Mesh

@@ -1,7 +1,8 @@
 """The setups that a search compares, their memory and time, and how they are ranked."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.contract.plan import Memory, StepTime
 from orchestrator.contract.spec.job_spec import JobSpec
@@ -24,15 +25,13 @@ Rank = tuple[float | int, ...]
 """Smaller is better."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     setup: Setup
     memory: Memory
     time: StepTime
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     spec: JobSpec
     shape: ModelShape
     fabric: Fabric

@@ -5,8 +5,10 @@ first, then those that slow steps down or take more hosts, then those that train
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import Invalid
 from orchestrator.contract.mesh import AXES
@@ -28,8 +30,7 @@ HOSTS_TRIED = 12
 Edits = dict[str, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class SpecChange:
+class SpecChange(Struct, frozen=True):
     edits: Edits
     price: str
 

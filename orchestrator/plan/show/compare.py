@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.contract.plan import Plan
 from orchestrator.plan.figures import show_bytes, show_seconds, show_traffic, three_digits
@@ -14,8 +15,7 @@ ABREAST = 3
 """Plans side by side in one table of 100 columns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class Compared(Struct, frozen=True, kw_only=True):
     values: str
     """The changed keys as typed: `parallel.tp=4`."""
     plan: Plan | None

@@ -1,8 +1,9 @@
 """Bytes per device at each ZeRO level, for two ways to store weights (Rajbhandari et al. 2020)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.plan.figures import show_bytes
 from orchestrator.plan.memory.states import MOMENTS, ModelStates, PerParameter, model_states
@@ -17,8 +18,7 @@ LEVELS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroTable:
+class ZeroTable(Struct, frozen=True, kw_only=True):
     model_type: str
     parameters: int
     devices: int

@@ -4,8 +4,9 @@ The root cause is the first failure that reached the leader in time and that can
 error about a lost peer is a symptom, and so is the exit of a rank that was told to stop.
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from orchestrator.contract.messages.events import (
     AgentLost,
@@ -38,14 +39,12 @@ HOST_INCIDENTS = ("host-lost", "hosts-lost")
 """Kinds of incidents that concern a whole host."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedRank:
+class FailedRank(Struct, frozen=True):
     host: str
     failure: RankFailure
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """A failure that can be the root cause, as the leader received it."""
 
     at: float

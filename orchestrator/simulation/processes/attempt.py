@@ -4,8 +4,9 @@ import asyncio
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.evidence_collector import Found
 from orchestrator.agent.host_processes import HostAttempt

@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from orchestrator.contract.files.fence import Fence, GivenUp
 from orchestrator.contract.files.leader_file import Term
 from orchestrator.errors import InUse
@@ -174,8 +176,7 @@ class StoredTurn:
             storage.turn = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFollowing:
+class StoredFollowing(Struct, frozen=True):
     """A `Follows`. All hosts share one fold of the journal, because each would compute the same."""
 
     run_dir: StoredRunDir

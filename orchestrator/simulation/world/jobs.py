@@ -1,7 +1,8 @@
 """The simulated job, planned by the real planner."""
 
-from dataclasses import replace
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.messages.events import JobSubmitted

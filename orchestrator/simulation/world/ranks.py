@@ -8,9 +8,11 @@ can.
 
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
+
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.evidence_collector import as_read
 from orchestrator.contract.files import exit_codes

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from msgspec import Struct
+
 from orchestrator.contract.files.fence import Fence
 from orchestrator.contract.skipped_batches import Window, already_read
 from orchestrator.errors import JobError
@@ -53,8 +55,7 @@ class LeaderRecord:
     over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(Struct, frozen=True):
     """A complete checkpoint with the data that its weights were trained on."""
 
     at: float

@@ -10,6 +10,8 @@ from functools import partial
 from random import Random
 from typing import Protocol
 
+from msgspec import Struct
+
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import (
     CheckpointFailed,
@@ -60,8 +62,7 @@ class Ranks(Protocol):
     def first_step(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """The work of an attempt."""
 
     steps: int

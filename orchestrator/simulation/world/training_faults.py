@@ -4,14 +4,16 @@ The messages are those of `tests/captured/failures/samples.yaml`, so each gets i
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from signal import Signals
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 
 
-@dataclass(frozen=True, slots=True)
-class RankFailure:
+class RankFailure(Struct, frozen=True):
     """How a rank exits: its exit code or signal, its exception and its log line."""
 
     message: str = ""

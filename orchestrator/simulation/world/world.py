@@ -2,11 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.contract.launch import LaunchPlan

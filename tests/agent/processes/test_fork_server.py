@@ -8,11 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.agent.evidence.rank_evidence import last_lines, process_state
 from orchestrator.agent.processes import exec_in_fork

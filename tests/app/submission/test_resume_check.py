@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from transformers import AutoConfig
 
 from orchestrator.app.submission import submit_job

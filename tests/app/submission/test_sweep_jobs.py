@@ -1,13 +1,13 @@
 """One spec, several jobs: names, everything wrong at once, and what is submitted."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.app.submission import sweep_jobs
 from orchestrator.app.submission.combinations import combinations, values_of

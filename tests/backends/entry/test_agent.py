@@ -10,10 +10,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.agent.agent import WARNINGS, Agent, AgentConfig

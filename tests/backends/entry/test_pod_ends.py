@@ -1,10 +1,10 @@
 """Exit codes of a pod. If a pod exits with 1 to 127, its operator ends the whole job."""
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.entry import agent as agent_main
 from orchestrator.backends.entry import pod_agent

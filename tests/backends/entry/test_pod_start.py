@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.entry import pod_agent
 from orchestrator.backends.entry.pod_agent import (

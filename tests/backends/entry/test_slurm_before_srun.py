@@ -1,11 +1,13 @@
 """The start of the batch script: may this Slurm job run under this name? With a fake Slurm."""
 
+import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.entry import slurm_before_srun
 from orchestrator.backends.slurm import render
@@ -193,7 +195,7 @@ def test_a_submission_in_progress_is_awaited(node: Node) -> None:
 
 def test_an_element_of_an_array_is_a_job_of_its_own(node: Node) -> None:
     base = node.sbatch()
-    jobs = [replace(base, id=f"1_{task}") for task in (0, 7)]
+    jobs = [dataclasses.replace(base, id=f"1_{task}") for task in (0, 7)]
     node.slurm.jobs = {job.id: job for job in jobs}
     for job in jobs:
         array, task = job.id.split("_")

@@ -1,7 +1,8 @@
 """Specs and launches for tests of rendering: plain ones, and one with all options."""
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.launch import LaunchPlan
 from orchestrator.contract.spec.kubernetes_spec import (

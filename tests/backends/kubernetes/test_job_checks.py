@@ -1,9 +1,9 @@
 """The list of problems of a job, and how it refuses a submission."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.checks.launch_checks import check, examine_job

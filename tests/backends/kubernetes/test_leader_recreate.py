@@ -1,9 +1,10 @@
 """Recreation of the leader's pod if no agent can reach it."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes import leader_recreate
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden

@@ -3,7 +3,6 @@ golden files."""
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import names, objects, text, token_secret
 from orchestrator.backends.kubernetes.render.submission import PLAIN_BYTES

@@ -1,10 +1,10 @@
 """Rights of the pods of a job, by the rules of its Role."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.contract.spec.kubernetes_spec import Kind, KubernetesSpec

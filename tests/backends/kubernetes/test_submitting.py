@@ -1,12 +1,14 @@
 """A submission creates all of its objects or none. Each request of it fails once."""
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Forbidden, Missing
 from orchestrator.backends.kubernetes.api.client import Api, Listed
@@ -237,7 +239,7 @@ def test_leftovers_are_reported_and_removed_by_the_next_submission() -> None:
         assert "PyTorchJob" not in cluster.kinds()
         assert_owned(cluster)
         cluster.down = 0
-        again = replace(cluster, fails_at=None)
+        again = dataclasses.replace(cluster, fails_at=None)
         submitted(again, a_handover(PLAIN))
         assert_whole(again, "pytorchjob")
         remove_orphans(cast("Api", cluster), cluster.clock, NAMESPACE, PLAIN, "job")

@@ -2,11 +2,11 @@
 
 import json
 import sys
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator import host_strikes
 from orchestrator.app.submission.submit_job import hosts_to_exclude as left_out_at_submission

@@ -1,9 +1,9 @@
 import grp
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.checks import is_never_available, problems
 from orchestrator.contract.launch import LaunchPlan

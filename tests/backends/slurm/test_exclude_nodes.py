@@ -1,6 +1,5 @@
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.exclude_nodes import left_out
 from orchestrator.contract.spec.slurm_spec import SlurmSpec

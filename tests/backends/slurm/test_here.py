@@ -1,10 +1,11 @@
 """A job that runs as steps in an existing allocation of the user, with a fake Slurm."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.by_name import HERE, backend_named, submitter_named
 from orchestrator.backends.slurm import job_lookup, render

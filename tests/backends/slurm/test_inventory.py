@@ -1,9 +1,10 @@
 """Inventory of a Slurm cluster: the queries, and the errors if Slurm is down."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.commands import Slurm
 from orchestrator.backends.slurm.inventory import hosts_for, read_cluster
@@ -40,7 +41,7 @@ def slurm_of(shell: Shell) -> Slurm:
 
 
 def cluster(hosts: int, spares: int = 0, **slurm: object) -> ClusterSpec:
-    keys = replace(SlurmSpec(), **slurm)  # type: ignore[arg-type]
+    keys = replace(SlurmSpec(), **slurm)
     return ClusterSpec(
         backend="slurm", hosts=hosts, gpus_per_host=8, spare_hosts=spares, slurm=keys
     )

@@ -1,9 +1,10 @@
 """State of many jobs with one query, with a fake Slurm."""
 
-from dataclasses import replace
+import dataclasses
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.contract.launch import LaunchPlan
@@ -92,6 +93,8 @@ def test_a_slurmctld_that_is_down_is_queried_once_and_briefly(tmp_path: Path, ha
 def test_another_job_of_that_name_is_not_ours(tmp_path: Path) -> None:
     slurm = FakeSlurm()
     backend, (launch,) = queued(slurm, tmp_path, 1)
-    slurm.jobs["7"] = replace(slurm.jobs["1"], id="7", command="/other.sh", comment="ndctl launch")
+    slurm.jobs["7"] = dataclasses.replace(
+        slurm.jobs["1"], id="7", command="/other.sh", comment="ndctl launch"
+    )
     slurm.jobs["1"].restarts = 1
     assert backend.glance([launch])[0].words == "Slurm job 1 is RUNNING"

@@ -1,8 +1,8 @@
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm import observe
 from orchestrator.backends.slurm.observe import SlurmJob
@@ -63,7 +63,7 @@ def test_restarts_tell_a_requeued_completing_job_from_a_cancelled_one() -> None:
     ],
 )
 def test_the_reason_why_a_run_ends_is_known(change: dict[str, object], cause: str) -> None:
-    job = replace(SlurmJob(id="1", state="?", restarts=2), **change)  # type: ignore[arg-type]
+    job = replace(SlurmJob(id="1", state="?", restarts=2), **change)
     assert observe.cause(job, 2, 1000.0, 90.0) == cause
 
 

@@ -1,10 +1,10 @@
 """State of the run that an agent belongs to, and what the backend refuses after its end. With a
 fake Slurm."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm import observe
 from orchestrator.backends.slurm.backend import CLEAR_HOST_S, SlurmBackend
@@ -53,7 +53,7 @@ def second_run(run_dir: Path) -> tuple[FakeSlurm, SlurmBackend, LaunchPlan, Fake
     ],
 )
 def test_the_state_of_a_run_is_known(change: dict[str, object], phase: str) -> None:
-    job = replace(SlurmJob(id="1", state="?", restarts=1), **change)  # type: ignore[arg-type]
+    job = replace(SlurmJob(id="1", state="?", restarts=1), **change)
     assert observe.phase(job, 1) == phase
 
 

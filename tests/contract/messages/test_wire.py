@@ -1,6 +1,5 @@
 """msgspec and the codec both read messages. They agree on every kind."""
 
-import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import Struct, field, structs
 
 from orchestrator.contract import codec
-from orchestrator.contract.codec import Invalid
+from orchestrator.contract.codec import Invalid, is_struct
 from orchestrator.contract.messages import wire
 from orchestrator.contract.messages.actions import Action
 from orchestrator.contract.messages.agent_protocol import Order, Report
@@ -46,8 +46,8 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         return whole_numbers(args[1:])
     if origin is typing.Annotated:
         return values(args[0]).filter(lambda value: all(one.admits(value) for one in args[1:]))
-    if dataclasses.is_dataclass(kind):
-        return made(typing.cast(type, kind))
+    if is_struct(kind):
+        return made(kind)
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is tuple and args[-1] is not ...:
@@ -67,11 +67,10 @@ def whole_numbers(limits: tuple[Any, ...]) -> st.SearchStrategy[int]:
     return st.integers(low, high)
 
 
-def made(kind: type) -> st.SearchStrategy[Any]:
+def made(kind: type[Struct]) -> st.SearchStrategy[Any]:
     if kind is JobSubmitted:  # a plan drawn field by field contradicts itself
         return st.builds(submitted, st.integers(1, 64), st.integers(1, 8))
-    hints = typing.get_type_hints(kind, include_extras=True)
-    fields = {one.name: values(hints[one.name]) for one in dataclasses.fields(kind) if one.init}
+    fields = {one.name: values(one.type) for one in structs.fields(kind)}
 
     def build(drawn: dict[str, Any]) -> Any:
         try:
@@ -128,18 +127,16 @@ def test_the_same_value_in_another_notation_is_read_too(text: bytes) -> None:
     assert wire.Decoder(Event).decode(text) == SEEN
 
 
-@dataclasses.dataclass(frozen=True)
-class Limited:
+class Limited(Struct, frozen=True):
     count: Annotated[int, AtLeast(2)] = 2
     share: Annotated[float, Above(0)] | None = None
     either: bool | Annotated[int, AtLeast(2)] = True
     each: tuple[Annotated[int, AtLeast(0)], ...] = ()
-    named: Mapping[str, Annotated[float, AtMost(1)]] = dataclasses.field(default_factory=dict)
+    named: Mapping[str, Annotated[float, AtMost(1)]] = field(default_factory=dict)
     inner: Window | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Unlimited:
+class Unlimited(Struct, frozen=True):
     count: int = 0
 
 
@@ -173,13 +170,13 @@ def test_a_value_within_its_limits_is_read() -> None:
 
 def test_half_of_a_surrogate_pair_survives_a_round_trip() -> None:
     """A log that is not UTF-8, read with `surrogateescape`."""
-    value = dataclasses.replace(SEEN, why="\udc80")
+    value = structs.replace(SEEN, why="\udc80")
     assert wire.Decoder(Event).decode(wire.encode(value)) == value
 
 
 def test_a_loss_that_is_nan_is_read_as_no_loss() -> None:
     value = StepReached(at=1.5, attempt=1, step=2, loss=float("nan"), tokens_per_second=None)
-    assert wire.Decoder(Event).decode(wire.encode(value)) == dataclasses.replace(value, loss=None)
+    assert wire.Decoder(Event).decode(wire.encode(value)) == structs.replace(value, loss=None)
 
 
 def test_a_journal_that_an_older_ndctl_wrote_is_read() -> None:

@@ -1,8 +1,8 @@
 import io
-from dataclasses import replace
 from datetime import UTC
 
 import pytest
+from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 

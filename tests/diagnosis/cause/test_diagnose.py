@@ -2,10 +2,10 @@
 
 import itertools
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.contract.files import exit_codes
 from orchestrator.contract.messages.events import (

@@ -1,10 +1,10 @@
 """Culprits of simulated hangs, over meshes of all axes."""
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.diagnosis.dumps.dump import condense
 from orchestrator.diagnosis.hang.analyse import analyse

@@ -3,13 +3,13 @@
 import random
 import string
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import RankError
 from orchestrator.contract.spec.failures import FailureRule

@@ -1,13 +1,13 @@
 """Nodes of GKE, EKS and a site of one's own as inventories."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.spec.job_spec import ClusterSpec
 from orchestrator.contract.spec.kubernetes_spec import KubernetesSpec, Toleration

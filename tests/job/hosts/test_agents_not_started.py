@@ -1,6 +1,6 @@
 """A host on which no agent can start is named at once, and the job does not wait for it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.actions import Action, EndJob, Requeue, StartAttempt
 from orchestrator.contract.messages.events import HostUnavailable

@@ -1,6 +1,6 @@
 """What a scheduler holds against hosts is told when it begins and when it is over."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.messages.events import HostFlagged, HostOpened
 from orchestrator.job.hosts.scheduler_notices import (

@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.observe.reports import from_data, to_data
 from orchestrator.contract.messages.events import (

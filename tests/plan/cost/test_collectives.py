@@ -3,12 +3,12 @@
 import itertools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.inventory.profile import Fabric

@@ -1,12 +1,12 @@
 """Step times: known facts and laws. No measured training step is used."""
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.devices import PROFILE_NAMES
 from orchestrator.contract.mesh import Mesh

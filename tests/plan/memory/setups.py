@@ -1,8 +1,9 @@
 """Setups that tests of memory share."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.spec.parallel_spec import PipelineSpec

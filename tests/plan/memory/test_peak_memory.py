@@ -1,11 +1,11 @@
 """Peak memory: the most that is allocated at once on the fullest rank."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.inventory.profile import Fabric

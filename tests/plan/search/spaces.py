@@ -1,9 +1,9 @@
 """Small jobs on small worlds, as hypothesis draws them."""
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.spec.job_spec import JobSpec

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import AXES, Mesh
 from orchestrator.contract.spec.job_spec import JobSpec

@@ -1,11 +1,11 @@
 """The table of rules: search and refusal agree, and every rule names its keys and a fix."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import event, given, settings
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import AXES
 from orchestrator.contract.spec.job_spec import JobSpec

@@ -1,6 +1,6 @@
 """Plans side by side."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.plan.show.compare import Compared, compared_json, describe_compared
 from tests.plan.show.test_explain import PLAN

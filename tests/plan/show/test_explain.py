@@ -1,6 +1,6 @@
 """How a plan is shown."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from orchestrator.contract.mesh import Mesh
 from orchestrator.contract.plan import Choice, Memory, Plan, Rejected, StepTime, Traffic

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.resources import JOB_KINDS
 from orchestrator.contract.read_json import read_json
@@ -53,8 +54,7 @@ class Expired(BackendError):
     """The resourceVersion is too old: list again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiRequest:
+class ApiRequest(Struct, frozen=True, kw_only=True):
     """One request to the API server."""
 
     verb: str

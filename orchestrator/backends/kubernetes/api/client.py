@@ -7,8 +7,9 @@ fields of newer and older Kubernetes versions.
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.api.access import Access
 from orchestrator.backends.kubernetes.api.api_errors import (
@@ -31,8 +32,7 @@ PAGE = 500
 MERGE = "application/merge-patch+json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class Listed(Struct, frozen=True, kw_only=True):
     items: tuple[Object, ...]
     version: str
     """The resourceVersion to start a watch from."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
+
 from orchestrator.backends.kubernetes.api.api_errors import Missing
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.resources import Object, Resource, lookup
@@ -20,8 +22,7 @@ PER_GROUP, WHOLE = "/openapi/v3/apis", "/openapi/v2"
 """Servers before 1.24 have only the second document, which has several MB."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lacking:
+class Lacking(Struct, frozen=True):
     """A field of an object that its kind lacks."""
 
     path: tuple[str | int, ...]

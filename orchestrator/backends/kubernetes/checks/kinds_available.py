@@ -1,8 +1,9 @@
 """Checks that the cluster has the kinds of a job's objects, with all fields that are sent."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Missing
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas, Lacking, has, lacking

@@ -2,8 +2,10 @@
 submission, so that it is not refused halfway."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import YOU, Forbidden
 from orchestrator.backends.kubernetes.resources import (
@@ -31,8 +33,7 @@ Need = Literal["submit", "again", "look"]
 outside the cluster."""
 
 
-@dataclass(frozen=True, slots=True)
-class Right:
+class Right(Struct, frozen=True):
     verb: str
     resource: Resource
     sub: str = ""

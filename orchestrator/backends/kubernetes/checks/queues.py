@@ -2,8 +2,10 @@
 while it waits for the rest."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden, Missing
 from orchestrator.backends.kubernetes.api.client import ApiReader
@@ -22,8 +24,7 @@ POD_GROUPS: Mapping[Literal["volcano", "coscheduling"], str] = {
 """The API group of each scheduler's PodGroups."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gang:
+class Gang(Struct, frozen=True):
     """The value for `gang_scheduler: auto` in a cluster."""
 
     spec: KubernetesSpec

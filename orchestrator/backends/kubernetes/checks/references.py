@@ -4,8 +4,9 @@ claims, an account, a priority class. Pure except for the reads of these objects
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeGuard
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.api.client import ApiReader
 from orchestrator.backends.kubernetes.render import names
@@ -36,8 +37,7 @@ PULLS = re.compile(r"image_pull_secrets|imagePullSecrets")
 """Part of the path of a Secret for image pulls."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(Struct, frozen=True):
     resource: Resource
     name: str
     key: str | None = None

@@ -5,14 +5,14 @@ that comes late, twice, or from a controller that is no longer the leader.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.resources import Object, Resource, name_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ref:
+class Ref(Struct, frozen=True, kw_only=True):
     resource: Resource
     namespace: str
     name: str
@@ -35,8 +35,7 @@ class Ref:
         return f"{self.resource.kind} {place}{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
+class Patch(Struct, frozen=True, kw_only=True):
     """A merge patch of exactly this version."""
 
     what: Ref
@@ -46,8 +45,7 @@ class Patch:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
+class Create(Struct, frozen=True, kw_only=True):
     what: Ref
     """The object to create, with the uid of its owner."""
     item: Object
@@ -58,8 +56,7 @@ class Create:
         return f"create {self.what}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class Delete(Struct, frozen=True, kw_only=True):
     what: Ref
     reason: str
     grace_s: int | None = None

@@ -9,8 +9,9 @@ when the pods of that job request it (`pod_requests.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Delete, Patch, Ref
 from orchestrator.backends.kubernetes.controller.placeholders import placeholders
@@ -65,8 +66,7 @@ Place = tuple[str, str]
 """Namespace and name of a job."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class Scope(Struct, frozen=True, kw_only=True):
     """The controller's own identity."""
 
     home: str
@@ -77,8 +77,7 @@ class Scope:
     """Also taint nodes that a job excludes, so that other pods avoid them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """All objects of a scope."""
 
     jobs: Mapping[Kind, Sequence[Object]] = field(default_factory=dict)
@@ -88,8 +87,7 @@ class Seen:
     """Objects of each kind in `BESIDE`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     chains: tuple[tuple[Action, ...], ...]
     """Actions of a chain run in order; each needs the previous one to succeed."""
     since: Mapping[str, float]
@@ -103,8 +101,7 @@ class Decision:
     """Rejected requests of pods, with job and reason."""
 
 
-@dataclass(slots=True)
-class Timers:
+class Timers(Struct):
     before: Mapping[str, float]
     now: float
     after: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.observe.object_fields import annotations_of
 from orchestrator.backends.kubernetes.render import names
@@ -41,8 +42,7 @@ class InvalidRequest(ValueError):
     """The request does not follow the grammar."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangRestart:
+class GangRestart(Struct, frozen=True, kw_only=True):
     by: str = SOMEBODY
     at: float | None = None
     """Unix seconds, by the clock of the requesting program. It makes two requests different."""
@@ -53,8 +53,7 @@ class GangRestart:
         return json.dumps({"by": self.by, "at": self.at, "exclude": list(self.exclude)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodRequests:
+class PodRequests(Struct, frozen=True, kw_only=True):
     """The requests of one job's pods."""
 
     avoid: tuple[str, ...] = ()

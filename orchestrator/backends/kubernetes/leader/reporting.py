@@ -9,10 +9,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Conflict
 from orchestrator.backends.kubernetes.api.client import Api
@@ -79,8 +82,7 @@ class Channel:
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class Written(Struct, frozen=True, kw_only=True):
     report: JobReport
     at: float
     """Monotonic."""

@@ -8,10 +8,11 @@ import http.client
 import json
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.observe.reports import stamp
 from orchestrator.errors import BackendError, Unanswered
@@ -26,8 +27,7 @@ MOST_SECONDS = 2**31 - 1
 """The fields are 32 bits wide."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerServer:
+class TrainerServer(Struct, frozen=True):
     url: str
     ca: Path
     token: Path

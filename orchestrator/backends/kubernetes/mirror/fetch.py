@@ -10,9 +10,10 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from orchestrator.contract.codec import decode, encode
 from orchestrator.contract.files.run_dir import RunDir
@@ -27,8 +28,7 @@ MOST_METRICS = 4 << 20
 """Limit of one answer; older metrics are skipped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
+class News(Struct, frozen=True, kw_only=True):
     launch: int
     """The newest launch in the journal; 0 without one."""
     led: bool

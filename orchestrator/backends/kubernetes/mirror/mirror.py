@@ -15,9 +15,11 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Api
@@ -66,8 +68,7 @@ MOST_ASKED = 3
 """Pods that one refresh asks. If these fail, the others probably fail too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remote:
+class Remote(Struct, frozen=True, kw_only=True):
     """`remote.json`."""
 
     context: str

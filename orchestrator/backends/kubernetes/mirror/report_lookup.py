@@ -2,8 +2,9 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.client import Api
 from orchestrator.backends.kubernetes.observe.reports import (

@@ -1,8 +1,10 @@
 """Computes the state of a job from its Kubernetes objects, with advice. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.node_affinity import not_kept_off
 from orchestrator.backends.kubernetes.observe.object_fields import (
@@ -48,8 +50,7 @@ from orchestrator.contract.spec.kubernetes_spec import Kind
 Meaning = Literal["missing", "leaving", "suspended", "waiting", "running", "succeeded", "failed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class Observed(Struct, frozen=True, kw_only=True):
     """A job as observed in Kubernetes."""
 
     name: str

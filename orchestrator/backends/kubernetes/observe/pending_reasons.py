@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from orchestrator.backends.kubernetes.finalizers import by_force
 from orchestrator.backends.kubernetes.observe.object_fields import (
@@ -19,8 +20,7 @@ from orchestrator.backends.kubernetes.render.names import NODE
 from orchestrator.backends.kubernetes.resources import JobKind, Object, lookup, name_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingReason:
+class PendingReason(Struct, frozen=True, kw_only=True):
     """Why something does not run."""
 
     what: str

@@ -10,8 +10,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.mirror.pod_logs import RANKS_LINE
 from orchestrator.backends.kubernetes.observe.object_fields import event_time, seconds_of
@@ -95,8 +97,7 @@ def to_annotation(report: JobReport) -> dict[str, str]:
     return {REPORT_ANNOTATION: json.dumps(to_data(report), ensure_ascii=False)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class Printed(Struct, frozen=True, kw_only=True):
     """Training progress, parsed from the ranks' output."""
 
     attempt: int = 0

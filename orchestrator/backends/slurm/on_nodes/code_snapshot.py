@@ -8,8 +8,9 @@ copied, so that an `.env`, a key or a core file in a checkout is not.
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from orchestrator.errors import Refused
 from orchestrator.seams import Clock
@@ -27,8 +28,7 @@ NAMED = 5
 """Maximum number of excluded files that are named."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(Struct, frozen=True):
     """Files of a snapshot, as paths below `home`."""
 
     home: Path

@@ -1,12 +1,12 @@
 """Operators whose CRD schemas are too old for the objects that ndctl sends."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.kind_schemas import KindSchemas, has, lacking

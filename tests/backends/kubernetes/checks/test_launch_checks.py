@@ -1,9 +1,9 @@
 """Checks of a launch before any request, which report all problems at once."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.render.checks import problems

@@ -1,9 +1,9 @@
 """Objects that pods refer to and need, which are checked before the job is created."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.checks.references import Reference, missing, references
 from orchestrator.backends.kubernetes.resources import (

@@ -1,10 +1,10 @@
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import (

@@ -1,9 +1,9 @@
 """Annotations of a job from the report of its leader in ConfigMap JOB-state."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.controller.decide import Scope, Seen, decide
 from orchestrator.backends.kubernetes.controller.state_notes import STEPS_S, notes_of, state_notes

@@ -1,8 +1,10 @@
 """Objects as a controller sees them, and a fake cluster that carries out its actions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.controller.actions import Action, Create, Delete, Patch
 from orchestrator.backends.kubernetes.controller.decide import Decision, Scope, Seen, decide

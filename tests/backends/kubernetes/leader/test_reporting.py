@@ -3,11 +3,12 @@
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.entry.leader import _reporting
 from orchestrator.backends.kubernetes.api.api_errors import Conflict, Expired, Forbidden

@@ -4,11 +4,11 @@ import json
 import ssl
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.leader.trainer_status import (
     CA,

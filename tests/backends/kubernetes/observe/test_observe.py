@@ -1,9 +1,9 @@
 """Status texts for conditions, pods and events, with objects as in real clusters."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.backends.kubernetes.api.api_errors import Forbidden
 from orchestrator.backends.kubernetes.api.client import Listed

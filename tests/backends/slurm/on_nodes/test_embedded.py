@@ -1,12 +1,12 @@
 """The payload that a batch script carries."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.backends.slurm.on_nodes.embedded import PACKED, from_text, to_text
 from orchestrator.backends.slurm.render import END, script
