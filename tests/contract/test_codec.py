@@ -3,27 +3,25 @@
 import json
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct, field
 
 from orchestrator.contract.codec import Invalid, Problem, decode, encode, encode_tagged, words_of
 from orchestrator.contract.spec.limits import Above, AtLeast, AtMost, Matches, OneOf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inner:
+class Inner(Struct, frozen=True, kw_only=True):
     count: Annotated[int, AtLeast(1)] = 1
     ratio: Annotated[float, Above(0), AtMost(1)] = 0.5
     word: Annotated[str, Matches(r"[a-z]+", "small letters", "abc")] = "a"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outer:
+class Outer(Struct, frozen=True, kw_only=True):
     name: str
     inner: Inner = field(default_factory=Inner)
     many: tuple[Inner, ...] = ()
@@ -36,13 +34,11 @@ class Outer:
     anything: Any = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class Started(Struct, frozen=True, kw_only=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(Struct, frozen=True, kw_only=True):
     code: int
 
 
@@ -54,8 +50,7 @@ class Light(Enum):
     GREEN = "go"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
+class Crossing(Struct, frozen=True, kw_only=True):
     light: Light = Light.RED
     seen: Mapping[int, Light] = field(default_factory=dict)
 
