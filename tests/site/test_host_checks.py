@@ -169,7 +169,7 @@ def test_a_full_or_missing_folder_drains_the_node(node: Node) -> None:
     )
     (node.root / "bin/df").unlink()
     assert node.run("healthcheck.sh", NDCTL_SCRATCH=f"{node.root}/gone") == 0
-    assert node.drained.endswith(f"{node.root}/gone cannot be looked at")
+    assert node.drained.endswith(f"df failed or timed out for {node.root}/gone")
 
 
 @pytest.mark.parametrize(
