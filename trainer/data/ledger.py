@@ -7,12 +7,14 @@ number of samples. This finds mistakes and lost steps. It does not protect from 
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
+from orchestrator.contract.codec import encode
 from orchestrator.contract.skipped_batches import Window, batch_of
 from orchestrator.contract.spec.limits import AtLeast
 from trainer.data.order import Words, mix, samples_at
@@ -41,8 +43,7 @@ class Sums(NamedTuple):
 NOTHING = Sums(0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(Struct, frozen=True, kw_only=True):
     """The trainer started at step 0 or resumed."""
 
     attempt: int
@@ -62,8 +63,7 @@ class Start:
         return (batch_of(step, self.skipped) - 1) * self.global_batch_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(Struct, frozen=True, kw_only=True):
     attempt: int
     step: Count
     first: int
@@ -100,7 +100,7 @@ class SampleLedger:
         self._file.sync()
 
     def _write(self, entry: Start | Line) -> None:
-        self._file.append(json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n")
+        self._file.append(json.dumps(encode(entry), separators=(",", ":")).encode() + b"\n")
 
 
 def sums_of(positions_N: Words, samples_N: Words) -> Sums:

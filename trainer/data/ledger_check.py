@@ -9,7 +9,9 @@ all windows, and each valid step must agree with it, so only samples in these wi
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from orchestrator.contract.codec import decode
 from orchestrator.contract.read_json import read_json

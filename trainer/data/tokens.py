@@ -11,11 +11,11 @@
 import json
 import mmap
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from orchestrator.contract.codec import decode, encode
@@ -31,8 +31,7 @@ LONG = np.dtype("<i8")
 Longs = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(Struct, frozen=True, kw_only=True):
     kind: Kind
     num_tokens: Annotated[int, AtLeast(0)]
     num_documents: Annotated[int, AtLeast(0)]

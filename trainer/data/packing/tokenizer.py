@@ -3,10 +3,10 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from orchestrator.errors import TrainingError
@@ -21,8 +21,7 @@ LONGEST_NAME = 200
 """Longer names (paths of deep folders) are cut at the front: a header has limited room."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True, kw_only=True):
     """What a token file records about its tokenizer."""
 
     tokenizer: str
