@@ -24,7 +24,7 @@ from orchestrator.journal.supervisor import Supervisor
 from orchestrator.leader.event_queue import EventQueue
 from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import Job, exited, host
+from tests.job.job_driver import Job, exited, host
 
 RANKS = 16_384
 EACH = 8

@@ -37,7 +37,7 @@ from orchestrator.leader.hang_analysis import judged_of
 from orchestrator.leader.monitor import Monitor
 from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
-from tests.job.supervise_stage import Job, plan
+from tests.job.job_driver import Job, plan
 from tests.trainer.checkpoint.checkpoint_launch import led
 from tests.trainer.trainer_launch import environments, tiny
 

@@ -31,7 +31,7 @@ from orchestrator.journal.journal import (
 )
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import Job, exited, raised, submitted
+from tests.job.job_driver import Job, exited, raised, submitted
 
 
 class FakeClock:

@@ -21,8 +21,8 @@ from orchestrator.journal.journal import Entry, Journal, Place, last_before, to_
 from orchestrator.journal.snapshot import Unfit, from_bytes, to_bytes
 from orchestrator.journal.supervisor import NOTHING, Folded, Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_cluster import Cluster
-from tests.job.supervise_stage import Job
+from tests.job.fake_cluster import Cluster
+from tests.job.job_driver import Job
 
 MAKER = "these sources"
 
@@ -61,8 +61,8 @@ def test_snapshot_and_later_lines_give_the_fold_of_the_whole_journal(
     cluster = Cluster(random, hosts, spares, shrink=shrink, preflight=bool(turns % 2), **kind)
     cluster.play(turns)
     run, folded = Run(), NOTHING
-    cut, data = random.randrange(len(cluster.witness.entries)), b""
-    for number, entry in enumerate(cluster.witness.entries):
+    cut, data = random.randrange(len(cluster.checker.entries)), b""
+    for number, entry in enumerate(cluster.checker.entries):
         run, _ = step(run, entry.event)
         assert same(again(run), run)
         data += to_line(entry)
@@ -75,7 +75,7 @@ def test_snapshot_and_later_lines_give_the_fold_of_the_whole_journal(
     known = from_bytes(to_bytes(folded, MAKER, before), MAKER, before)
     assert same(known.run, folded.run)
     resumed = known.run
-    for entry in cluster.witness.entries[known.place.lines :]:
+    for entry in cluster.checker.entries[known.place.lines :]:
         resumed, actions = step(resumed, entry.event)
         assert actions == entry.actions
     assert same(resumed, run)

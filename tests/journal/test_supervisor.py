@@ -18,7 +18,7 @@ from orchestrator.job.stage import Diagnosing
 from orchestrator.journal.journal import Decided, Entry, Journal, read
 from orchestrator.journal.supervisor import Supervisor
 from orchestrator.system import SystemClock
-from tests.job.supervise_stage import START, Job, exited
+from tests.job.job_driver import START, Job, exited
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from orchestrator.simulation.clock import Timeline
 from orchestrator.simulation.processes.loop import VirtualLoop
 from orchestrator.system import SystemClock
 from tests.agent.world import WAIT_S
-from tests.job.supervise_stage import START, Job, exited
+from tests.job.job_driver import START, Job, exited
 
 HANG = HangDetected(
     at=START + 99, attempt=1, phase="train", step=3, stalled_s=9.0, limit_s=8.0, behind=()

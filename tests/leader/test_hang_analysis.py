@@ -25,7 +25,7 @@ from orchestrator.leader.storage import LeaderFiles
 from orchestrator.seams import HostNotice
 from tests.agent.world import FakeBackend, TurnedClock, a_job
 from tests.e2e.job import ROOT
-from tests.job.supervise_stage import found
+from tests.job.job_driver import found
 
 FLIGHT = ROOT / "tests" / "captured" / "flight"
 STUCK = (

@@ -9,7 +9,7 @@ from orchestrator.contract.files.run_dir import RunDir
 from orchestrator.contract.messages.events import StepReached
 from orchestrator.leader.records.log_retention import LogRetention, remove_before
 from tests.agent.world import until
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 from tests.leader.leader_world import Led, play
 
 

@@ -19,7 +19,7 @@ from orchestrator.journal.supervisor import NOTHING, Supervisor
 from orchestrator.leader.records.snapshot_writer import CALM, SnapshotWriter
 from orchestrator.system import SystemClock
 from tests.agent.world import until
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 from tests.leader.leader_world import Led, play
 
 

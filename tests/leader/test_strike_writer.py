@@ -10,7 +10,7 @@ from orchestrator.diagnosis.cause.verdict import Culprit, Evidence
 from orchestrator.host_strikes import Strike
 from orchestrator.job.incident import Incident
 from orchestrator.leader.records.strike_writer import new_strikes, record
-from tests.job.supervise_stage import Job
+from tests.job.job_driver import Job
 
 
 def an_incident(kind: str, host: str | None, signal: str | None = None) -> Incident:
