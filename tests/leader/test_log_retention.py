@@ -1,4 +1,4 @@
-"""Files of old attempts are deleted in the background; files of the newest ones stay."""
+"""Files of earlier attempts are deleted in the background; files of the newest ones stay."""
 
 import asyncio
 from pathlib import Path
