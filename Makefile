@@ -18,6 +18,9 @@ DEV_READY := .venv/.ready-dev
 # The order of the tests is that of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
+# With it each worker of pytest would compile all tests again, and each process of a job all of ndctl.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 SLURM_TESTBED := slurm/testbed/slurm_testbed.sh
 
