@@ -95,7 +95,7 @@ async def measure(ranks: int, folder: Path, what: str, kind: type[Action]) -> No
         supervisor = Supervisor(journal)
         job = Job(hosts=ranks // EACH, each=EACH)
         job.leads()
-        for name in job.everywhere:
+        for name in job.all_hosts:
             job.at -= 1  # all come in the same second
             job.registers(name)
         job.trains()

@@ -304,7 +304,7 @@ def test_a_host_cleared_during_an_allocation_without_it_is_released_at_the_next_
     assert isinstance(requeue, Requeue)
     assert requeue.exclude == ("host-1",)
     job.cleared = {"host-1": job.now()}
-    job.everywhere = ("host-0", "host-2")
+    job.all_hosts = ("host-0", "host-2")
     job.granted(restarts=1).running()
     job.tell(LeaveAsked(at=job.now(), cause="preempted", words="SIGTERM"))
     (requeue,) = job.stops()
@@ -490,7 +490,7 @@ def test_a_new_leader_continues_the_backoff() -> None:
     assert isinstance(job.run.stage, Holding)
     until = job.run.stage.deadline
     job.leads()
-    for name in job.everywhere:
+    for name in job.all_hosts:
         assert job.registers(name) == ()
     assert isinstance(job.run.stage, Holding)
     assert job.run.stage.deadline == until

@@ -62,9 +62,7 @@ def planner_refuses(job: Job, *commands: str, why: str = "nothing fits") -> tupl
     size = job.run.plans.shortage.device_bytes
     edits = tuple(command.partition("  (")[0] for command in commands)
     return job.tell(
-        ReplanRefused(
-            at=job.now(), hosts=2, why=why, device_bytes=size, ways=commands, edits=edits
-        )
+        ReplanRefused(at=job.now(), hosts=2, why=why, device_bytes=size, ways=commands, edits=edits)
     )
 
 
@@ -201,7 +199,7 @@ def test_the_next_leader_asks_again_and_keeps_the_plan_that_fits() -> None:
     first = replan_order(runs_out_of_memory(job))
     again = job.tell(LeaderStarted(at=job.now(), host="host-0", pid=5))
     assert replan_order(again) == first
-    for name in job.everywhere:
+    for name in job.all_hosts:
         job.registers(name, pid=7)
     planner_answers(job, 60, 2)
     job.trains()

@@ -205,7 +205,7 @@ def test_the_wait_grows_each_time_the_network_fails_again() -> None:
 def test_no_attempt_starts_before_a_lost_host_is_classified() -> None:
     job = Job(spares=2)
     job.leads()
-    for name in job.everywhere[:2]:
+    for name in job.all_hosts[:2]:
         job.registers(name)
     job.loses("host-0")
     assert job.registers("host-2") == ()
@@ -218,7 +218,7 @@ def test_no_attempt_starts_before_a_lost_host_is_classified() -> None:
 def test_an_agent_lost_during_the_check_does_not_make_its_host_unfit() -> None:
     job = Job(hosts=3, spares=1, preflight=True).starts()
     assert isinstance(job.run.stage, Checking)
-    assert job.run.stage.hosts == job.everywhere
+    assert job.run.stage.hosts == job.all_hosts
     job.loses("host-3")
     unfit = {"host-3": "it sent no report of the check of all hosts"}
     job.tell(HostsChecked(at=job.now(), check=job.run.hosts.checks, unfit=unfit))
@@ -242,7 +242,7 @@ def test_an_agent_back_before_the_check_ends_does_not_make_its_host_unfit(pid: i
     job.waits(3)
     assert (job.run.hosts.by_name["host-3"].unfit, dict(job.run.hosts.exclude)) == ("", {})
     assert isinstance(job.run.stage, Checking)
-    assert job.run.stage.hosts == job.everywhere
+    assert job.run.stage.hosts == job.all_hosts
 
 
 def test_a_host_lost_while_no_rank_runs_loses_no_steps_and_is_no_failure_of_training() -> None:

@@ -415,7 +415,7 @@ def test_a_host_excluded_by_strikes_is_not_used_even_if_the_scheduler_grants_it(
 
 def granted_hosts(job: Job, restarts: int, *hosts: str) -> Job:
     """The next allocation has these hosts."""
-    job.everywhere = hosts
+    job.all_hosts = hosts
     return job.granted(restarts=restarts).running()
 
 
@@ -554,7 +554,7 @@ def test_a_shrunk_job_has_its_full_size_in_the_next_allocation() -> None:
     job.tell(Replanned(at=job.now(), plan=plan(1), plan_number=2))
     asks_to_leave(job, "time-limit")
     job.stops()
-    job.everywhere = ("host-0", "host-2")
+    job.all_hosts = ("host-0", "host-2")
     job.granted(restarts=1).starts()
     assert (job.run.attempt.placement, job.run.current.number) == (("host-0", "host-2"), 1)
 
@@ -728,7 +728,7 @@ def test_a_hook_that_fails_on_two_hosts_but_not_on_a_third_is_not_the_cause() ->
     job = scheduled_job()
     job.leads()
     job.registers("host-0", findings=hook_fails())
-    job.everywhere = ("host-1", "host-2")
+    job.all_hosts = ("host-1", "host-2")
     job.granted(restarts=1).leads()
     job.registers("host-1")
     assert only(job.registers("host-2", findings=hook_fails()), Requeue).exclude
@@ -738,7 +738,7 @@ def test_a_hook_that_fails_on_every_host_ends_the_job_as_the_cause() -> None:
     job = scheduled_job()
     job.leads()
     assert only(job.registers("host-0", findings=hook_fails("ended with 127")), Requeue)
-    job.everywhere = ("host-1", "host-2")
+    job.all_hosts = ("host-1", "host-2")
     job.granted(restarts=1).leads()
     end = only(job.registers("host-1", findings=hook_fails("ended with 127")), EndJob)
     assert end.state == "FAILED"
