@@ -61,7 +61,7 @@ class Ranks:
     def start(self, rank: int, how: str) -> int:
         dump = str(FLIGHT / "trace_0")
         child = subprocess.Popen(
-            [sys.executable, "-S", "-c", RANK, str(rank), str(self.folder), how, dump],
+            [sys.executable, "-c", RANK, str(rank), str(self.folder), how, dump],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
