@@ -313,7 +313,7 @@ def active_only(found: "Standstill") -> "Standstill":
     dumps = {
         rank: condense(rank, {**raw, "entries": _under_way(raw)}) for rank, raw in found.raw.items()
     }
-    return dataclasses.replace(found, scene=dataclasses.replace(found.scene, dumps=dumps))
+    return dataclasses.replace(found, scene=replace(found.scene, dumps=dumps))
 
 
 def _under_way(raw: dict[str, Any]) -> list[dict[str, Any]]:
