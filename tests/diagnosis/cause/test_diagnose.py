@@ -22,7 +22,7 @@ from orchestrator.diagnosis.cause.diagnose import Weight, diagnose, weigh
 from orchestrator.diagnosis.cause.exits import signal_name
 from orchestrator.diagnosis.cause.findings import Findings
 from orchestrator.diagnosis.cause.verdict import NOBODY, Culprit, Verdict
-from tests.job.supervise_stage import GLOO_CLOSED, START, error, exited, found, raised
+from tests.job.job_driver import GLOO_CLOSED, START, error, exited, found, raised
 from tests.read_events import as_read
 
 RESET = (
