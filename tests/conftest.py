@@ -32,6 +32,7 @@ LONGEST_FIRST = (
     "agent/test_injections.py",
     "trainer",
     "simulation",
+    "cli/test_hostile_text.py",
     "agent",
 )
 """Paths below tests/ that take minutes. They run first, so that no worker runs one alone at the
