@@ -39,7 +39,7 @@ from orchestrator.system import SystemClock
 from tests.agent.injected import OWN_FAULTS, PER_HOST, WAIT_S, forked, pids_of
 from tests.job.supervise_stage import Job, plan
 from tests.trainer.checkpoint.checkpoint_launch import led
-from tests.trainer.trainer_launch import environments, tiny
+from tests.trainer.launch.tiny_runs import environments, tiny
 
 LOOK_S = 0.25
 HOSTS = ("host-0", "host-1")

@@ -31,7 +31,7 @@ from tests.agent.world import TurnedClock
 from tests.jobs_on_disk import JOB, SPEC, NoCluster, cluster, events, lead, submission
 from tests.trainer.checkpoint.checkpoint_launch import train_alone
 from tests.trainer.data.data_files import save_tokenizer
-from tests.trainer.trainer_launch import tiny
+from tests.trainer.launch.tiny_runs import tiny
 from trainer.optimizer import _OPTIMIZERS, build_optimizer
 
 __all__ = ["cluster"]
