@@ -42,7 +42,7 @@ def asker(found: "Found") -> "Ask":
 
 def _with_scheduler(snapshots: "list[tuple[Found, Snapshot]]") -> "list[Snapshot]":
     """The snapshots with the state of each job at its scheduler."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     if all(one.is_local for _, one in snapshots):
         return [one for _, one in snapshots]

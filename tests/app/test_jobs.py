@@ -522,7 +522,7 @@ def test_reasons_for_waiting_are_reported_without_stopping_the_job(
 
 
 def test_on_slurm_the_hosts_are_asked_for_by_their_number_with_the_spares(tmp_path: Path) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     found = submission(tmp_path)
     spec = found.planned.spec
@@ -541,7 +541,7 @@ def test_the_scheduler_is_asked_only_without_a_leader(cluster: NoCluster, tmp_pa
     submitted = submit_job.submit(submission(tmp_path), {}, TurnedClock())
     run = fold(entry.event for entry in read(submitted.run_dir.journal))
     assert run.job is not None
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     queued = replace(run, job=replace(run.job, backend="slurm"))
     over = replace(queued, stage=Ended(since=0.0, reason="", ending="FAILED"))

@@ -822,7 +822,7 @@ def test_a_restarting_job_is_recovering() -> None:
 
 
 def test_a_queued_job_is_pending_with_the_reason() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     words = "Slurm job 12 is PENDING (JobHeldUser): it is held: `scontrol release 12` lets it go"
     waiting = replace(

@@ -61,7 +61,8 @@ def test_a_job_recovers_and_ends_where_locks_are_those_of_nfs(
     assert_nothing_left(ndctl.run_dir)
 
 
-# A test on real Slurm covers this in every run (tests/slurm/e2e/test_recovery_in_allocation.py).
+# In every run a test on real Slurm covers this:
+# tests/slurm/e2e/faults/test_recovery_in_allocation.py.
 @pytest.mark.slow
 def test_a_spare_takes_the_place_of_a_lost_host(ndctl: Ndctl, reference: Ndctl) -> None:
     spare = {"cluster__spare_hosts": "1"}

@@ -65,7 +65,7 @@ def test_the_script_equals_the_golden_file(name: str, launch: LaunchPlan) -> Non
 
 
 def test_excluded_hosts_of_the_launch_are_added_to_those_of_the_spec() -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     launch = replace(a_launch(slurm=SlurmSpec(exclude="n[1-2]")), exclude=("n7", "n9"))
     assert "#SBATCH --exclude='n[1-2],n7,n9'" in rendered(launch).splitlines()

@@ -1,5 +1,7 @@
-"""A job as Kubernetes objects. `python -m tests.backends.kubernetes.test_render` rewrites the
-golden files."""
+"""A job as Kubernetes objects.
+
+`python -m tests.backends.kubernetes.render.test_render` rewrites the golden files.
+"""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -12,9 +12,9 @@ from orchestrator.backends.kubernetes.render import objects
 from orchestrator.backends.kubernetes.render.checks import problems
 from orchestrator.backends.kubernetes.render.pod_schema import FILE, strangers
 from orchestrator.contract.codec import Problem
-from tests.backends.kubernetes.pod_fields import written
+from tests.backends.kubernetes.render.pod_fields import written
+from tests.backends.kubernetes.render.test_render import pods_of
 from tests.backends.kubernetes.rendered import CASES, PLAIN, a_launch
-from tests.backends.kubernetes.test_render import pods_of
 
 
 def wrong(spec: dict[str, Any]) -> list[Problem]:
@@ -107,7 +107,7 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_any_template_can_be_checked(template: Any) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     if isinstance(template, dict):
         list(problems(a_launch(replace(PLAIN, pod_template=template))))

@@ -1,7 +1,7 @@
 """Makes `render/pod_fields.yaml` from the models of the Python client.
 
 The models are generated from the OpenAPI document of Kubernetes.
-`python -m tests.backends.kubernetes.pod_fields` rewrites the file.
+`python -m tests.backends.kubernetes.render.pod_fields` rewrites the file.
 """
 
 import importlib
@@ -69,7 +69,8 @@ def written() -> str:
     made = pod_fields()
     head = "".join(f"{key}: {json.dumps(made[key])}\n" for key in HEAD)
     lines = (f"  {name}: {{{_fields(one)}}}\n" for name, one in made["types"].items())
-    return f"# Written by tests/backends/kubernetes/pod_fields.py.\n{head}types:\n{''.join(lines)}"
+    written_by = "# Written by tests/backends/kubernetes/render/pod_fields.py."
+    return f"{written_by}\n{head}types:\n{''.join(lines)}"
 
 
 def _fields(kinds: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import SPEC, kill, processes_of, wait_for
-from tests.slurm.e2e.test_rendered_script import SAVES, job_fields
+from tests.slurm.e2e.submission.test_rendered_script import SAVES, job_fields
 from tests.slurm.e2e.two_node_job import NAME, Job, uninterrupted
 from tests.slurm.testbed import SlurmTestbed
 

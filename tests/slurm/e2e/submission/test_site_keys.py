@@ -117,7 +117,7 @@ def test_a_hook_that_does_not_end_is_killed_and_only_its_node_is_replaced(
 
 
 def test_a_heterogeneous_job_ends_with_a_message(ndctl: SlurmNdctl, tmp_path: Path) -> None:
-    done = ndctl("render", str(Path(__file__).parents[2] / "e2e" / "job.yaml"), "--backend=slurm")
+    done = ndctl("render", str(Path(__file__).parents[3] / "e2e" / "job.yaml"), "--backend=slurm")
     assert done.code == 0, done.err
     script, out = tmp_path / "job.sh", tmp_path / "said"
     script.write_text(done.out)

@@ -51,7 +51,7 @@ def walks(recorded: str, until: float) -> dict[int, tuple[str, list[str]]]:
 def test_from_submit_to_the_first_step(ndctl: Ndctl, tmp_path: Path) -> None:
     record = tmp_path / "entered"
     recorder = {
-        "PYTHONPATH": str(Path(__file__).parent / "walk"),
+        "PYTHONPATH": str(Path(__file__).parent),
         "WALK_ROOT": str(ROOT),
         "WALK_FILE": str(record),
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.job import SPEC, processes_of, wait_for
-from tests.slurm.e2e.test_rendered_script import Element, job_fields
+from tests.slurm.e2e.submission.test_rendered_script import Element, job_fields
 from tests.slurm.e2e.two_node_job import SLOW_STEPS, Job
 from tests.slurm.testbed import SlurmTestbed
 
