@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from orchestrator.contract.files.run_dir import LAST_FILES, RunDir
 from orchestrator.contract.messages.actions import StartAttempt
@@ -274,7 +274,7 @@ def diagnosis_json(
     """The verdict and the evidence. `attempt` is null for a folder."""
     return {
         "attempt": attempt,
-        **asdict(diagnosis),
+        **to_builtins(diagnosis),
         "rank_hosts": {str(rank): scene.host(rank) for rank in diagnosis.ranks},
         "num_dumps": len(scene.dumps),
         "num_stacks": sum(bool(facts.stack) for facts in scene.facts.values()),

@@ -314,7 +314,7 @@ def active_only(found: "SimulatedHang") -> "SimulatedHang":
     dumps = {
         rank: condense(rank, {**raw, "entries": _pending(raw)}) for rank, raw in found.raw.items()
     }
-    return dataclasses.replace(found, scene=dataclasses.replace(found.scene, dumps=dumps))
+    return dataclasses.replace(found, scene=replace(found.scene, dumps=dumps))
 
 
 def _pending(raw: dict[str, Any]) -> list[dict[str, Any]]:
